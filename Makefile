@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Both create .venv themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip --disable-pip-version-check
+
+.PHONY: demo test check bench format clean
+
+# reading needs only safetensors, numpy, typer, rich and pydantic
+$(VENV)/.base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet -c constraints.txt -e .
+	touch $@
+
+# tests run against the real libraries: torch first and pinned, so nothing later replaces it
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(VENV)/.base
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.dev check
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python bench/reading.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,46 @@
+"""The `weft` command.
+
+Exit codes, the same for every verb:
+
+    0   all is well
+    1   the file was read and something is wrong with it
+    2   bad usage, or a file that cannot be read
+
+Heavy imports happen inside the verbs, so that `weft --help` starts in a blink.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from weft.cli.check import check
+from weft.cli.convert import convert
+from weft.cli.hash import hash_files
+from weft.cli.inspect import inspect
+
+app = typer.Typer(
+    name="weft",
+    help="LoRA adapters: read every dialect, prove where each tensor goes, convert without loss.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("inspect")(inspect)
+app.command("check")(check)
+app.command("convert")(convert)
+app.command("hash")(hash_files)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        from weft import __version__
+
+        typer.echo(f"weft {__version__}")
+        raise typer.Exit(0)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,51 @@
+"""Printing: JSON for programs, short tables for people, one line for an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from weft.errors import WeftError
+
+OK, PROBLEMS, UNREADABLE = 0, 1, 2
+
+
+def print_json(document: object) -> None:
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@contextmanager
+def reporting_errors(as_json: bool) -> Iterator[None]:
+    """Turn our own errors into one line (or one JSON object) and exit code 2."""
+    try:
+        yield
+    except WeftError as error:
+        fail(str(error), as_json)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away; there is nobody left to tell
+        raise typer.Exit(OK) from None
+
+
+def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
+    if as_json:
+        print_json({"ok": False, "error": message})
+    else:
+        typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def print_facts(title: str, rows: list[tuple[str, str]]) -> None:
+    """A title and aligned name/value lines; control characters of a file never reach the terminal."""
+    typer.secho(printable(title), bold=True)
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        typer.echo(f"  {name:<{width}}  {printable(value)}")
+
+
+def printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

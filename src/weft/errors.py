@@ -1,0 +1,48 @@
+"""Every error weft raises on purpose.
+
+    WeftError
+    |-- FormatError        a file or its contents cannot be read (names the file and the byte or tensor)
+    |-- TargetError        an adapter and a base model do not fit each other
+    |-- MergeStateError    merged twice, unmerged before merging
+    |-- ConfigError        options or a configuration file; collects all problems before it is raised
+    |-- RequestError       a request that cannot be served
+    `-- MemoryBudgetError  the work does not fit the memory it was given
+
+A message names the thing, what was expected, what came and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class WeftError(Exception):
+    """The root: catching it catches everything weft raises on purpose."""
+
+
+class FormatError(WeftError):
+    """A file or its contents cannot be read."""
+
+
+class TargetError(WeftError):
+    """An adapter and a base model do not fit each other."""
+
+
+class MergeStateError(WeftError):
+    """An adapter is already merged, or not merged yet."""
+
+
+class ConfigError(WeftError):
+    """Options that contradict each other or name nothing; lists every problem found."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class RequestError(WeftError):
+    """A request that cannot be served."""
+
+
+class MemoryBudgetError(WeftError):
+    """The work does not fit the memory it was given."""

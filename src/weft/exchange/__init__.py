@@ -1,0 +1,1 @@
+"""Files and models joined: load, check, inspect, convert and hash an adapter."""

@@ -1,0 +1,156 @@
+"""The verdict on an adapter and a base: is every tensor used exactly once, and is all of it finite?
+
+A base given by name is checked as a diffusers folder and as a single-file checkpoint; the better of the
+two decides, and what the other one lacks is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from weft.adapter import Adapter
+from weft.exchange.load import load, open_base
+from weft.formats.finite import scan
+from weft.targets.bases import find
+from weft.targets.detect import Detection, detect
+from weft.targets.index import ModelIndex
+from weft.targets.plan import Finding, Plan, Report
+from weft.targets.resolve import resolve
+
+ValueCheck = Literal["none", "sample", "full"]
+SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Verdict:
+    """``ok`` only if every adapter tensor is used exactly once and all of them are finite."""
+
+    ok: bool
+    dialect: str
+    algorithms: list[str]
+    given: str
+    detected: str | None
+    confidence: float
+    evidence: tuple[str, ...]
+    report: Report
+    nonfinite: list[dict[str, object]] = field(default_factory=list)
+    zeros: list[str] = field(default_factory=list)
+    carried: list[str] = field(default_factory=list)
+    namings: dict[str, bool] = field(default_factory=dict)
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The documented JSON of `weft check`."""
+        report = self.report
+        return {
+            "ok": self.ok,
+            "error": self.error,
+            "dialect": self.dialect,
+            "algorithms": self.algorithms,
+            "base": {
+                "given": self.given, "detected": self.detected, "confidence": self.confidence,
+                "evidence": list(self.evidence), "namings": self.namings,
+            },
+            "tensors": report.tensors,
+            "placed": report.placed,
+            "modules": report.modules,
+            "components": report.components,
+            **{kind: [finding.as_dict() for finding in found] for kind, found in report.findings().items()},
+            "nonfinite": self.nonfinite,
+            "zeros": self.zeros,
+            "carried": self.carried,
+            "warnings": report.warnings,
+        }  # fmt: skip
+
+
+def check(
+    adapter: Adapter | str | os.PathLike[str], base: str | os.PathLike[str] | ModelIndex, *, values: ValueCheck = "full"
+) -> Verdict:
+    """Prove where each tensor of ``adapter`` goes on ``base``."""
+    if not isinstance(adapter, Adapter):
+        adapter = load(adapter)
+    if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:
+        return _foreign(adapter, base)
+    plan, index, namings = _best_plan(adapter, base)
+    report = plan.report
+    found = detect(adapter)
+    given = index.base or index.source
+    detected = index.base if index.base and found.fits_as_well(index.base) else found.base
+    nonfinite, zeros = _scan(adapter, values)
+    if zeros:
+        report.warnings.append(f"{len(zeros)} up factors hold only zeros: those modules change nothing")
+    for naming, clean in namings.items():
+        if not clean and report.clean:
+            report.warnings.append(f"in {naming} files some of it has no place")
+    return Verdict(
+        ok=report.clean and not nonfinite,
+        dialect="+".join(adapter.dialects),
+        algorithms=list(adapter.algorithms),
+        given=given,
+        detected=detected,
+        confidence=found.confidence,
+        evidence=found.evidence,
+        report=report,
+        nonfinite=nonfinite,
+        zeros=zeros,
+        carried=list(adapter.carried),
+        namings=namings,
+        error=_error(report, found, index, given),
+    )
+
+
+def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> tuple[Plan, ModelIndex, dict[str, bool]]:
+    if isinstance(base, ModelIndex):
+        indexes = [base]
+    else:
+        indexes = [open_base(base)]
+        if not Path(base).exists() and find(os.fspath(base)):
+            indexes.append(open_base(base, "original"))
+    plans = [(resolve(adapter, index, strict=False), index) for index in indexes]
+    plan, index = max(plans, key=lambda pair: pair[0].report.placed)
+    return plan, index, {index.naming: plan.report.clean for plan, index in plans}
+
+
+def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
+    if values == "none":
+        return [], []
+    limit = SAMPLE_BYTES if values == "sample" else None
+    ups = {
+        key for entry in adapter.entries for key in entry.keys if "up" in key.rsplit(".", 2)[-2:][0] or "lora_B" in key
+    }
+    nonfinite: list[dict[str, object]] = []
+    zeros: list[str] = []
+    for key, tensor in adapter.tensors.items():
+        found = scan(tensor, limit=limit)
+        if found.nonfinite:
+            nonfinite.append({"key": key, "count": found.nonfinite, "of": tensor.numel})
+        elif found.zero and key in ups and tensor.numel:
+            zeros.append(key)
+    return nonfinite, zeros
+
+
+def _error(report: Report, found: Detection, index: ModelIndex, given: str) -> str | None:
+    """One line that says the file belongs to another base, or that nothing of it fits."""
+    if report.clean:
+        return None
+    if found.base and index.base and not found.fits_as_well(index.base):
+        score = found.scores.get(index.base, 0)
+        return (
+            f"this file is for {found.base} ({found.scores[found.base]} of {found.total} modules fit), "
+            f"not for {given} ({score} of {found.total} fit)"
+        )
+    if report.placed == 0:
+        made_for = f"; it fits {found.base}" if found.base and found.base != index.base else ""
+        return f"nothing in this file fits {given}{made_for}"
+    return None
+
+
+def _foreign(adapter: Adapter, base: object) -> Verdict:
+    """A file of a kind no base could take."""
+    report = Report(tensors=len(adapter.tensors), warnings=list(adapter.warnings))
+    report.unsupported = [Finding(p.keys, "", "", p.reason) for p in adapter.problems]
+    reason = next(p.reason for p in adapter.problems if p.fault == "unsupported")
+    return Verdict(False, "", [], str(base), None, 0.0, (), report, error=reason)

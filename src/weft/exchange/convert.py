@@ -1,0 +1,161 @@
+"""Write an adapter in another dialect: the matrices stay, names and scaling move.
+
+    load -> respell (the target's naming of the same model) -> write (prefixes, suffixes, metadata)
+
+What the target cannot express is an error that names the tensors, unless dropping is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from weft.adapter import Adapter
+from weft.errors import ConfigError, TargetError
+from weft.exchange.load import load, open_base
+from weft.formats.files import write_atomic, write_file
+from weft.formats.spell import Lost, Target, Written
+from weft.formats.writers import WRITERS
+from weft.targets.bases import known_index
+from weft.targets.detect import detect
+from weft.targets.index import Component, ModelIndex
+from weft.targets.links import Naming
+from weft.targets.respell import BLOCKS, blocks_metadata, respell
+
+#: dialects whose denoiser names are those of the original model; kohya only for what it trains under them
+_ORIGINAL = ("comfy", "bfl")
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What was written, and what the target could not take."""
+
+    path: str
+    dialect: str
+    base: str | None
+    tensors: int
+    lost: list[Lost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "ok": not self.lost,
+            "path": self.path,
+            "dialect": self.dialect,
+            "base": self.base,
+            "tensors": self.tensors,
+            "dropped": [{"keys": list(lost.keys), "reason": lost.reason} for lost in self.lost],
+            "notes": self.notes,
+        }
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    to: str,
+    base: str | os.PathLike[str] | None = None,
+    drop: bool = False,
+    name: str | None = None,
+) -> Conversion:
+    """Read ``source`` in any dialect and write it to ``out`` as ``to``."""
+    return save(load(source, name=name), out, dialect=to, base=base, drop=drop)
+
+
+def save(
+    adapter: Adapter,
+    out: str | os.PathLike[str],
+    *,
+    dialect: str = "kohya",
+    base: str | os.PathLike[str] | None = None,
+    drop: bool = False,
+) -> Conversion:
+    """Write ``adapter`` as ``dialect``; ``base`` names the model where it cannot be recognised."""
+    if dialect not in WRITERS:
+        raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
+    index = _index(adapter, base)
+    written = rewrite(adapter, dialect, index)
+    written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
+    if written.lost and not drop:
+        raise TargetError(_refusal(dialect, written.lost))
+    if not written.tensors:
+        raise TargetError(f"nothing of this adapter can be written as {dialect}")
+    path = _store(Path(out), written)
+    return Conversion(str(path), dialect, index.base, len(written.tensors), written.lost, written.notes)
+
+
+def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
+    """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
+    respelt = respell(adapter, index, lambda component: naming_for(dialect, component, index))
+    metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
+        respelt.blocks
+    )
+    renamed = replace(adapter, entries=tuple(respelt.entries), metadata=metadata)
+    written = WRITERS[dialect].write(renamed, target_of(index))
+    written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelt.lost]
+    return written
+
+
+def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:
+    """kohya trains SD 1 and 2 under diffusers names, SDXL and all transformers under the original ones."""
+    if component.name != "unet":
+        return "diffusers"
+    if dialect in _ORIGINAL:
+        return "original"
+    if dialect == "kohya":
+        old_unet = component.table.name == "unet" and len([c for c in index if c.name.startswith("te")]) < 2
+        return "diffusers" if old_unet and "add_embedding.linear_1.weight" not in component.parts else "original"
+    return "diffusers"
+
+
+def target_of(index: ModelIndex) -> Target:
+    """How this model's networks are called."""
+    denoiser = index.denoiser
+    family = denoiser.table.name if denoiser else "own"
+    kind = "model" if denoiser is None else "unet" if family == "unet" else "transformer"
+    return Target(kind, {c.name: _encoder(c) for c in index.encoders}, family)
+
+
+def _encoder(component: Component) -> str:
+    """CLIP-L, OpenCLIP-H and bigG differ in width; anything else here is a T5."""
+    width = component.parts.get("text_model.embeddings.token_embedding.weight", (0, 0))[1]
+    return {768: "clip_l", 1024: "clip_h", 1280: "clip_g"}.get(width, "t5xxl")
+
+
+def _index(adapter: Adapter, base: str | os.PathLike[str] | None) -> ModelIndex:
+    if base is not None:
+        return open_base(base)
+    found = detect(adapter)
+    if found.base is None or found.confidence < 0.5:
+        known = f" (the best guess is {found.base}, confidence {found.confidence:.2f})" if found.base else ""
+        raise TargetError(f"which base model is this adapter for?{known} name it with base (--base)")
+    return known_index(found.base)
+
+
+def _refusal(dialect: str, lost: list[Lost]) -> str:
+    shown = [
+        f"{row.keys[0]}{f' and {len(row.keys) - 1} more' if len(row.keys) > 1 else ''}: {row.reason}"
+        for row in lost[:5]
+    ]
+    more = [f"and {len(lost) - 5} more"] if len(lost) > 5 else []
+    head = f"{sum(len(row.keys) for row in lost)} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
+    return "\n  ".join([head, *shown, *more])
+
+
+def _store(out: Path, written: Written) -> Path:
+    if written.config is None:
+        if out.suffix != ".safetensors":
+            raise ConfigError(f"{out}: the output is one file; give it a name that ends in .safetensors")
+        return write_file(out, written.tensors, written.metadata)
+    if out.suffix == ".safetensors":
+        raise ConfigError(f"{out}: a PEFT adapter is a directory; give a name without .safetensors")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be made a directory: {error.strerror}") from None
+    write_file(out / "adapter_model.safetensors", written.tensors, written.metadata)
+    document = json.dumps(written.config, indent=2, sort_keys=True).encode() + b"\n"
+    write_atomic(out / "adapter_config.json", [document])
+    return out

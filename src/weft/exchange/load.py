@@ -1,0 +1,97 @@
+"""Open an adapter file or a base model, wherever it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weft.adapter import Adapter
+from weft.errors import FormatError, TargetError
+from weft.formats.files import open_container, read_header, shard_files
+from weft.formats.read import read
+from weft.targets.bases import KNOWN, find, known_index
+from weft.targets.index import Component, ModelIndex, component_from_names, index_from_names
+from weft.targets.links import Naming, Shape
+
+#: sub-folders of a diffusers model and the component each one holds
+FOLDERS = {
+    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
+}  # fmt: skip
+
+
+def load(path: str | os.PathLike[str], *, name: str | None = None, trainer_exact: bool = False) -> Adapter:
+    """Read an adapter in any dialect: a .safetensors file, shards, or a directory."""
+    container = open_container(path)
+    try:
+        return read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:
+    """The index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
+    text = os.fspath(base)
+    place = Path(text)
+    if not place.exists() and not place.is_symlink():
+        if find(text) is not None:
+            return known_index(text, naming)
+        if text.endswith((".safetensors", ".json")) or os.sep in text:
+            raise TargetError(f"{text}: no such file or directory, and no base model has this name")
+        return known_index(text, naming)  # raises, listing the known names
+    if place.is_dir():
+        return _named(_open_folder(place))
+    shapes = _shards_shapes(place) if place.name.endswith(".index.json") else _shapes(place)
+    return _named(index_from_names(shapes, source=text))
+
+
+def _open_folder(folder: Path) -> ModelIndex:
+    components: dict[str, Component] = {}
+    for name, component in FOLDERS.items():
+        if (folder / name).is_dir() and component not in components and (shapes := _folder_shapes(folder / name)):
+            components[component] = component_from_names(component, shapes)
+    if components:
+        return ModelIndex(components, source=str(folder))
+    shapes = _folder_shapes(folder)
+    if not shapes:
+        raise FormatError(f"{folder}: no .safetensors weights in this folder")
+    return index_from_names(shapes, source=str(folder))
+
+
+def _folder_shapes(folder: Path) -> dict[str, Shape]:
+    """One network's tensors: the full-precision file if there are variants, else whatever there is."""
+    indexes = sorted(folder.glob("*.safetensors.index.json"), key=lambda p: len(p.name))
+    if indexes:
+        return _shards_shapes(indexes[0])
+    files = sorted(folder.glob("*.safetensors"), key=lambda p: (len(p.name), p.name))
+    return _shapes(files[0]) if files else {}
+
+
+def _shards_shapes(index: Path) -> dict[str, Shape]:
+    found: dict[str, Shape] = {}
+    for shard in shard_files(index):
+        found.update(_shapes(shard))
+    return found
+
+
+def _shapes(path: Path) -> dict[str, Shape]:
+    return {name: span.shape for name, span in read_header(path).spans.items()}
+
+
+def _named(index: ModelIndex) -> ModelIndex:
+    """Recognise a known base by its denoiser's tensors."""
+    first = index.denoiser or index.components.get("model") or next(iter(index.components.values()), None)
+    if first is None:
+        raise FormatError(f"{index.source}: no network in this file that an adapter could apply to")
+    for known in KNOWN:
+        reference = known_index(known.name).components
+        mine = reference.get("unet") or reference.get("model") or next(iter(reference.values()))
+        same_size = len(mine.links) - len(mine.missing) <= len(first.links) <= len(mine.links)
+        if same_size and all(
+            first.parts.get(part) == shape for part, shape in mine.parts.items() if part not in mine.missing
+        ):
+            components = dict(index.components)
+            if "model" in components and "unet" in reference:
+                own = components.pop("model")
+                components["unet"] = Component("unet", own.table, own.naming, own.links, own.prefix)
+            return ModelIndex(components, known.name, index.source)
+    return index

@@ -1,0 +1,1 @@
+"""File dialects: containers, the grammar of keys, one reader for all of them, one writer each."""

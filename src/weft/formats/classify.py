@@ -1,0 +1,434 @@
+"""A group of tensors that name one module -> what its weight and its bias receive.
+
+The algorithm follows from the set of roles present, never from the file:
+
+    down up [mid]                     lora        w1_a w1_b w2_a w2_b [t1 t2]    loha
+    kr_w1|kr_w1_a+b, kr_w2|...        lokr        g_a1 g_a2 g_b1 g_b2 [g_bm]     glora
+    plain_weight + on_input           ia3         ia3_l                          ia3 (PEFT)
+    oft_blocks (3-D / 4-D) [rescale]  oft / boft  oft_R | boft_R boft_s          PEFT oft / boft
+    diff diff_b set_weight w_norm b_norm, plain weights under PEFT, norm scales  full
+    vera_b vera_d                     vera
+
+Roles left over are orphans: half a pair, an alpha without tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weft.adapter import (
+    Boft,
+    BoftIn,
+    Entry,
+    Factors,
+    Full,
+    Glora,
+    Ia3,
+    Loha,
+    Lokr,
+    Lora,
+    Magnitude,
+    Oft,
+    OftIn,
+    Problem,
+    Ref,
+    Residual,
+    Tensor,
+    Vera,
+)
+from weft.formats.config import PeftConfig, is_true, network_args
+from weft.formats.dialects import dialect_of
+from weft.formats.grammar import Key
+
+_LOHA = ("w1_a", "w1_b", "w2_a", "w2_b")
+_GLORA = ("g_a1", "g_a2", "g_b1", "g_b2")
+_SHARED = ("alpha", "scale", "dora_scale", "magnitude", "reshape_weight", "bias_indices", "bias_values", "bias_size")
+
+
+@dataclass(slots=True)
+class Group:
+    """Everything a file stores for one module, by role."""
+
+    ref: Ref
+    prefix: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    families: set[str] = field(default_factory=set)
+    module: str = ""
+    named: bool = False
+
+    def add(self, role: str, key: Key, tensor: Tensor) -> None:
+        self.tensors[role] = tensor
+        self.keys[role] = key.raw
+        self.module = self.module or key.module
+        self.named = self.named or key.name is not None
+        if key.family:
+            self.families.add(key.family)
+
+
+@dataclass(slots=True)
+class Context:
+    """What the whole file says about its groups."""
+
+    metadata: Mapping[str, str]
+    peft: PeftConfig | None
+    components: Mapping[str, PeftConfig]
+    trainer_exact: bool = False
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    used_shared: set[str] = field(default_factory=set)
+    warnings: list[str] = field(default_factory=list)
+
+    def config_of(self, group: Group) -> PeftConfig | None:
+        return self.peft or self.components.get(group.ref.component or "unet")
+
+    def warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+
+def classify(group: Group, context: Context, entries: list[Entry], problems: list[Problem]) -> None:
+    """Append the group's entries, and a problem for whatever cannot be used."""
+    work = _Work(group, context)
+    config = context.config_of(group)
+    if config and config.targets_parameter(group.ref.name):
+        problems.append(Problem("unsupported", work.take_all(), "targets a bare parameter (PEFT target_parameters)"))
+        return
+    for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _full):
+        build(work, config)
+    _scaled_bias(work)
+    _leftovers(work, problems)
+    problems.extend(work.problems)
+    name = dialect_of(group.prefix, group.families, group.ref, group.named)
+    entries.extend(Entry(ref, param, factors, keys, name) for ref, param, factors, keys in work.made)
+
+
+class _Work:
+    """One group being taken apart: roles are taken once, made entries collect."""
+
+    def __init__(self, group: Group, context: Context) -> None:
+        self.group = group
+        self.context = context
+        self.left = dict(group.tensors)
+        self.made: list[tuple[Ref, str, Factors, tuple[str, ...]]] = []
+        self.problems: list[Problem] = []
+
+    def has(self, *roles: str) -> bool:
+        return all(role in self.left for role in roles)
+
+    def take(self, *roles: str) -> tuple[str, ...]:
+        return tuple(self.group.keys[role] for role in roles if self.left.pop(role, None) is not None)
+
+    def take_all(self) -> tuple[str, ...]:
+        return self.take(*tuple(self.left))
+
+    def make(self, factors: Factors, keys: tuple[str, ...], param: str = "weight", part: int | None = None) -> None:
+        ref = self.group.ref if part is None else replace(self.group.ref, part=part)
+        self.made.append((ref, param, factors, keys))
+
+    def malformed(self, keys: tuple[str, ...], reason: str) -> None:
+        self.problems.append(Problem("malformed", keys, f"{self.group.ref}: {reason}"))
+
+    def shared(self, config: PeftConfig | None, *, constraint: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The fields every algorithm may have, taken from the group and the configuration."""
+        left, group = self.left, self.group
+        fields: dict[str, Any] = {}
+        keys = self.take_keys("alpha")
+        if "alpha" in left:
+            alpha = left.pop("alpha")
+            if alpha.numel != 1:
+                self.malformed(keys, f"alpha has shape {list(alpha.shape)}; one number was expected")
+            else:
+                fields["alpha"], fields["stored_alpha"] = alpha.item(), alpha
+                if fields["alpha"] == 0 and not constraint:
+                    self.context.warn(
+                        "alpha 0 is read as alpha = rank (scale 1), as the trainers that write it mean it"
+                    )
+        elif config and config.peft_type in ("LORA", "LOHA", "LOKR"):
+            fields["alpha"] = config.alpha_of(self.config_name())
+        if config:
+            fields["stabilised"] = config.stabilised
+            fields["transposed"] = config.fan_in_fan_out
+        if "scale" in left and left["scale"].numel == 1:
+            keys += self.take_keys("scale")
+            fields["stored_scale"] = left.pop("scale")
+        if magnitude := self._magnitude():
+            fields["magnitude"], found = magnitude
+            keys += found
+        if self.has("bias_indices", "bias_values", "bias_size"):
+            fields["residual"] = Residual(left["bias_indices"], left["bias_values"], left["bias_size"])
+            keys += self.take("bias_indices", "bias_values", "bias_size")
+        if "reshape_weight" in left:
+            fields["widen"] = left["reshape_weight"].ints()
+            keys += self.take("reshape_weight")
+        if self.context.trainer_exact and is_true(network_args(self.context.metadata).get("split_qkv")):
+            parts = 4 if group.ref.name.endswith("linear1") else 3 if group.ref.name.endswith("qkv") else 1
+            if parts > 1 and fields.get("alpha") is not None:
+                fields["alpha"], fields["stored_alpha"] = fields["alpha"] * parts, None
+        return fields, keys
+
+    def take_keys(self, role: str) -> tuple[str, ...]:
+        return (self.group.keys[role],) if role in self.left else ()
+
+    def config_name(self) -> str:
+        """The module path that PEFT's patterns are written for."""
+        return self.group.module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
+
+    def _magnitude(self) -> tuple[Magnitude, tuple[str, ...]] | None:
+        """PEFT's vector is always one a row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""
+        if "magnitude" in self.left:
+            tensor = self.left["magnitude"]
+            return Magnitude(tensor, "out"), self.take("magnitude")
+        if "dora_scale" in self.left:
+            tensor = self.left["dora_scale"]
+            on_input = len(tensor.shape) > 1 and tensor.shape[0] == 1
+            if len(tensor.shape) == 1 and (width := self._width()) is not None:
+                out, into = width
+                on_input = tensor.numel != out and tensor.numel == into
+            return Magnitude(tensor, "in" if on_input else "out"), self.take("dora_scale")
+        return None
+
+    def _width(self) -> tuple[int, int] | None:
+        tensors = self.group.tensors
+        if "up" in tensors and "down" in tensors and len(tensors["down"].shape) > 1:
+            return tensors["up"].shape[0], tensors["down"].shape[1]
+        if "w1_a" in tensors and "w1_b" in tensors and len(tensors["w1_b"].shape) > 1:
+            return tensors["w1_a"].shape[0], tensors["w1_b"].shape[1]
+        return None
+
+
+def _lora(work: _Work, config: PeftConfig | None) -> None:
+    if not work.has("down", "up"):
+        return
+    down, up, mid = work.left["down"], work.left["up"], work.left.get("mid")
+    fields, keys = work.shared(config)
+    keys = work.take("down", "up", "mid") + keys
+    if len(down.shape) < 2 or len(up.shape) < 2:
+        work.malformed(keys, f"down {list(down.shape)} and up {list(up.shape)} must have two axes or more")
+        return
+    factors = Lora(down=down, up=up, mid=mid, **fields)
+    if not factors.groups:
+        work.malformed(keys, f"the ranks differ: down {list(down.shape)}, up {list(up.shape)}")
+        return
+    work.make(factors, keys)
+
+
+def _embedding(work: _Work, config: PeftConfig | None) -> None:
+    if not work.has("emb_down", "emb_up"):
+        return
+    down, up = work.left["emb_down"], work.left["emb_up"]
+    fields, keys = work.shared(config)
+    fields["transposed"] = True
+    work.make(Lora(down=down, up=up, embedding=True, **fields), work.take("emb_down", "emb_up") + keys)
+
+
+def _loha(work: _Work, config: PeftConfig | None) -> None:
+    if not work.has(*_LOHA):
+        return
+    parts: dict[str, Any] = {role: work.left[role] for role in _LOHA}
+    cores: dict[str, Any] = {role: work.left.get(role) for role in ("t1", "t2")}
+    fields, keys = work.shared(config)
+    keys = work.take(*_LOHA, "t1", "t2") + keys
+    if any(len(tensor.shape) < 2 for tensor in parts.values()):
+        work.malformed(keys, "LoHa factors must have two axes or more")
+        return
+    work.make(Loha(**parts, **cores, **fields), keys)
+
+
+def _lokr(work: _Work, config: PeftConfig | None) -> None:
+    roles = [role for role in work.left if role.startswith("kr_")]
+    if not roles:
+        return
+    parts: dict[str, Any] = {role.removeprefix("kr_"): work.left[role] for role in roles}
+    if "t1" in parts or not Lokr(**parts).complete():
+        return
+    fields, keys = work.shared(config)
+    keys = work.take(*roles) + keys
+    if any(len(tensor.shape) < 2 for tensor in parts.values()):
+        work.malformed(keys, "LoKr factors must have two axes or more")
+        return
+    factors = Lokr(**parts, **fields)
+    if config and config.peft_type == "LOKR":
+        factors = replace(factors, nominal_rank=config.rank_of(work.config_name()))
+    elif factors.rank is None and factors.alpha:
+        dim = work.context.metadata.get("ss_network_dim", "")
+        if dim.isdigit() and int(dim) > 0 and factors.alpha != int(dim) and int(dim) < 10_000:
+            factors = replace(factors, nominal_rank=int(dim))
+            work.context.warn(f"LoKr with two full factors and alpha != dim: scaled by alpha / {dim} (ss_network_dim)")
+    work.make(factors, keys)
+
+
+def _glora(work: _Work, config: PeftConfig | None) -> None:
+    if not work.has(*_GLORA):
+        return
+    parts: dict[str, Any] = {
+        role.removeprefix("g_"): work.left[role] for role in (*_GLORA, "g_bm") if role in work.left
+    }
+    fields, keys = work.shared(config)
+    keys = work.take(*_GLORA, "g_bm") + keys
+    if is_true(network_args(work.context.metadata).get("rs_lora")) or is_true(work.context.metadata.get("rs_lora")):
+        fields["stabilised"] = True  # the one LyCORIS algorithm that does not fold it into the saved alpha
+    factors = Glora(**parts, **fields)
+    if any(len(tensor.shape) < 2 for tensor in parts.values()) or not (factors.layouts or factors.bm):
+        work.malformed(keys, f"shapes fit no GLoRA layout: { {k: list(v.shape) for k, v in parts.items()} }")
+        return
+    if len(factors.layouts) > 1 and factors.rank == factors.a1.shape[0] == factors.a1.shape[1]:
+        work.context.warn("GLoRA: the shapes fit both layouts; the newer one is used")
+    work.make(factors, keys)
+
+
+def _oft(work: _Work, config: PeftConfig | None) -> None:
+    """kohya stores one tensor a fused part (`oft_blocks.<i>`) under a single constraint."""
+    numbered = sorted((role for role in work.left if role.startswith("oft_blocks.")), key=lambda r: int(r[11:]))
+    whole = [role for role in ("oft_blocks", "oft_diag") if role in work.left]
+    if not numbered and not whole:
+        return
+    fields, keys = work.shared(config, constraint=True)
+    rescale = work.left.get("rescale")
+    extra = work.take("rescale") + keys
+    for role in (*whole, *numbered):
+        blocks = work.left[role]
+        part = int(role[11:]) if role in numbered else None
+        taken = work.take(role) + extra
+        if len(blocks.shape) == 4:
+            work.make(Boft(blocks=blocks, rescale=rescale, **fields), taken, part=part)
+        elif len(blocks.shape) == 3 and blocks.shape[1] == blocks.shape[2]:
+            work.make(Oft(blocks=blocks, rescale=rescale, solved=role == "oft_diag", **fields), taken, part=part)
+        else:
+            work.malformed(taken, f"OFT blocks of shape {list(blocks.shape)}; (n, b, b) or (m, n, b, b) was expected")
+
+
+def _oft_in(work: _Work, config: PeftConfig | None) -> None:
+    if work.has("oft_R"):
+        blocks, spread = work.left["oft_R"], work.left.get("scaled_oft")
+        fields, keys = work.shared(config, constraint=True)
+        keys = work.take("oft_R", "scaled_oft") + keys
+        if len(blocks.shape) != 2 or not blocks.shape[1]:
+            work.malformed(keys, f"oft_R has shape {list(blocks.shape)}; (blocks, b(b-1)/2) was expected")
+            return
+        if config and config.constrained:
+            work.problems.append(Problem("unsupported", keys, "constrained OFT (PEFT coft=true)"))
+            return
+        share = config.block_share if config else False
+        terms = config.neumann_terms if config else 5
+        work.make(OftIn(blocks=blocks, share=share, neumann_terms=terms, spread=spread, **fields), keys)
+    if work.has("boft_R", "boft_s"):
+        blocks, out_scale = work.left["boft_R"], work.left["boft_s"]
+        fields, keys = work.shared(config, constraint=True)
+        keys = work.take("boft_R", "boft_s") + keys
+        if len(blocks.shape) != 4:
+            work.malformed(keys, f"boft_R has shape {list(blocks.shape)}; (m, n, b, b) was expected")
+            return
+        work.make(BoftIn(blocks=blocks, out_scale=out_scale, **fields), keys)
+    if work.has("oft_r"):
+        work.problems.append(
+            Problem("unsupported", work.take_all(), "OFT as PEFT wrote it before 0.16; save it again with a newer PEFT")
+        )
+
+
+def _ia3(work: _Work, config: PeftConfig | None) -> None:
+    if work.has("plain_weight", "on_input"):
+        vector, flag = work.left["plain_weight"], work.left["on_input"]
+        keys = work.take("plain_weight", "on_input")
+        if flag.numel != 1:
+            work.malformed(keys, f"on_input has shape {list(flag.shape)}; one number was expected")
+            return
+        on_input = bool(flag.item())
+        work.make(Ia3(vector=vector, on_input=on_input, convention="offset", stored_on_input=flag), keys)
+    if work.has("ia3_l"):
+        vector = work.left["ia3_l"]
+        keys = work.take("ia3_l")
+        shape = vector.shape
+        on_input = config.is_feedforward(work.config_name()) if config else len(shape) > 1 and shape[0] == 1
+        transposed = config.fan_in_fan_out if config else False
+        made = Ia3(vector=vector, on_input=on_input, convention="factor", transposed=transposed)
+        work.make(made, keys)
+        if not on_input:  # PEFT scales the layer's output, so the bias as well; skipped where there is none
+            work.make(replace(made, transposed=False), keys, param="bias?")
+
+
+def _vera(work: _Work, config: PeftConfig | None) -> None:
+    if not work.has("vera_b", "vera_d"):
+        return
+    shared = work.context.shared
+    down = next((key for key in shared if key.endswith(".vera_A")), None)
+    up = next((key for key in shared if key.endswith(".vera_B")), None)
+    lambda_b, lambda_d = work.left["vera_b"], work.left["vera_d"]
+    keys = work.take("vera_b", "vera_d")
+    if down is None or up is None:
+        reason = (
+            "VeRA saved without its projections (save_projection=false): they cannot be made again from a seed here"
+        )
+        work.problems.append(Problem("unsupported", keys, reason))
+        return
+    work.context.used_shared.update((down, up))
+    transposed = config.fan_in_fan_out if config else False
+    made = Vera(lambda_b=lambda_b, lambda_d=lambda_d, down=shared[down], up=shared[up], transposed=transposed)
+    work.make(made, (*keys, down, up))
+
+
+def _full(work: _Work, config: PeftConfig | None) -> None:
+    left = work.left
+    for role, param, mode, norm in (
+        ("diff", "weight", "add", False),
+        ("diff_b", "bias", "add", False),
+        ("w_norm", "weight", "add", True),
+        ("b_norm", "bias", "add", True),
+        ("set_weight", "weight", "set", False),
+        ("set_bias", "bias", "set", False),
+    ):
+        if role in left:
+            fields: dict[str, Any] = {}
+            keys: tuple[str, ...] = ()
+            if role == "diff":  # a full difference may be decomposed, and may stand on a widened base
+                found, keys = work.shared(None)
+                fields = {
+                    name: found[name] for name in ("magnitude", "widen", "alpha", "stored_alpha") if name in found
+                }
+            value = left[role]
+            work.make(
+                Full(value=value, mode="set" if mode == "set" else "add", norm=norm, **fields),
+                work.take(role) + keys,
+                param,
+            )
+    if "scale" in left and left["scale"].numel > 1:
+        work.make(Full(value=left["scale"], mode="set"), work.take("scale"), "scale")
+    whole = work.context.peft is not None or work.group.prefix == "peft" or "peft" in work.group.families
+    for role, param in (("plain_weight", "weight"), ("plain_bias", "bias")):
+        if role in left and whole:
+            work.make(Full(value=left[role], mode="set"), work.take(role), param)
+
+
+def _scaled_bias(work: _Work) -> None:
+    """`lora_B.bias` is scaled like the LoRA it belongs to."""
+    if not work.has("up_bias"):
+        return
+    lora = next((factors for _, _, factors, _ in work.made if isinstance(factors, Lora)), None)
+    if lora is None:
+        return
+    value = work.left["up_bias"]
+    made = Full(
+        value=value, bias_rank=lora.rank, alpha=lora.alpha, stored_scale=lora.stored_scale, stabilised=lora.stabilised
+    )
+    work.make(made, work.take("up_bias"), "bias")
+
+
+_PARTNERS = {
+    "down": "lora_up is missing", "up": "lora_down is missing", "mid": "lora_up and lora_down are missing",
+    "emb_down": "lora_embedding_B is missing", "emb_up": "lora_embedding_A is missing",
+    "alpha": "an alpha without tensors", "scale": "a scale without tensors",
+    "dora_scale": "a DoRA magnitude without factors", "magnitude": "a DoRA magnitude without factors",
+    "on_input": "the (IA)^3 vector is missing", "plain_weight": "a plain weight, not an adapter tensor",
+    "plain_bias": "a plain bias, not an adapter tensor", "up_bias": "a LoRA bias without its LoRA",
+    "boft_R": "boft_s is missing", "boft_s": "boft_R is missing",
+}  # fmt: skip
+
+
+def _leftovers(work: _Work, problems: list[Problem]) -> None:
+    if not work.left:
+        return
+    roles = [role for role in work.left if role not in _SHARED] or list(work.left)
+    reason = "; ".join(dict.fromkeys(_PARTNERS.get(role, f"{role} is part of an incomplete set") for role in roles))
+    fault = "unknown" if set(work.left) <= {"plain_weight", "plain_bias"} else "orphan"
+    problems.append(Problem(fault, work.take_all(), f"{work.group.ref}: {reason}"))  # type: ignore[arg-type]

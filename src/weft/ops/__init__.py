@@ -1,0 +1,1 @@
+"""Mathematics and kernels: one folder an operation."""

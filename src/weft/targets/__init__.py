@@ -1,0 +1,1 @@
+"""Names of a model's tensors: known bases, name tables, and where each part of an adapter goes."""

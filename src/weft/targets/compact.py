@@ -1,0 +1,82 @@
+"""A compact spelling for long listings of tensor names with shapes.
+
+    "transformer_blocks.[0-18].attn.to_q.weight": [3072, 3072]
+
+stands for 19 tensors. `[0-3,7]` lists ranges and single numbers; several brackets in one name mean all
+combinations. `expand` and `pack` are inverse to each other up to the order of the names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+Shape = tuple[int, ...]
+_BRACKET = re.compile(r"\[([0-9,-]+)\]")
+_NUMBER = re.compile(r"\d+")
+
+
+def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
+    """Every name of a packed listing with its shape."""
+    names: dict[str, Shape] = {}
+    for pattern, shape in packed.items():
+        size = tuple(shape)
+        pieces = _BRACKET.split(pattern)
+        if len(pieces) == 1:
+            names[pattern] = size
+            continue
+        choices = [_numbers(spec) for spec in pieces[1::2]]
+        for combination in itertools.product(*choices):
+            name = pieces[0] + "".join(n + tail for n, tail in zip(combination, pieces[2::2], strict=True))
+            names[name] = size
+    return names
+
+
+def pack(names: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """The shortest listing this grammar finds for ``names``."""
+    groups: dict[tuple[tuple[str, ...], Shape], set[tuple[int, ...]]] = {}
+    for name, shape in names.items():
+        template = tuple(_NUMBER.split(name))
+        numbers = tuple(int(n) for n in _NUMBER.findall(name))
+        groups.setdefault((template, tuple(shape)), set()).add(numbers)
+    packed: dict[str, list[int]] = {}
+    for (template, shape), tuples in groups.items():
+        for slots in _products(tuples):
+            spelt = [_ranges(values) for values in slots] + [""]
+            packed["".join(text + slot for text, slot in zip(template, spelt, strict=True))] = list(shape)
+    return packed
+
+
+def _products(tuples: set[tuple[int, ...]]) -> Iterable[list[list[int]]]:
+    """Cut a set of index tuples into sets of all combinations of a few numbers a slot."""
+    if not next(iter(tuples)):
+        yield []
+        return
+    by_rest: dict[frozenset[tuple[int, ...]], list[int]] = {}
+    for first in sorted({numbers[0] for numbers in tuples}):
+        rest = frozenset(numbers[1:] for numbers in tuples if numbers[0] == first)
+        by_rest.setdefault(rest, []).append(first)
+    for rest, firsts in by_rest.items():
+        for tail in _products(set(rest)):
+            yield [firsts, *tail]
+
+
+def _ranges(values: list[int]) -> str:
+    if len(values) == 1:
+        return str(values[0])
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and value == runs[-1][1] + 1:
+            runs[-1][1] = value
+        else:
+            runs.append([value, value])
+    return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) + "]"
+
+
+def _numbers(spec: str) -> list[str]:
+    found: list[str] = []
+    for run in spec.split(","):
+        first, _, last = run.partition("-")
+        found += [str(n) for n in range(int(first), int(last or first) + 1)]
+    return found

@@ -1,0 +1,64 @@
+"""How the tensors of a model in one naming correspond to those in the other.
+
+A *part* is a tensor of the finer naming (diffusers, transformers): fused tensors of an original
+checkpoint consist of several. A `Link` says where one part lies in the original:
+
+    part  <->  rows [start : start+length] of `original`, halves swapped or transposed if marked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Shape = tuple[int, ...]
+Naming = Literal["diffusers", "original"]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    part: str
+    shape: Shape
+    original: str
+    start: int = 0
+    length: int | None = None  # None: the whole tensor
+    swap: bool = False
+    transpose: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+class Table(Protocol):
+    """A family's name table."""
+
+    name: str
+
+    def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
+        """One link a part, for a model whose tensors (in ``naming``) are ``shapes``."""
+        ...
+
+    def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
+        """How many names the table knows in each naming."""
+        ...
+
+    def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:
+        """Further module spellings: alias -> the parts (module names) it stands for, in row order."""
+        ...
+
+
+class IdentityTable:
+    """One naming everywhere: Qwen-Image, T5, CLIP in transformers' names, any other torch model."""
+
+    name = "own"
+
+    def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
+        return [Link(name, shape, name) for name, shape in shapes.items()]
+
+    def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
+        return {"diffusers": 0, "original": 0}
+
+    def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:
+        return {}

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 Shape = tuple[int, ...]
 _BRACKET = re.compile(r"\[([0-9,-]+)\]")
 _NUMBER = re.compile(r"\d+")
+_PADDED = re.compile(r"(?<!\d)0\d")
 
 
 def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
@@ -36,11 +37,14 @@ def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
 def pack(names: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The shortest listing this grammar finds for ``names``."""
     groups: dict[tuple[tuple[str, ...], Shape], set[tuple[int, ...]]] = {}
+    packed: dict[str, list[int]] = {}
     for name, shape in names.items():
+        if _PADDED.search(name):  # w_a_007 is not w_a_7
+            packed[name] = list(shape)
+            continue
         template = tuple(_NUMBER.split(name))
         numbers = tuple(int(n) for n in _NUMBER.findall(name))
         groups.setdefault((template, tuple(shape)), set()).add(numbers)
-    packed: dict[str, list[int]] = {}
     for (template, shape), tuples in groups.items():
         for slots in _products(tuples):
             spelt = [_ranges(values) for values in slots] + [""]

@@ -1,0 +1,99 @@
+"""Making adapters and base files for tests: from listings, from arrays, from nothing but a header."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from weft.adapter import Tensor
+from weft.adapter.tensor import BITS
+from weft.formats.files import write_file
+from weft.targets.compact import expand
+
+DATA = Path(__file__).parent / "data"
+NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+
+
+def tensor(values: object, dtype: str = "F32") -> Tensor:
+    """A Tensor from numbers; BF16 by cutting float32, as every writer does for exact values."""
+    if dtype == "BF16":
+        bits = np.asarray(values, dtype="<f4").view("<u4")
+        return Tensor("BF16", np.shape(values), (bits >> 16).astype("<u2").tobytes())
+    array = np.asarray(values, dtype=NUMPY[dtype])
+    return Tensor(dtype, array.shape, array.tobytes())
+
+
+def random(seed: int, *shape: int, dtype: str = "F32") -> Tensor:
+    return tensor(np.random.default_rng(seed).standard_normal(shape) * 0.1, dtype)
+
+
+def array(found: Tensor) -> np.ndarray:
+    if found.dtype == "BF16":
+        bits = np.frombuffer(found.data, dtype="<u2").astype("<u4") << 16
+        return bits.view("<f4").reshape(found.shape)
+    return np.frombuffer(found.data, dtype=NUMPY[found.dtype]).reshape(found.shape)
+
+
+def zeros(shape: Sequence[int], dtype: str = "F32") -> Tensor:
+    return Tensor(dtype, tuple(shape), bytes(int(np.prod(shape, dtype=np.int64)) * BITS[dtype] // 8))
+
+
+def hollow(shape: Sequence[int], dtype: str = "F32") -> Tensor:
+    """A tensor with a shape but no data beyond a scalar's: enough wherever values are not looked at."""
+    return Tensor(dtype, tuple(shape), bytes(BITS[dtype] // 8) if tuple(shape) == () else b"")
+
+
+def write_sparse(path: Path, shapes: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> Path:
+    """A safetensors file of any size that takes no disk: a header, then a hole full of zeros."""
+    document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, (dtype, shape) in shapes.items():
+        end = position + int(np.prod(shape, dtype=np.int64)) * BITS[dtype] // 8
+        document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(document).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(raw)) + raw)
+        file.truncate(8 + len(raw) + position)
+    return path
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    return write_file(path, tensors, metadata)
+
+
+def lora_pair(module: str, out: int, into: int, rank: int = 4, *, seed: int = 0, alpha: float | None = None,
+              dtype: str = "F32") -> dict[str, Tensor]:  # fmt: skip
+    """A kohya-spelt LoRA pair of random numbers."""
+    found = {
+        f"{module}.lora_down.weight": random(seed, rank, into, dtype=dtype),
+        f"{module}.lora_up.weight": random(seed + 1, out, rank, dtype=dtype),
+    }
+    if alpha is not None:
+        found[f"{module}.alpha"] = tensor(alpha, dtype)
+    return found
+
+
+@lru_cache(maxsize=None)
+def lora_listing(name: str) -> dict[str, object]:
+    """One of tests/data/lora: {base, format, metadata?, adapter_config?, tensors: {key: (dtype, shape)}}."""
+    document = json.loads((DATA / "lora" / f"{name}.json").read_text())
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for dtype, packed in document["tensors"].items():
+        tensors |= {key: (dtype, shape) for key, shape in expand(packed).items()}
+    return document | {"tensors": {key: tensors[key] for key in sorted(tensors)}}
+
+
+def lora_listings() -> list[str]:
+    return sorted(path.stem for path in (DATA / "lora").glob("*.json"))
+
+
+@lru_cache(maxsize=None)
+def base_listing(name: str) -> dict[str, tuple[int, ...]]:
+    """One of tests/data/base: the tensors of a base model as published, in the original naming."""
+    return expand(json.loads((DATA / "base" / f"{name}.json").read_text())["tensors"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,9 @@ def hollow(shape: Sequence[int], dtype: str = "F32") -> Tensor:
     return Tensor(dtype, tuple(shape), bytes(BITS[dtype] // 8) if tuple(shape) == () else b"")
 
 
-def write_sparse(path: Path, shapes: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> Path:
+def write_sparse(
+    path: Path, shapes: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> Path:
     """A safetensors file of any size that takes no disk: a header, then a hole full of zeros."""
     document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -79,7 +81,7 @@ def lora_pair(module: str, out: int, into: int, rank: int = 4, *, seed: int = 0,
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def lora_listing(name: str) -> dict[str, object]:
     """One of tests/data/lora: {base, format, metadata?, adapter_config?, tensors: {key: (dtype, shape)}}."""
     document = json.loads((DATA / "lora" / f"{name}.json").read_text())
@@ -93,7 +95,7 @@ def lora_listings() -> list[str]:
     return sorted(path.stem for path in (DATA / "lora").glob("*.json"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def base_listing(name: str) -> dict[str, tuple[int, ...]]:
     """One of tests/data/base: the tensors of a base model as published, in the original naming."""
     return expand(json.loads((DATA / "base" / f"{name}.json").read_text())["tensors"])

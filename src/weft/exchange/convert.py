@@ -27,6 +27,9 @@ from weft.targets.respell import BLOCKS, blocks_metadata, respell
 #: dialects whose denoiser names are those of the original model; kohya only for what it trains under them
 _ORIGINAL = ("comfy", "bfl")
 
+#: dialects that can hold an adapter of any torch model
+GENERIC = ("peft", "candle")
+
 
 @dataclass(slots=True)
 class Conversion:
@@ -76,6 +79,8 @@ def save(
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     index = _index(adapter, base)
+    if "model" in index.components and dialect not in GENERIC:
+        raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
     written = rewrite(adapter, dialect, index)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
     if written.lost and not drop:

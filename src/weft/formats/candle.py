@@ -8,10 +8,7 @@ which numbers to pass.
 from __future__ import annotations
 
 from weft.adapter import Adapter, Lora
-from weft.formats.spell import Lost, Target, Written, alpha_record, carried_metadata
-
-#: metadata that brings the numbers back when the file is read here again
-CANDLE_ALPHA = "weft.candle_alpha"
+from weft.formats.spell import CANDLE_ALPHA, Lost, Target, Written, alpha_record, carried_metadata
 
 
 class Candle:
@@ -20,6 +17,7 @@ class Candle:
     def write(self, adapter: Adapter, target: Target) -> Written:
         written = Written(metadata=carried_metadata(adapter))
         settings: dict[tuple[int, float], list[str]] = {}
+        owners: dict[str, str] = {}
         for entry in adapter.entries:
             factors = entry.factors
             if not isinstance(factors, Lora) or factors.mid or factors.magnitude or factors.residual or factors.widen:
@@ -27,6 +25,15 @@ class Candle:
                 continue
             if factors.transposed and not factors.embedding:
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: candle-lora has no transposed layers"))
+                continue
+            owner = owners.setdefault(entry.ref.name, entry.ref.component)
+            if owner != entry.ref.component:
+                written.lost.append(
+                    Lost(
+                        entry.keys,
+                        f"{entry.ref}: {owner} has a module of the same name, and candle-lora names no network",
+                    )
+                )
                 continue
             home = (
                 "lora_embed" if factors.embedding else "lora_conv2d" if len(factors.down.shape) == 4 else "lora_linear"

@@ -14,83 +14,21 @@ Roles left over are orphans: half a pair, an alpha without tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from weft.adapter import (
-    Boft,
-    BoftIn,
-    Entry,
-    Factors,
-    Full,
-    Glora,
-    Ia3,
-    Loha,
-    Lokr,
-    Lora,
-    Magnitude,
-    Oft,
-    OftIn,
-    Problem,
-    Ref,
-    Residual,
-    Tensor,
-    Vera,
-)
+from weft.adapter import Boft, BoftIn, Entry, Full, Glora, Ia3, Loha, Lokr, Lora, Oft, OftIn, Problem, Vera
 from weft.formats.config import PeftConfig, is_true, network_args
 from weft.formats.dialects import dialect_of
-from weft.formats.grammar import Key
+from weft.formats.group import SHARED_ROLES, Context, Group, Work
 
 _LOHA = ("w1_a", "w1_b", "w2_a", "w2_b")
 _GLORA = ("g_a1", "g_a2", "g_b1", "g_b2")
-_SHARED = ("alpha", "scale", "dora_scale", "magnitude", "reshape_weight", "bias_indices", "bias_values", "bias_size")
-
-
-@dataclass(slots=True)
-class Group:
-    """Everything a file stores for one module, by role."""
-
-    ref: Ref
-    prefix: str
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    families: set[str] = field(default_factory=set)
-    module: str = ""
-    named: bool = False
-
-    def add(self, role: str, key: Key, tensor: Tensor) -> None:
-        self.tensors[role] = tensor
-        self.keys[role] = key.raw
-        self.module = self.module or key.module
-        self.named = self.named or key.name is not None
-        if key.family:
-            self.families.add(key.family)
-
-
-@dataclass(slots=True)
-class Context:
-    """What the whole file says about its groups."""
-
-    metadata: Mapping[str, str]
-    peft: PeftConfig | None
-    components: Mapping[str, PeftConfig]
-    trainer_exact: bool = False
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
-    used_shared: set[str] = field(default_factory=set)
-    warnings: list[str] = field(default_factory=list)
-
-    def config_of(self, group: Group) -> PeftConfig | None:
-        return self.peft or self.components.get(group.ref.component or "unet")
-
-    def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
 
 
 def classify(group: Group, context: Context, entries: list[Entry], problems: list[Problem]) -> None:
     """Append the group's entries, and a problem for whatever cannot be used."""
-    work = _Work(group, context)
+    work = Work(group, context)
     config = context.config_of(group)
     if config and config.targets_parameter(group.ref.name):
         problems.append(Problem("unsupported", work.take_all(), "targets a bare parameter (PEFT target_parameters)"))
@@ -104,101 +42,7 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
     entries.extend(Entry(ref, param, factors, keys, name) for ref, param, factors, keys in work.made)
 
 
-class _Work:
-    """One group being taken apart: roles are taken once, made entries collect."""
-
-    def __init__(self, group: Group, context: Context) -> None:
-        self.group = group
-        self.context = context
-        self.left = dict(group.tensors)
-        self.made: list[tuple[Ref, str, Factors, tuple[str, ...]]] = []
-        self.problems: list[Problem] = []
-
-    def has(self, *roles: str) -> bool:
-        return all(role in self.left for role in roles)
-
-    def take(self, *roles: str) -> tuple[str, ...]:
-        return tuple(self.group.keys[role] for role in roles if self.left.pop(role, None) is not None)
-
-    def take_all(self) -> tuple[str, ...]:
-        return self.take(*tuple(self.left))
-
-    def make(self, factors: Factors, keys: tuple[str, ...], param: str = "weight", part: int | None = None) -> None:
-        ref = self.group.ref if part is None else replace(self.group.ref, part=part)
-        self.made.append((ref, param, factors, keys))
-
-    def malformed(self, keys: tuple[str, ...], reason: str) -> None:
-        self.problems.append(Problem("malformed", keys, f"{self.group.ref}: {reason}"))
-
-    def shared(self, config: PeftConfig | None, *, constraint: bool = False) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The fields every algorithm may have, taken from the group and the configuration."""
-        left, group = self.left, self.group
-        fields: dict[str, Any] = {}
-        keys = self.take_keys("alpha")
-        if "alpha" in left:
-            alpha = left.pop("alpha")
-            if alpha.numel != 1:
-                self.malformed(keys, f"alpha has shape {list(alpha.shape)}; one number was expected")
-            else:
-                fields["alpha"], fields["stored_alpha"] = alpha.item(), alpha
-                if fields["alpha"] == 0 and not constraint:
-                    self.context.warn(
-                        "alpha 0 is read as alpha = rank (scale 1), as the trainers that write it mean it"
-                    )
-        elif config and config.peft_type in ("LORA", "LOHA", "LOKR"):
-            fields["alpha"] = config.alpha_of(self.config_name())
-        if config:
-            fields["stabilised"] = config.stabilised
-            fields["transposed"] = config.fan_in_fan_out
-        if "scale" in left and left["scale"].numel == 1:
-            keys += self.take_keys("scale")
-            fields["stored_scale"] = left.pop("scale")
-        if magnitude := self._magnitude():
-            fields["magnitude"], found = magnitude
-            keys += found
-        if self.has("bias_indices", "bias_values", "bias_size"):
-            fields["residual"] = Residual(left["bias_indices"], left["bias_values"], left["bias_size"])
-            keys += self.take("bias_indices", "bias_values", "bias_size")
-        if "reshape_weight" in left:
-            fields["widen"] = left["reshape_weight"].ints()
-            keys += self.take("reshape_weight")
-        if self.context.trainer_exact and is_true(network_args(self.context.metadata).get("split_qkv")):
-            parts = 4 if group.ref.name.endswith("linear1") else 3 if group.ref.name.endswith("qkv") else 1
-            if parts > 1 and fields.get("alpha") is not None:
-                fields["alpha"], fields["stored_alpha"] = fields["alpha"] * parts, None
-        return fields, keys
-
-    def take_keys(self, role: str) -> tuple[str, ...]:
-        return (self.group.keys[role],) if role in self.left else ()
-
-    def config_name(self) -> str:
-        """The module path that PEFT's patterns are written for."""
-        return self.group.module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
-
-    def _magnitude(self) -> tuple[Magnitude, tuple[str, ...]] | None:
-        """PEFT's vector is always one a row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""
-        if "magnitude" in self.left:
-            tensor = self.left["magnitude"]
-            return Magnitude(tensor, "out"), self.take("magnitude")
-        if "dora_scale" in self.left:
-            tensor = self.left["dora_scale"]
-            on_input = len(tensor.shape) > 1 and tensor.shape[0] == 1
-            if len(tensor.shape) == 1 and (width := self._width()) is not None:
-                out, into = width
-                on_input = tensor.numel != out and tensor.numel == into
-            return Magnitude(tensor, "in" if on_input else "out"), self.take("dora_scale")
-        return None
-
-    def _width(self) -> tuple[int, int] | None:
-        tensors = self.group.tensors
-        if "up" in tensors and "down" in tensors and len(tensors["down"].shape) > 1:
-            return tensors["up"].shape[0], tensors["down"].shape[1]
-        if "w1_a" in tensors and "w1_b" in tensors and len(tensors["w1_b"].shape) > 1:
-            return tensors["w1_a"].shape[0], tensors["w1_b"].shape[1]
-        return None
-
-
-def _lora(work: _Work, config: PeftConfig | None) -> None:
+def _lora(work: Work, config: PeftConfig | None) -> None:
     if not work.has("down", "up"):
         return
     down, up, mid = work.left["down"], work.left["up"], work.left.get("mid")
@@ -214,7 +58,7 @@ def _lora(work: _Work, config: PeftConfig | None) -> None:
     work.make(factors, keys)
 
 
-def _embedding(work: _Work, config: PeftConfig | None) -> None:
+def _embedding(work: Work, config: PeftConfig | None) -> None:
     if not work.has("emb_down", "emb_up"):
         return
     down, up = work.left["emb_down"], work.left["emb_up"]
@@ -223,7 +67,7 @@ def _embedding(work: _Work, config: PeftConfig | None) -> None:
     work.make(Lora(down=down, up=up, embedding=True, **fields), work.take("emb_down", "emb_up") + keys)
 
 
-def _loha(work: _Work, config: PeftConfig | None) -> None:
+def _loha(work: Work, config: PeftConfig | None) -> None:
     if not work.has(*_LOHA):
         return
     parts: dict[str, Any] = {role: work.left[role] for role in _LOHA}
@@ -236,7 +80,7 @@ def _loha(work: _Work, config: PeftConfig | None) -> None:
     work.make(Loha(**parts, **cores, **fields), keys)
 
 
-def _lokr(work: _Work, config: PeftConfig | None) -> None:
+def _lokr(work: Work, config: PeftConfig | None) -> None:
     roles = [role for role in work.left if role.startswith("kr_")]
     if not roles:
         return
@@ -259,7 +103,7 @@ def _lokr(work: _Work, config: PeftConfig | None) -> None:
     work.make(factors, keys)
 
 
-def _glora(work: _Work, config: PeftConfig | None) -> None:
+def _glora(work: Work, config: PeftConfig | None) -> None:
     if not work.has(*_GLORA):
         return
     parts: dict[str, Any] = {
@@ -278,7 +122,7 @@ def _glora(work: _Work, config: PeftConfig | None) -> None:
     work.make(factors, keys)
 
 
-def _oft(work: _Work, config: PeftConfig | None) -> None:
+def _oft(work: Work, config: PeftConfig | None) -> None:
     """kohya stores one tensor a fused part (`oft_blocks.<i>`) under a single constraint."""
     numbered = sorted((role for role in work.left if role.startswith("oft_blocks.")), key=lambda r: int(r[11:]))
     whole = [role for role in ("oft_blocks", "oft_diag") if role in work.left]
@@ -299,7 +143,7 @@ def _oft(work: _Work, config: PeftConfig | None) -> None:
             work.malformed(taken, f"OFT blocks of shape {list(blocks.shape)}; (n, b, b) or (m, n, b, b) was expected")
 
 
-def _oft_in(work: _Work, config: PeftConfig | None) -> None:
+def _oft_in(work: Work, config: PeftConfig | None) -> None:
     if work.has("oft_R"):
         blocks, spread = work.left["oft_R"], work.left.get("scaled_oft")
         fields, keys = work.shared(config, constraint=True)
@@ -327,7 +171,7 @@ def _oft_in(work: _Work, config: PeftConfig | None) -> None:
         )
 
 
-def _ia3(work: _Work, config: PeftConfig | None) -> None:
+def _ia3(work: Work, config: PeftConfig | None) -> None:
     if work.has("plain_weight", "on_input"):
         vector, flag = work.left["plain_weight"], work.left["on_input"]
         keys = work.take("plain_weight", "on_input")
@@ -348,7 +192,7 @@ def _ia3(work: _Work, config: PeftConfig | None) -> None:
             work.make(replace(made, transposed=False), keys, param="bias?")
 
 
-def _vera(work: _Work, config: PeftConfig | None) -> None:
+def _vera(work: Work, config: PeftConfig | None) -> None:
     if not work.has("vera_b", "vera_d"):
         return
     shared = work.context.shared
@@ -368,7 +212,7 @@ def _vera(work: _Work, config: PeftConfig | None) -> None:
     work.make(made, (*keys, down, up))
 
 
-def _full(work: _Work, config: PeftConfig | None) -> None:
+def _full(work: Work, config: PeftConfig | None) -> None:
     left = work.left
     for role, param, mode, norm in (
         ("diff", "weight", "add", False),
@@ -400,7 +244,7 @@ def _full(work: _Work, config: PeftConfig | None) -> None:
             work.make(Full(value=left[role], mode="set"), work.take(role), param)
 
 
-def _scaled_bias(work: _Work) -> None:
+def _scaled_bias(work: Work) -> None:
     """`lora_B.bias` is scaled like the LoRA it belongs to."""
     if not work.has("up_bias"):
         return
@@ -425,10 +269,10 @@ _PARTNERS = {
 }  # fmt: skip
 
 
-def _leftovers(work: _Work, problems: list[Problem]) -> None:
+def _leftovers(work: Work, problems: list[Problem]) -> None:
     if not work.left:
         return
-    roles = [role for role in work.left if role not in _SHARED] or list(work.left)
+    roles = [role for role in work.left if role not in SHARED_ROLES] or list(work.left)
     reason = "; ".join(dict.fromkeys(_PARTNERS.get(role, f"{role} is part of an incomplete set") for role in roles))
     fault = "unknown" if set(work.left) <= {"plain_weight", "plain_bias"} else "orphan"
     problems.append(Problem(fault, work.take_all(), f"{work.group.ref}: {reason}"))  # type: ignore[arg-type]

@@ -104,6 +104,8 @@ def from_metadata(metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
         component, _, name = key.partition(".")
         if component in COMPONENT_FIELDS and name:
             grouped.setdefault(COMPONENT_FIELDS[component], {})[name] = value
+        elif not name:  # saved from one model instead of a pipeline
+            grouped.setdefault("", {})[key] = value
     return {
         component: from_adapter_config({"peft_type": "LORA", **fields})
         for component, fields in grouped.items()

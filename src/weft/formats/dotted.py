@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from weft.adapter import Adapter, Entry, Full, Loha, Lora, Tensor, scale
+from weft.adapter import Adapter, Entry, Full, Loha, Lokr, Lora, Tensor, scale
 from weft.formats.config import PeftConfig, from_adapter_config, from_metadata, json_object
 from weft.formats.spell import (
     DIFFUSERS_CONFIG,
@@ -32,8 +32,9 @@ class Diffusers:
     def write(self, adapter: Adapter, target: Target) -> Written:
         written = Written(metadata=carried_metadata(adapter))
         kept: list[Entry] = []
+        unscaled = unscaled_modules(adapter)
         for entry in adapter.entries:
-            tensors = _lora_tensors(entry, magnitude="lora_magnitude_vector.weight")
+            tensors = _lora_tensors(entry, magnitude="lora_magnitude_vector.weight", unscaled=unscaled, widening=True)
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue
@@ -73,6 +74,7 @@ class Peft:
         written = Written(metadata=carried_metadata(adapter))
         components = Counter(entry.ref.component for entry in adapter.entries)
         main = "unet" if "unet" in components else next(iter(components), "")
+        unscaled = unscaled_modules(adapter)
         kinds = {"loha" for entry in adapter.entries if isinstance(entry.factors, Loha)}
         kept: list[Entry] = []
         for entry in adapter.entries:
@@ -87,7 +89,7 @@ class Peft:
             tensors = (
                 _loha_tensors(entry)
                 if kinds == {"loha"}
-                else _lora_tensors(entry, magnitude="lora_magnitude_vector", whole=True)
+                else _lora_tensors(entry, magnitude="lora_magnitude_vector", whole=True, unscaled=unscaled)
             )
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
@@ -110,8 +112,9 @@ class Bfl:
 
     def write(self, adapter: Adapter, target: Target) -> Written:
         written = Written(metadata=carried_metadata(adapter))
+        unscaled = unscaled_modules(adapter)
         for entry in adapter.entries:
-            tensors = _lora_tensors(entry, magnitude=None)
+            tensors = _lora_tensors(entry, magnitude=None, unscaled=unscaled, widening=True)
             if entry.param == "scale" and isinstance(entry.factors, Full) and entry.factors.mode == "set":
                 tensors = {"scale": entry.factors.value}
             if not isinstance(tensors, str) and _scales(entry):
@@ -130,18 +133,38 @@ class Bfl:
         return written
 
 
-def _lora_tensors(entry: Entry, *, magnitude: str | None, whole: bool = False) -> dict[str, Tensor] | str:
-    """lora_A/lora_B and what goes with them; ``whole``: replaced modules can be written."""
+def unscaled_modules(adapter: Adapter) -> set[tuple[str, str]]:
+    """Modules whose LoRA has scale 1: there a plain bias change equals a LoRA's own bias."""
+    return {
+        (e.ref.component, e.ref.name) for e in adapter.entries if isinstance(e.factors, Lora) and e.factors.scale == 1
+    }
+
+
+def _lora_tensors(
+    entry: Entry,
+    *,
+    magnitude: str | None,
+    whole: bool = False,
+    unscaled: Collection[tuple[str, str]] = (),
+    widening: bool = False,
+) -> dict[str, Tensor] | str:
+    """lora_A/lora_B and what goes with them.
+
+    ``whole``: replaced modules can be written; ``widening``: loaders widen the input layer by themselves.
+    """
     factors = entry.factors
     if isinstance(factors, Full):
-        if factors.bias_rank is not None and entry.param == "bias":
+        plain = factors.mode == "add" and (entry.ref.component, entry.ref.name) in unscaled
+        if entry.param == "bias" and (factors.bias_rank is not None or plain):
             return {"lora_B.bias": factors.value}
         if whole and factors.mode == "set":
             return {entry.param: factors.value}
         return "whole-weight changes have no spelling here"
+    if isinstance(factors, Lokr) and whole:
+        return "PEFT derives the sizes of LoKr factors from its own configuration, which cannot describe these"
     if not isinstance(factors, Lora) or factors.mid is not None:
         return f"{'a Tucker core' if isinstance(factors, Lora) else factors.kind} has no spelling here"
-    if factors.residual is not None or factors.widen is not None or factors.stored_scale is not None:
+    if factors.residual is not None or (factors.widen is not None and not widening) or factors.stored_scale is not None:
         return "a sparse residual, widened weight or explicit scale has no spelling here"
     if factors.embedding and whole:
         return {"lora_embedding_A": factors.down, "lora_embedding_B": factors.up}
@@ -187,8 +210,8 @@ def _patterns(entries: Iterable[Entry]) -> dict[str, object]:
     ranks = {name: f.rank for name, f in rows.items()}
     alphas = {name: f.scale * f.rank if not f.stabilised else f.scale * f.rank**0.5 for name, f in rows.items()}
     alphas = {name: rows[name].alpha or value for name, value in alphas.items()}
-    rank = Counter(ranks.values()).most_common(1)[0][0]
-    alpha = Counter(alphas.values()).most_common(1)[0][0]
+    rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 0
+    alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 0.0
     return {
         "r": rank,
         "lora_alpha": _whole(alpha),

@@ -14,16 +14,20 @@ import errno
 import json
 import mmap
 import os
+import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from weft.adapter import Tensor
 from weft.errors import FormatError
 from weft.formats.gate import Header, header_length, parse_header
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter.safetensors", "pytorch_lora_weights.safetensors")
+MAX_JSON = 64 * 1024 * 1024
 PICKLE_NAMES = ("adapter_model.bin", "pytorch_lora_weights.bin")
 
 _CONVERT_PICKLE = (
@@ -49,7 +53,10 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     place = Path(path)
     mode = _mode(place)
     if stat.S_ISDIR(mode):
-        return _open_directory(place)
+        try:
+            return _open_directory(place)
+        except OSError as error:
+            raise FormatError(f"{place}: {error.strerror}") from None
     if place.name.endswith(".index.json"):
         return _open_shards(place)
     config = place.parent / "adapter_config.json"
@@ -61,33 +68,18 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Names, shapes and metadata of one safetensors file; no tensor data is read."""
-    place = Path(path)
-    mode = _mode(place)
-    if not stat.S_ISREG(mode):
-        raise FormatError(f"{place}: not a regular file ({_kind(mode)})")
-    with place.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        prefix = file.read(64)
-        _refuse_other_formats(place, prefix, size)
-        try:
-            length = header_length(prefix, size)
-            file.seek(8)
-            raw = file.read(length)
-            if len(raw) != length:
-                raise FormatError(f"the header ends after {len(raw):,} of {length:,} bytes")
-            return parse_header(raw, size)
-        except FormatError as error:
-            raise FormatError(f"{place}: {error}") from None
+    with _opened(Path(path)) as file:
+        return _header(Path(path), file)
 
 
 def read_json(path: Path) -> dict[str, object]:
     """A JSON object from a small file."""
-    if not stat.S_ISREG(_mode(path)):
-        raise FormatError(f"{path}: not a regular file")
+    with _opened(path) as file:
+        raw = file.read(MAX_JSON + 1)
+    if len(raw) > MAX_JSON:
+        raise FormatError(f"{path}: a JSON file of more than {MAX_JSON:,} bytes is not accepted")
     try:
-        if path.stat().st_size > 64 * 1024 * 1024:
-            raise FormatError(f"{path}: a JSON file of more than 64 MiB is not accepted")
-        document = json.loads(path.read_text("utf-8"))
+        document = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
@@ -96,8 +88,8 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def _open_file(path: Path) -> Container:
-    header = read_header(path)
-    with path.open("rb") as file:
+    with _opened(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
+        header = _header(path, file)
         # a private map: array libraries accept its buffer without a copy, and the file can never change
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     start = header.data_start
@@ -108,11 +100,47 @@ def _open_file(path: Path) -> Container:
     return Container(path, tensors, header.metadata, None, (path,))
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; what the system refuses is a `FormatError`."""
+    mode = _mode(path)
+    if not stat.S_ISREG(mode):
+        raise FormatError(f"{path}: not a regular file ({_kind(mode)})")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}") from None
+
+
+def _header(path: Path, file: BinaryIO) -> Header:
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(64)
+    _refuse_other_formats(path, prefix, size)
+    try:
+        length = header_length(prefix, size)
+        file.seek(8)
+        raw = file.read(length)
+        if len(raw) != length:
+            raise FormatError(f"the header ends after {len(raw):,} of {length:,} bytes")
+        return parse_header(raw, size)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
 def shard_files(index: Path) -> list[Path]:
     """The files an index of shards names, all of them beside it."""
+    return _shards(index, _weight_map(index))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
         raise FormatError(f"{index}: no weight_map of tensor names to file names")
+    return mapping
+
+
+def _shards(index: Path, mapping: Mapping[str, str]) -> list[Path]:
     names = sorted(set(mapping.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
@@ -123,7 +151,8 @@ def shard_files(index: Path) -> list[Path]:
 def _open_shards(index: Path) -> Container:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    files = shard_files(index)
+    mapping = _weight_map(index)
+    files = _shards(index, mapping)
     for shard in files:
         part = _open_file(shard)
         twice = next((name for name in part.tensors if name in tensors), None)
@@ -131,6 +160,9 @@ def _open_shards(index: Path) -> Container:
             raise FormatError(f"{shard}: tensor {twice!r} is in an earlier shard too")
         tensors.update(part.tensors)
         metadata.update(part.metadata)
+    absent = next((name for name in mapping if name not in tensors), None)
+    if absent is not None:
+        raise FormatError(f"{index}: tensor {absent!r} should be in {mapping[absent]}, but no shard holds it")
     return Container(index, tensors, metadata, None, tuple(files))
 
 
@@ -187,18 +219,21 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
     if head.startswith(b"GGUF"):
         raise FormatError(f"{path}: a GGUF file; only safetensors adapters and bases are read")
-    if head.lstrip()[:1] == b"<":
+    if head.lstrip()[:1] == b"<" and not _looks_like_safetensors(head):
         raise FormatError(f"{path}: a web page, not an adapter; the download probably needs a login")
     if path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt") and not _looks_like_safetensors(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
 
 
 _PROTOCOLS = (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
+#: protocols 0 and 1 have no mark: a stored dict, list or global opens them
+_UNMARKED_PICKLE = re.compile(rb"\(*(?:[dl]p0\n|[}\]]q\x00|[ci][\w.]+\n[\w.]+\n[pq()])")
 
 
 def _looks_like_pickle(head: bytes) -> bool:
     """A pickle opens with its protocol mark; a header length may too, but then JSON follows it."""
-    return head[:1] == b"\x80" and head[1:2] in _PROTOCOLS and not _looks_like_safetensors(head)
+    marked = head[:1] == b"\x80" and head[1:2] in _PROTOCOLS
+    return (marked or _UNMARKED_PICKLE.match(head) is not None) and not _looks_like_safetensors(head)
 
 
 def _looks_like_safetensors(head: bytes) -> bool:
@@ -218,7 +253,10 @@ def write_file(
         end = position + len(tensor.data)
         document[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
         position = end
-    raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    try:
+        raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{target}: a name or metadata cannot be written as text: {error.reason}") from None
     raw += b" " * (-len(raw) % 8)  # the data begins on an 8-byte border, as every mapper likes it
     parse_header(raw, 8 + len(raw) + position)
     chunks = [len(raw).to_bytes(8, "little"), raw, *(tensors[name].data for name in names)]
@@ -232,6 +270,8 @@ def _aligned_order(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
     """Write beside the target, flush to disk, then rename over it."""
+    if not path.name:
+        raise FormatError(f"{path}: not the name of a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as file:
@@ -240,10 +280,10 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise FormatError(f"{path}: cannot be written: {error.strerror}") from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FormatError(f"{path}: cannot be written: {error.strerror}") from None
         raise
     return path

@@ -105,7 +105,18 @@ def _metadata(found: object) -> dict[str, str]:
     for key, value in found.items():
         if not isinstance(value, str):
             raise FormatError(f"metadata {_shown(key)} is a {type(value).__name__}; only strings are allowed")
+        if not (_is_text(key) and _is_text(value)):
+            raise FormatError(f"metadata {_shown(key)} holds half a surrogate pair, which no text can")
     return found
+
+
+def _is_text(value: str) -> bool:
+    """JSON can spell lone surrogates; they could be neither printed nor written again."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _span(name: str, entry: object) -> Span:
@@ -122,6 +133,8 @@ def _span(name: str, entry: object) -> Span:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(at) for at in offsets):
         raise FormatError(f"tensor {_shown(name)} has data_offsets {_shown(offsets)}; two positions were expected")
     begin, end = offsets
+    if math.prod(size for size in shape if size) >= MAX_SIZE:  # even where a 0 makes it empty: no array has this shape
+        raise FormatError(f"tensor {_shown(name)} has shape {shape}: more numbers than can be counted")
     size = math.prod(shape) * BITS[dtype] // 8
     if size != end - begin:
         raise FormatError(

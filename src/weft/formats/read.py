@@ -13,9 +13,12 @@ from collections.abc import Mapping
 
 from weft.adapter import Adapter, Entry, Problem, Ref, Tensor
 from weft.errors import FormatError
-from weft.formats.classify import Context, Group, classify
+from weft.formats.classify import classify
 from weft.formats.config import from_adapter_config, from_metadata, is_true, network_args
 from weft.formats.grammar import Key, candle_home, is_candle_path, locate, split
+from weft.formats.group import Context, Group
+from weft.formats.restore import restore_alphas
+from weft.formats.spell import CANDLE_ALPHA
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
@@ -55,6 +58,7 @@ def read(
     entries: list[Entry] = []
     for group in _grouped(keys, tensors, problems):
         classify(group, context, entries, problems)
+    entries = restore_alphas(entries, metadata)
     if shared and not context.used_shared:
         problems.append(Problem("orphan", tuple(shared), "VeRA projections without any lambda vectors"))
     return Adapter(
@@ -183,7 +187,7 @@ def _file_warnings(metadata: Mapping[str, str], chosen: str | None, keys: list[K
         )
     if chosen is not None and chosen != "default":
         found.append(f"the keys carry the adapter name {chosen!r}")
-    if any(key.family == "candle" for key in keys) and not _glora_modules(keys):
+    if CANDLE_ALPHA not in metadata and any(key.family == "candle" for key in keys) and not _glora_modules(keys):
         found.append(
             "candle-lora files hold neither alpha nor rank scaling: scale 1 is used; the program that made it knows its own"
         )

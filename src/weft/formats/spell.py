@@ -18,6 +18,7 @@ from weft.adapter import Adapter, Boft, Entry, Factors, Full, Glora, Ia3, Loha, 
 
 #: metadata keys weft adds so that a later conversion gives back the same bits
 STORED_ALPHA = "weft.alpha"
+CANDLE_ALPHA = "weft.candle_alpha"
 PEFT_CONFIG = "weft.adapter_config"
 DIFFUSERS_CONFIG = "weft.lora_adapter_metadata"
 
@@ -171,6 +172,7 @@ def carried_metadata(adapter: Adapter) -> dict[str, str]:
     if adapter.config is not None:
         kept[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
     kept.pop(STORED_ALPHA, None)
+    kept.pop(CANDLE_ALPHA, None)
     return kept
 
 

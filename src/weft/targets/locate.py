@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 
-from weft.adapter import Adapter, Entry, Lora, Ref
+from weft.adapter import Adapter, Entry, Full, Lora, Ref
 from weft.targets.fit import fitted, stacked_shape, uses_of, widened
 from weft.targets.index import Component, ModelIndex, Spelling
 from weft.targets.links import Naming
@@ -108,6 +108,11 @@ class Locator:
     def _fits(self, entry: Entry, hit: Match) -> bool:
         uses = uses_of(hit.spelling, entry.param.removesuffix("?"))
         return uses is not None and fitted(entry.factors, stacked_shape(hit.component, uses)) is not None
+
+
+def is_saved_module(entry: Entry) -> bool:
+    """A module PEFT saved whole, such as a classifier's head: it may be new to the base."""
+    return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
 
 
 def fits(entry: Entry, index: ModelIndex) -> bool:

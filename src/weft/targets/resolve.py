@@ -18,7 +18,7 @@ from weft.errors import TargetError
 from weft.targets.fit import delta_shape, either_way, fitted, spelt_shape, stacked_shape, uses_of, widened
 from weft.targets.index import Component, ModelIndex, Use
 from weft.targets.links import Shape
-from weft.targets.locate import Locator, Match
+from weft.targets.locate import Locator, Match, is_saved_module
 from weft.targets.plan import Finding, Piece, Placement, Plan, Report
 
 _MAX_NEAREST = 8  # looking up a nearest name costs milliseconds; a wholly foreign file has thousands
@@ -55,7 +55,7 @@ class _Resolver:
             return self._place_below(entry)
         match = self.locator.match(entry)
         if isinstance(match, str):
-            return self._new_module(entry) if _is_saved_module(entry) else self._unplaced(entry, match)
+            return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
         param = entry.param.removesuffix("?")
         uses = uses_of(match.spelling, param)
         if uses is None:
@@ -147,10 +147,6 @@ class _Resolver:
             nearest = _nearest(entry.ref, self.locator.candidates(entry.ref))
         self.report.unplaced.append(Finding(entry.keys, str(entry.ref), entry.ref.component, reason, nearest))
         return None
-
-
-def _is_saved_module(entry: Entry) -> bool:
-    return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
 
 
 def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape: Shape) -> list[Placement]:

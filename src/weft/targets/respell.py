@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from weft.adapter import Adapter, Entry, Factors, Oft, Ref
 from weft.targets.cut import Blocks, cut, join, swapped
-from weft.targets.fit import fitted, stacked_shape, uses_of
+from weft.targets.fit import fitted, stacked_shape, uses_of, widened
 from weft.targets.index import Component, ModelIndex, Use, module_of
 from weft.targets.links import Link, Naming
-from weft.targets.locate import Locator
+from weft.targets.locate import Locator, is_saved_module
 from weft.targets.plan import Finding
 
 #: metadata that lets a joined file be cut again exactly as it was
@@ -48,6 +48,9 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
         if entry.param.endswith("?"):
             continue  # made again by whoever reads the weight's entry
         located = _located(entry, locator)
+        if isinstance(located, str) and is_saved_module(entry):
+            whole.append(replace(entry, ref=replace(entry.ref, component=next(iter(index.components)))))
+            continue
         if isinstance(located, str):
             result.lost.append(Finding(entry.keys, str(entry.ref), entry.ref.component, located))
             continue
@@ -88,7 +91,10 @@ def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...]
         uses = uses[entry.ref.part : entry.ref.part + 1]
     if not uses:
         return f"the module has no part {entry.ref.part}"
-    factors = fitted(entry.factors, stacked_shape(match.component, uses))
+    shape = stacked_shape(match.component, uses)
+    factors = fitted(entry.factors, shape)
+    if factors is None and (large := widened(entry.factors, shape, uses)):
+        factors = replace(entry.factors, widen=large)
     return match.component, uses, factors if factors is not None else entry.factors
 
 

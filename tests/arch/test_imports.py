@@ -1,0 +1,121 @@
+"""The arrows of docs/architecture.md: an import may only point down."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src" / "weft"
+
+#: package -> its height; equal heights do not know each other
+TIERS = {
+    "errors": 0,
+    "adapter": 1,
+    "formats": 2,
+    "targets": 2,
+    "ops": 2,
+    "exchange": 3,
+    "cli": 9,
+    "__main__": 10,
+    "__init__": 10,
+}
+#: third-party imports each package may use
+ALLOWED = {
+    "errors": set(),
+    "adapter": set(),
+    "formats": {"numpy", "safetensors"},
+    "targets": set(),
+    "ops": {"torch", "triton"},
+    "exchange": set(),
+    "cli": {"typer", "rich"},
+    "__main__": set(),
+    "__init__": set(),
+}
+FILES = sorted(SRC.rglob("*.py"))
+
+
+def package_of(path: Path) -> str:
+    relative = path.relative_to(SRC)
+    return relative.stem if len(relative.parts) == 1 else relative.parts[0]
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_point_down(path: Path) -> None:
+    here = package_of(path)
+    for name in imports_of(path):
+        if not name.startswith("weft."):
+            continue
+        there = name.split(".")[1]
+        assert there == here or TIERS[there] < TIERS[here], f"{path.name} ({here}) imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_third_party_imports_are_those_of_the_page(path: Path) -> None:
+    for name in imports_of(path):
+        root = name.split(".")[0]
+        if root in ("weft", "__future__") or root in sys.stdlib_module_names:
+            continue
+        assert root in ALLOWED[package_of(path)], f"{path.name} imports {root}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
+def test_files_stay_small_and_say_what_they_are(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+
+
+def test_nothing_unpickles_or_walks_attributes_by_file_names() -> None:
+    for path in FILES:
+        for name in imports_of(path):
+            assert name.split(".")[0] not in ("pickle", "shelve", "marshal"), path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr == "load":
+                owner = node.value
+                assert not (isinstance(owner, ast.Name) and owner.id == "torch"), f"{path}: torch.load"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("setattr", "eval", "exec", "delattr"), f"{path}: {node.func.id}"
+
+
+@pytest.mark.parametrize("verb", [["--help"], ["inspect"], ["check", "--base", "sd1.5"], ["hash"], ["convert"]])
+def test_reading_never_imports_torch(verb: list[str], tmp_path: Path) -> None:
+    file = Path(__file__).parents[1] / "data" / "files" / "cloneofsimo_lora_disney.safetensors"
+    arguments = [*verb, str(file)] if verb != ["--help"] else verb
+    if verb == ["convert"]:
+        arguments += [str(tmp_path / "out.safetensors"), "--to", "kohya"]
+    program = (
+        "import sys\n"
+        "from weft.cli.app import app\n"
+        f"try:\n    app({arguments!r})\n"
+        "except SystemExit as stop:\n    code = stop.code\n"
+        "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'pickle5'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_is_sorted_and_importable() -> None:
+    import weft
+
+    assert weft.__all__ == sorted(weft.__all__)
+    for name in weft.__all__:
+        assert getattr(weft, name) is not None
+    with pytest.raises(AttributeError):
+        weft.no_such_name  # noqa: B018

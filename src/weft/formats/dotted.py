@@ -206,7 +206,7 @@ def _still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -
 
 def _patterns(entries: Iterable[Entry]) -> dict[str, object]:
     """r, lora_alpha and the exceptions; alpha = rank where the file had none."""
-    rows = {e.ref.name: e.factors for e in entries if isinstance(e.factors, Lora | Loha)}
+    rows = {_config_name(e): e.factors for e in entries if isinstance(e.factors, Lora | Loha)}
     ranks = {name: f.rank for name, f in rows.items()}
     alphas = {name: f.scale * f.rank if not f.stabilised else f.scale * f.rank**0.5 for name, f in rows.items()}
     alphas = {name: rows[name].alpha or value for name, value in alphas.items()}
@@ -218,6 +218,12 @@ def _patterns(entries: Iterable[Entry]) -> dict[str, object]:
         "rank_pattern": {_anchored(n, rows): r for n, r in ranks.items() if r != rank},
         "alpha_pattern": {_anchored(n, rows): _whole(a) for n, a in alphas.items() if a != alpha},
     }
+
+
+def _config_name(entry: Entry) -> str:
+    """Text encoders have lost their `text_model.` in memory; patterns match the end of a path either way."""
+    encoder = entry.ref.component.startswith("te")
+    return entry.ref.name.removeprefix("text_model.") if encoder else entry.ref.name
 
 
 def _whole(value: float) -> float:
@@ -234,7 +240,7 @@ def lora_config(entries: list[Entry]) -> dict[str, object]:
     loras = [entry for entry in entries if isinstance(entry.factors, Lora)]
     return {
         **_patterns(loras),
-        "target_modules": sorted({entry.ref.name for entry in loras}),
+        "target_modules": sorted({_config_name(entry) for entry in loras}),
         "use_rslora": any(entry.factors.stabilised for entry in loras),
         "use_dora": any(entry.factors.magnitude is not None for entry in loras),
         "lora_bias": any(isinstance(e.factors, Full) and e.factors.bias_rank is not None for e in entries),

@@ -181,6 +181,37 @@ def torch_base(shapes: Mapping[str, Sequence[int]]) -> Base:
     return Base(index_from_names({name: tuple(shape) for name, shape in shapes.items()}))
 
 
+def shape_of(base: str, name: str) -> tuple[int, ...]:
+    """Of the weight of "component:module", by its diffusers name."""
+    component, _, part = name.partition(":")
+    return known_index(base).components[component].parts[f"{part}.weight"]
+
+
+def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
+    """component:module -> what its weight receives, for an adapter that has to fit without rest."""
+    found = known(base, naming).plan(adapter).placements
+    placed = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in found}
+    assert len(placed) == len(found)
+    return placed
+
+
+def lands(base: str, module: str, diffusers: str | Sequence[str], original: str | None = None, rows: Rows | None = None,
+          *, spelling: str = "kohya", dialect: str | None = None, rank: int = 3) -> None:  # fmt: skip
+    """A LoRA of ``module`` ends exactly there: "component:module" in diffusers names (several, for a fused
+    layer) and in those of a single file, on ``rows`` of it."""
+    parts = [diffusers] if isinstance(diffusers, str) else list(diffusers)
+    shapes = [shape_of(base, part) for part in parts]
+    _, into, *kernel = shapes[0]
+    pair = lora(module, sum(s[0] for s in shapes), into, rank, kernel=kernel, spelling=spelling, empty=True)
+    adapter = read(pair)
+    if dialect is not None:
+        assert adapter.dialects == (dialect,)
+    assert list(places(base, "diffusers", adapter)) == parts
+    if original is not None:
+        ((name, placement),) = places(base, "original", adapter).items()
+        assert (name, placement.target) == (original, rows)
+
+
 def close(result: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-9) -> None:
     assert result.shape == expected.shape
     assert expected.abs().max() > 1e-6, "nothing is compared"

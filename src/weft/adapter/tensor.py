@@ -35,6 +35,9 @@ class Tensor:
     shape: tuple[int, ...]
     data: memoryview | bytes
 
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}, {list(self.shape)})"
+
     @property
     def numel(self) -> int:
         return math.prod(self.shape)

@@ -258,8 +258,9 @@ def write_file(
     except UnicodeEncodeError as error:
         raise FormatError(f"{target}: a name or metadata cannot be written as text: {error.reason}") from None
     raw += b" " * (-len(raw) % 8)  # the data begins on an 8-byte border, as every mapper likes it
-    parse_header(raw, 8 + len(raw) + position)
-    chunks = [len(raw).to_bytes(8, "little"), raw, *(tensors[name].data for name in names)]
+    prefix = len(raw).to_bytes(8, "little")
+    parse_header(raw[: header_length(prefix, 8 + len(raw))], 8 + len(raw) + position)
+    chunks = [prefix, raw, *(tensors[name].data for name in names)]
     return write_atomic(target, chunks)
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from weft.adapter import Factors, Full, Lora, Magnitude, Tensor, scalar, stacked
+from weft.adapter import Factors, Full, Loha, Lokr, Lora, Magnitude, Tensor, scalar, stacked
 from weft.adapter.factors import magnitude_rows
 
 
@@ -122,10 +122,13 @@ def join(parts: Sequence[Factors | None], sizes: Sequence[int]) -> tuple[Factors
         return None
     if isinstance(first, Full):
         return _join_full(parts, sizes)
+    magnitude = _joined_magnitude(parts)
+    if magnitude is False:
+        return None
     if isinstance(first, Lora) and all(isinstance(part, Lora) and part.groups == 1 for part in there):
-        magnitude = _joined_magnitude(parts)
-        loras = [part if isinstance(part, Lora) else None for part in parts]
-        return _join_lora(loras, sizes, magnitude) if magnitude is not False else None
+        return _join_lora([part if isinstance(part, Lora) else None for part in parts], sizes, magnitude)
+    if isinstance(first, Loha | Lokr):
+        return _join_products(parts, sizes, magnitude)
     return None
 
 
@@ -148,6 +151,37 @@ def _join_full(parts: Sequence[Factors | None], sizes: Sequence[int]) -> tuple[F
     ]
     made = Blocks(tuple(1 if p is not None else 0 for p in parts), (None,) * len(parts), shared=True)
     return replace(first, value=stacked(values)), made
+
+
+def _join_products(
+    parts: Sequence[Factors | None], sizes: Sequence[int], magnitude: Magnitude | None
+) -> tuple[Factors, Blocks] | None:
+    """LoHa and LoKr join where they were cut: the row factors stack, all others must be the same."""
+    there = [part for part in parts if part is not None]
+    first = there[0]
+    rows = ("w1_a", "w2_a") if isinstance(first, Loha) else ("w1",) if "w1" in first.tensors() else ("w1_a",)
+    unit = first.factor_shapes()[1][0] if isinstance(first, Lokr) else 1
+    shared = {role: tensor for role, tensor in first.tensors().items() if role not in rows}
+    if isinstance(first, Loha) and first.t1 is not None:
+        return None
+    for part in there:
+        own = part.tensors()
+        if own.keys() != first.tensors().keys() or part.alpha != first.alpha or part.residual or part.stored_scale:
+            return None
+        if any(not own[role].same(tensor) for role, tensor in shared.items()):
+            return None
+    stacks = {
+        role: stacked(
+            [
+                part.tensors()[role] if part is not None else _zero_rows(first.tensors()[role], size // unit)
+                for part, size in zip(parts, sizes, strict=True)
+            ]
+        )
+        for role in rows
+    }
+    made = Blocks(tuple(1 if p is not None else 0 for p in parts), (first.alpha,) * len(parts), shared=True)
+    fields: dict[str, Any] = {**stacks, "magnitude": magnitude}
+    return replace(first, **fields), made
 
 
 def _join_lora(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from weft.adapter import Adapter
@@ -85,13 +86,10 @@ def _named(index: ModelIndex) -> ModelIndex:
     for known in KNOWN:
         reference = known_index(known.name).components
         mine = reference.get("unet") or reference.get("model") or next(iter(reference.values()))
-        same_size = len(mine.links) - len(mine.missing) <= len(first.links) <= len(mine.links)
-        if same_size and all(
-            first.parts.get(part) == shape for part, shape in mine.parts.items() if part not in mine.missing
-        ):
+        needed = {part: shape for part, shape in mine.parts.items() if part not in mine.missing}
+        if len(needed) <= len(first.parts) <= len(mine.parts) and needed.items() <= first.parts.items():
             components = dict(index.components)
             if "model" in components and "unet" in reference:
-                own = components.pop("model")
-                components["unet"] = Component("unet", own.table, own.naming, own.links, own.prefix)
+                components["unet"] = replace(components.pop("model"), name="unet")
             return ModelIndex(components, known.name, index.source)
     return index

@@ -133,9 +133,10 @@ def _span(name: str, entry: object) -> Span:
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(at) for at in offsets):
         raise FormatError(f"tensor {_shown(name)} has data_offsets {_shown(offsets)}; two positions were expected")
     begin, end = offsets
-    if math.prod(size for size in shape if size) >= MAX_SIZE:  # even where a 0 makes it empty: no array has this shape
+    count = math.prod(shape)
+    if (count or math.prod(filter(None, shape))) >= MAX_SIZE:  # a 0 does not excuse it: no array has this shape
         raise FormatError(f"tensor {_shown(name)} has shape {shape}: more numbers than can be counted")
-    size = math.prod(shape) * BITS[dtype] // 8
+    size = count * BITS[dtype] // 8
     if size != end - begin:
         raise FormatError(
             f"tensor {_shown(name)}: {dtype} {shape} takes {size:,} bytes, data_offsets give {end - begin:,}"

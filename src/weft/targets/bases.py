@@ -126,7 +126,7 @@ def _component(part: Part, naming: Naming) -> Component:
         missing = frozenset(extra) if naming == "diffusers" else missing
     table = TABLES[part.table]
     prefix = part.prefix if naming == "original" else ""
-    return Component(part.component, table, naming, tuple(table.links(shapes, "diffusers")), prefix, missing)
+    return Component(part.component, table, naming, shapes, "diffusers", prefix, missing)
 
 
 @lru_cache(maxsize=64)

@@ -8,11 +8,12 @@ cheap: bases of families that know none of the names are not scored, and an exac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from weft.adapter import Adapter, Entry
 from weft.targets.bases import KNOWN, Known, known_index, listing
+from weft.targets.links import Naming
 from weft.targets.locate import fits
 from weft.targets.resolve import resolve
 from weft.targets.rules import RuleTable
@@ -53,7 +54,7 @@ def detect(adapter: Adapter) -> Detection:
     candidates = _candidates(entries)
     if any(e.ref.name.startswith("#") for e in entries):
         return _listed(adapter, entries)
-    scores = {known.name: _score(known, entries) for known in candidates}
+    scores = _scores(candidates, entries)
     best = max(scores.values(), default=0)
     if best == 0:
         return Detection(None, 0.0, ("no known base has these modules",), scores, len(entries))
@@ -74,9 +75,36 @@ def detect(adapter: Adapter) -> Detection:
     return Detection(chosen, round(confidence, 3), tuple(evidence), scores, len(entries))
 
 
-def _score(known: Known, entries: list[Entry]) -> int:
-    index = known_index(known.name)
-    return sum(1 for entry in entries if fits(entry, index))
+def _scores(candidates: list[Known], entries: list[Entry]) -> dict[str, int]:
+    """Modules that fit, by base. A variant differs in its input layer only: unless that is named, it scores alike."""
+    encoders = [entry for entry in entries if entry.ref.component.startswith("te")]
+    others = [entry for entry in entries if not entry.ref.component.startswith("te")]
+    namings = _namings(others)
+    input_named = any(_INPUT.search(entry.ref.name) for entry in others)
+    scores: dict[str, int] = {}
+    for known in candidates:
+        if known.variant_of in scores and not input_named and known.name != "flux1-schnell":
+            scores[known.name] = scores[known.variant_of]
+            continue
+        index = known_index(known.name)
+        score = sum(1 for entry in others if fits(entry, index, namings))
+        scores[known.name] = score + sum(1 for entry in encoders if fits(entry, index, ("diffusers",)))
+    return scores
+
+
+_INPUT = re.compile(r"conv_in|input_blocks[._]0[._]|x_embedder|img_in|pos_embed|patch_embedding")
+_LDM = re.compile(r"(input|output)_blocks[._]|middle_block[._]|time_embed[._]\d|label_emb|out[._]\d")
+
+
+def _namings(entries: list[Entry]) -> tuple[Naming, ...]:
+    """The namings that occur; a UNet's are told apart by their first word, so that one need not be built."""
+    unet = [entry for entry in entries if _UNET.match(_NUMBER.sub("#", entry.ref.name.replace(".", "_")))]
+    if len(unet) * 2 < len(entries) or not entries:
+        return ("diffusers", "original")
+    original = sum(1 for entry in unet if _LDM.match(entry.ref.name))
+    if original == 0:
+        return ("diffusers",)
+    return ("original",) if original == len(entries) else ("diffusers", "original")
 
 
 def _break_tie(tied: list[str], metadata: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -90,22 +118,26 @@ def _break_tie(tied: list[str], metadata: Mapping[str, str]) -> tuple[str, list[
 
 def _candidates(entries: list[Entry]) -> list[Known]:
     """Bases of the families whose names occur, cheap to find because only name forms are compared."""
-    forms: dict[tuple[bool, str], int] = {}
+    forms: dict[str, int] = {}
     for entry in entries:
-        key = entry.ref.component.startswith("te"), _NUMBER.sub("#", entry.ref.name.replace(".", "_"))
-        forms[key] = forms.get(key, 0) + 1
-    families = {
-        name: sum(n for (te, form), n in forms.items() if not te and knows(form)) for name, knows in _families().items()
-    }
-    best = max(families.values(), default=0)
+        if not entry.ref.component.startswith("te"):
+            form = _NUMBER.sub("#", entry.ref.name.replace(".", "_"))
+            forms[form] = forms.get(form, 0) + 1
+    total = sum(forms.values())
+    counts: dict[str, int] = {}
+    for name, knows in _families():
+        counts[name] = sum(n for form, n in forms.items() if knows(form))
+        if counts[name] == total > 0 and name == "unet":
+            break  # no other family shares a UNet's names
+    best = max(counts.values(), default=0)
     if best > 0:
-        kept = {name for name, count in families.items() if count * 2 >= best}
+        kept = {name for name, count in counts.items() if count * 2 >= best}
         return [known for known in KNOWN if _family(known) in kept]
-    return [
-        known
-        for known in KNOWN
-        if known.parts[0].component != "unet" or known.name in ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev")
-    ]
+    return [known for known in KNOWN if known.parts[0].component != "unet" or known.name in _WITH_ENCODERS]
+
+
+#: one base for each set of text encoders, for adapters that train nothing else
+_WITH_ENCODERS = ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev")
 
 
 def _family(known: Known) -> str:
@@ -113,25 +145,21 @@ def _family(known: Known) -> str:
     return part.listing if part.table == "own" else part.table
 
 
-def _families() -> dict[str, Callable[[str], bool]]:
-    found: dict[str, Callable[[str], bool]] = {"unet": lambda form: _UNET.match(form) is not None}
+def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
+    """(family, does it know this form), the UNets first."""
+    yield "unet", lambda form: _UNET.match(form) is not None
     for name, table in TABLES.items():
         if isinstance(table, RuleTable) and name != "openclip":
-            found[name] = table.module_forms().__contains__
+            yield name, table.module_forms().__contains__
     for known in KNOWN:
         part = known.parts[0]
-        if part.table == "own" and part.component != "te1" and part.component != "te3":
-            found[part.listing] = _listing_forms(part.listing).__contains__
-    return found
+        if part.table == "own" and not part.component.startswith("te"):
+            yield part.listing, _listing_forms(part.listing).__contains__
 
 
 def _listing_forms(name: str) -> set[str]:
-    forms = set()
-    for tensor in listing(name):
-        module = tensor.rpartition(".")[0] or tensor
-        for spelt in (module, module.partition(".")[2]):
-            forms.add(_NUMBER.sub("#", spelt.replace(".", "_")))
-    return forms
+    modules = {_NUMBER.sub("#", tensor.rpartition(".")[0] or tensor) for tensor in listing(name)}
+    return {spelt.replace(".", "_") for module in modules for spelt in (module, module.partition(".")[2])}
 
 
 def _listed(adapter: Adapter, entries: list[Entry]) -> Detection:

@@ -11,7 +11,7 @@ The same adapter therefore resolves against a diffusers folder and a single-file
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weft.targets.links import Link, Naming, Shape, Table
@@ -62,15 +62,27 @@ Spelling = Mapping[str, tuple[Use, ...]]
 
 @dataclass(frozen=True)
 class Component:
+    """``shapes`` are tensors in the ``listed`` naming; ``naming`` is that of the files at hand.
+
+    Everything else is derived when first asked for, so a look at one naming never pays for the other.
+    """
+
     name: str
     table: Table
     naming: Naming
-    links: tuple[Link, ...]
+    shapes: Mapping[str, Shape]
+    listed: Naming = "diffusers"
     prefix: str = ""
-    missing: frozenset[str] = field(default_factory=frozenset)  # parts this naming's files do not hold
+    missing: frozenset[str] = frozenset()  # parts this naming's files do not hold
 
     @cached_property
-    def parts(self) -> dict[str, Shape]:
+    def links(self) -> list[Link]:
+        return self.table.links(self.shapes, self.listed)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Shape]:
+        if self.listed == "diffusers":
+            return self.shapes
         return {link.part: link.shape for link in self.links}
 
     @cached_property
@@ -116,9 +128,9 @@ class Component:
     @cached_property
     def by_diffusers(self) -> dict[str, Spelling]:
         found: dict[str, dict[str, tuple[Use, ...]]] = {}
-        for link in self.links:
-            module, param = module_of(link.part)
-            found.setdefault(module, {})[param] = (Use(link.part),)
+        for part in self.parts:
+            module, param = module_of(part)
+            found.setdefault(module, {})[param] = (Use(part),)
         return _with_roots(found)
 
     @cached_property
@@ -131,15 +143,19 @@ class Component:
             if len(uses) > 1:
                 for number, use in enumerate(uses):
                     found.setdefault(f"{module}.{number}", {})[param] = (use,)
-        for alias, parts in self.table.aliases(list(self.links)).items():
+        for alias, parts in self.table.aliases(self.links).items():
             for param in ("weight", "bias"):
                 if all(f"{part}.{param}" in self.parts for part in parts):
                     found.setdefault(alias, {})[param] = tuple(Use(f"{part}.{param}") for part in parts)
         return _with_roots(found)
 
     @cached_property
-    def _flat(self) -> tuple[dict[str, str], dict[str, str]]:
-        return _flattened(self.by_diffusers), _flattened(self.by_original)
+    def _flat_diffusers(self) -> dict[str, str]:
+        return _flattened(self.by_diffusers)
+
+    @cached_property
+    def _flat_original(self) -> dict[str, str]:
+        return _flattened(self.by_original)
 
     def spelt(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> Spelling | None:
         """What a module name covers; ``prefer`` decides where the two namings disagree."""
@@ -147,19 +163,26 @@ class Component:
         found = self.spelt_by(name, flat=flat)
         return next((found[naming] for naming in order if naming in found), None)
 
-    def spelt_by(self, name: str, *, flat: bool) -> dict[str, Spelling]:
-        """The readings of a module name, by naming."""
+    def spelt_by(
+        self, name: str, *, flat: bool, namings: tuple[Naming, ...] = ("diffusers", "original")
+    ) -> dict[str, Spelling]:
+        """The readings of a module name, by naming; a path may have one segment too many in front."""
         found: dict[str, Spelling] = {}
-        joined = name.replace(".", "_")
-        for naming, table, flats in zip(
-            ("diffusers", "original"), (self.by_diffusers, self.by_original), self._flat, strict=True
-        ):
-            module = name if not flat and name in table else flats.get(joined)
-            if module is not None:
-                found[naming] = table[module]
-        if not found and not flat and "." in name:
-            return self.spelt_by(name.partition(".")[2], flat=False) if name.count(".") > 1 else {}
+        for naming in namings:
+            spelling = self._spelt_in(name, flat, naming)
+            if spelling is not None:
+                found[naming] = spelling
+        if not found and not flat and name.count(".") > 1:
+            return self.spelt_by(name.partition(".")[2], flat=False, namings=namings)
         return found
+
+    def _spelt_in(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
+        table = self.by_diffusers if naming == "diffusers" else self.by_original
+        if not flat and name in table:
+            return table[name]
+        flats = self._flat_diffusers if naming == "diffusers" else self._flat_original
+        module = flats.get(name.replace(".", "_"))
+        return table[module] if module is not None else None
 
     def modules(self) -> Iterable[str]:
         """Every module name of either naming."""
@@ -205,7 +228,7 @@ def module_of(tensor: str) -> tuple[str, str]:
 def component_from_names(name: str, shapes: Mapping[str, Shape], prefix: str = "") -> Component:
     """Recognise the family of a network from its tensor names and index it."""
     table, naming = recognise(shapes)
-    return Component(name, table, naming, tuple(table.links(shapes, naming)), prefix)
+    return Component(name, table, naming, shapes, naming, prefix)
 
 
 def recognise(names: Iterable[str]) -> tuple[Table, Naming]:
@@ -235,7 +258,7 @@ def index_from_names(shapes: Mapping[str, Shape], *, source: str = "", base: str
     if bare and (not components or len(bare) > len(shapes) // 2):
         found = component_from_names("model", bare)
         name = _role(found, bare)
-        components[name] = Component(name, found.table, found.naming, found.links)
+        components[name] = replace(found, name=name)
     return ModelIndex(components, base, source)
 
 

@@ -115,13 +115,13 @@ def is_saved_module(entry: Entry) -> bool:
     return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
 
 
-def fits(entry: Entry, index: ModelIndex) -> bool:
+def fits(entry: Entry, index: ModelIndex, namings: tuple[Naming, ...] = ("diffusers", "original")) -> bool:
     """Whether an entry names a module of ``index`` and has its shape; a quick look for recognising bases."""
     ref, encoder = entry.ref, entry.ref.component.startswith("te")
     for component in index:
         if ref.component and component.name != "model" and encoder != component.name.startswith("te"):
             continue
-        for spelling in component.spelt_by(ref.name, flat=ref.flat).values():
+        for spelling in component.spelt_by(ref.name, flat=ref.flat, namings=namings).values():
             uses = uses_of(spelling, entry.param.removesuffix("?"))
             if uses is not None and ref.part is not None:
                 uses = uses[ref.part : ref.part + 1] or None

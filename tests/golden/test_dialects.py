@@ -1,0 +1,715 @@
+"""Every spelling of section 3 and 7 of the format notes: one small test each, to the exact module it means."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import weft
+from tests.golden.weave import close, known, lands, lora, numbers, places, product, shape_of, small, torch_base
+from tests.support import DATA, base_listing, hollow, lora_listing, random, tensor
+from weft.adapter import Tensor
+from weft.errors import FormatError, TargetError
+from weft.exchange.load import load
+from weft.formats.grammar import locate
+from weft.formats.read import read
+from weft.targets.bases import known_index
+
+SINGLE = "unet:model.diffusion_model."
+ATTN = "transformer_blocks.0.attn1.to_q"
+TEXT = "text_model.encoder.layers.5.self_attn.q_proj"
+FLAT_TEXT = TEXT.replace(".", "_")
+T5 = "encoder.block.9.layer.1.DenseReluDense.wi_0"
+Q, K, V = (f"unet:transformer_blocks.3.attn.to_{leaf}" for leaf in "qkv")
+OUT = "unet:transformer_blocks.3.attn.to_out.0"
+QKV, PROJ = "double_blocks.3.img_attn.qkv", "double_blocks.3.img_attn.proj"
+LINEAR1 = [f"unet:single_transformer_blocks.3.{leaf}" for leaf in ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")]
+
+
+# kohya and its relatives: flat names
+
+
+def test_kohya_sd1() -> None:
+    lands("sd1.5", f"lora_unet_down_blocks_1_attentions_0_{ATTN.replace('.', '_')}",
+          f"unet:down_blocks.1.attentions.0.{ATTN}", f"{SINGLE}input_blocks.4.1.{ATTN}", dialect="kohya")  # fmt: skip
+    lands("sd1.5", f"lora_te_{FLAT_TEXT}", f"te1:{TEXT}", f"te1:cond_stage_model.transformer.{TEXT}", dialect="kohya")
+
+
+def test_kohya_sd2() -> None:
+    lands("sd2.1", "lora_unet_mid_block_attentions_0_proj_out", "unet:mid_block.attentions.0.proj_out",
+          f"{SINGLE}middle_block.1.proj_out")  # fmt: skip
+    home = "te1:cond_stage_model.model.transformer.resblocks.5.attn.in_proj_weight"
+    lands("sd2.1", f"lora_te_{FLAT_TEXT}", f"te1:{TEXT}", home, (0, 1024))
+
+
+@pytest.mark.parametrize("block", ["input_blocks.4.1", "down_blocks.1.attentions.0"])
+def test_kohya_sdxl_under_sgm_and_diffusers_names(block: str) -> None:
+    lands("sdxl", f"lora_unet_{block}.{ATTN}".replace(".", "_"), f"unet:down_blocks.1.attentions.0.{ATTN}",
+          f"{SINGLE}input_blocks.4.1.{ATTN}", dialect="kohya")  # fmt: skip
+
+
+def test_kohya_text_encoders() -> None:
+    lands("sdxl", f"lora_te1_{FLAT_TEXT}", f"te1:{TEXT}", f"te1:conditioner.embedders.0.transformer.{TEXT}")
+    fused = "te2:conditioner.embedders.1.model.transformer.resblocks.5.attn.in_proj_weight"
+    lands("sdxl", f"lora_te2_{FLAT_TEXT}", f"te2:{TEXT}", fused, (0, 1280))
+    lands("sd3-medium", f"lora_te3_{T5.replace('.', '_')}", f"te3:{T5}", f"te3:text_encoders.t5xxl.transformer.{T5}")
+    lands("flux1-dev", f"lora_te1_{FLAT_TEXT}", f"te1:{TEXT}", f"te1:text_encoders.clip_l.transformer.{TEXT}")
+    lands(
+        "sd1.5", f"lora_te_wrapped_transformer_{FLAT_TEXT}", f"te1:{TEXT}", f"te1:cond_stage_model.transformer.{TEXT}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "parts"),
+    [
+        ("x_block.attn.qkv", ["attn.to_q", "attn.to_k", "attn.to_v"]),
+        ("context_block.attn.qkv", ["attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"]),
+        ("x_block.attn2.qkv", ["attn2.to_q", "attn2.to_k", "attn2.to_v"]),
+        ("x_block.attn.proj", ["attn.to_out.0"]),
+        ("context_block.mlp.fc1", ["ff_context.net.0.proj"]),
+        ("x_block.adaLN_modulation.1", ["norm1.linear"]),
+    ],
+)
+def test_kohya_sd3(module: str, parts: list[str]) -> None:
+    lands("sd3.5-medium", f"lora_unet_joint_blocks_3_{module.replace('.', '_')}",
+          [f"unet:transformer_blocks.3.{part}" for part in parts], f"{SINGLE}joint_blocks.3.{module}")  # fmt: skip
+
+
+def test_kohya_sd3_top_level() -> None:
+    for flat, part, home in (
+        ("x_embedder_proj", "pos_embed.proj", "x_embedder.proj"),
+        ("context_embedder", "context_embedder", "context_embedder"),
+        ("t_embedder_mlp_0", "time_text_embed.timestep_embedder.linear_1", "t_embedder.mlp.0"),
+        ("y_embedder_mlp_2", "time_text_embed.text_embedder.linear_2", "y_embedder.mlp.2"),
+        ("final_layer_linear", "proj_out", "final_layer.linear"),
+    ):
+        lands("sd3.5-large", f"lora_unet_{flat}", f"unet:{part}", SINGLE + home)
+
+
+def test_kohya_flux_is_fused() -> None:
+    lands("flux1-dev", "lora_unet_double_blocks_3_img_attn_qkv", [Q, K, V], SINGLE + QKV, dialect="kohya")
+    lands("flux1-dev", "lora_unet_single_blocks_3_linear1", LINEAR1, f"{SINGLE}single_blocks.3.linear1")
+    lands("flux1-dev", "lora_unet_single_blocks_3_linear2", "unet:single_transformer_blocks.3.proj_out",
+          f"{SINGLE}single_blocks.3.linear2")  # fmt: skip
+    lands("flux1-dev", "lora_unet_double_blocks_3_txt_mlp_0", "unet:transformer_blocks.3.ff_context.net.0.proj",
+          f"{SINGLE}double_blocks.3.txt_mlp.0")  # fmt: skip
+    lands("flux1-dev", "lora_unet_guidance_in_in_layer", "unet:time_text_embed.guidance_embedder.linear_1",
+          f"{SINGLE}guidance_in.in_layer")  # fmt: skip
+
+
+def test_flux_on_chroma_leaves_only_the_modulation() -> None:
+    fits = lora("lora_unet_double_blocks_3_img_attn_qkv", 9216, 3072, empty=True)
+    not_there = lora("lora_unet_double_blocks_3_img_mod_lin", 18432, 3072, empty=True)
+    report = known("chroma1-hd").plan(fits | not_there, strict=False).report
+    assert report.placed == 2
+    assert [set(finding.keys) for finding in report.unplaced] == [set(not_there)]
+
+
+def test_lycoris_prefix() -> None:
+    lands("flux1-dev", "lycoris_transformer_blocks_3_attn_to_q", Q, SINGLE + QKV, (0, 3072), dialect="lycoris")
+    lands(
+        "sd3.5-large",
+        "lycoris_transformer_blocks_3_attn_to_q",
+        Q,
+        f"{SINGLE}joint_blocks.3.x_block.attn.qkv",
+        (0, 2432),
+    )
+    lands("sdxl", f"lycoris_down_blocks_1_attentions_0_{ATTN.replace('.', '_')}",
+          f"unet:down_blocks.1.attentions.0.{ATTN}", dialect="lycoris")  # fmt: skip
+
+
+def test_lycoris_suffixes_under_kohyas_prefix() -> None:
+    flat = "lora_unet_down_blocks_1_attentions_0_proj_in"
+    tensors = {f"{flat}.lokr_w1": random(1, 20, 20), f"{flat}.lokr_w2": random(2, 32, 32)}
+    adapter = read(tensors)
+    assert adapter.dialects == ("lycoris",)
+    (change,) = known("sdxl").changes(adapter).values()
+    close(change, torch.kron(*map(numbers, tensors.values())))
+
+
+def test_musubi_wan() -> None:
+    for flat, part in (
+        ("self_attn_q", "attn1.to_q"),
+        ("cross_attn_o", "attn2.to_out.0"),
+        ("ffn_0", "ffn.net.0.proj"),
+        ("ffn_2", "ffn.net.2"),
+    ):
+        native = flat.replace("attn_", "attn.").replace("ffn_", "ffn.")
+        lands("wan2.1-t2v-14b", f"lora_unet_blocks_0_{flat}", f"unet:blocks.0.{part}", f"{SINGLE}blocks.0.{native}",
+              dialect="kohya")  # fmt: skip
+
+
+def test_two_underscores_after_the_prefix() -> None:
+    lands(
+        "wan2.1-t2v-14b", "lora_unet__blocks_0_self_attn_q", "unet:blocks.0.attn1.to_q", f"{SINGLE}blocks.0.self_attn.q"
+    )
+    lands("z-image-turbo", "lora_unet__layers_3_attention_to_q", "unet:layers.3.attention.to_q",
+          f"{SINGLE}layers.3.attention.qkv", (0, 3840))  # fmt: skip
+
+
+def test_onetrainer_old() -> None:
+    lands(
+        "flux1-dev", "lora_transformer_transformer_blocks_3_attn_to_q", Q, SINGLE + QKV, (0, 3072), dialect="onetrainer"
+    )
+    lands("flux1-dev", "lora_transformer_single_transformer_blocks_3_proj_mlp", LINEAR1[3],
+          f"{SINGLE}single_blocks.3.linear1", (9216, 12288))  # fmt: skip
+    lands("flux1-dev", f"lora_te2_{T5.replace('.', '_')}", f"te2:{T5}", f"te2:text_encoders.t5xxl.transformer.{T5}")
+    lands("sd3.5-large", "lora_transformer_transformer_blocks_3_attn_add_k_proj", "unet:transformer_blocks.3.attn.add_k_proj",
+          f"{SINGLE}joint_blocks.3.context_block.attn.qkv", (2432, 2432))  # fmt: skip
+
+
+def test_onetrainer_new() -> None:
+    lands("flux1-dev", f"transformer.{QKV}.0", Q, SINGLE + QKV, (0, 3072), dialect="onetrainer")
+    lands(
+        "flux1-dev",
+        "transformer.single_blocks.3.linear1.3",
+        LINEAR1[3],
+        f"{SINGLE}single_blocks.3.linear1",
+        (9216, 12288),
+    )
+    lands("flux1-dev", "transformer.double_blocks.3.img_mlp.0", "unet:transformer_blocks.3.ff.net.0.proj",
+          f"{SINGLE}double_blocks.3.img_mlp.0")  # fmt: skip
+    lands("flux1-dev", f"clip_l.{TEXT}", f"te1:{TEXT}")
+    lands("flux1-dev", f"t5.{T5}", f"te2:{T5}")
+    lands("sdxl", f"unet.input_blocks.4.1.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}")
+    lands("sdxl", f"clip_g.{TEXT}", f"te2:{TEXT}")
+
+
+# diffusers through the years
+
+
+@pytest.mark.parametrize("prefix", ["", "unet."])
+@pytest.mark.parametrize("leaf", ["to_q", "to_k", "to_v", "to_out"])
+def test_attention_processors(prefix: str, leaf: str) -> None:
+    home = f"unet:down_blocks.1.attentions.0.transformer_blocks.0.attn2.{'to_out.0' if leaf == 'to_out' else leaf}"
+    module = f"{prefix}down_blocks.1.attentions.0.transformer_blocks.0.attn2.processor.{leaf}_lora"
+    lands("sd1.5", module, home, spelling="leaf", dialect="diffusers-attn-procs")
+
+
+@pytest.mark.parametrize(
+    ("leaf", "home"), [("to_q", "q_proj"), ("to_k", "k_proj"), ("to_v", "v_proj"), ("to_out", "out_proj")]
+)
+def test_attention_processors_of_the_text_encoder(leaf: str, home: str) -> None:
+    layer = "text_model.encoder.layers.5.self_attn"
+    lands(
+        "sd1.5",
+        f"text_encoder.{layer}.{leaf}_lora",
+        f"te1:{layer}.{home}",
+        spelling="leaf",
+        dialect="diffusers-attn-procs",
+    )
+
+
+def test_lora_linear_layers() -> None:
+    home = f"unet:down_blocks.1.attentions.0.{ATTN}"
+    lands("sd1.5", f"unet.{home[5:]}", home, spelling="dotted", dialect="diffusers")
+    lands("sd1.5", f"unet.{home[5:]}".replace("to_q", "to_out.0"), home.replace("to_q", "to_out.0"), spelling="dotted")
+    lands("sd1.5", f"text_encoder.{TEXT}", f"te1:{TEXT}", spelling="linear", dialect="diffusers")
+    lands("sdxl", f"text_encoder_2.{TEXT}", f"te2:{TEXT}", spelling="linear")
+    lands("flux1-dev", "transformer.transformer_blocks.3.attn.to_q", Q, spelling="dotted", dialect="diffusers")
+
+
+def test_diffusers_peft() -> None:
+    home = f"unet:down_blocks.1.attentions.0.{ATTN}"
+    lands(
+        "sdxl", f"unet.{home[5:]}", home, f"{SINGLE}input_blocks.4.1.{ATTN}", spelling="peft", dialect="diffusers-peft"
+    )
+    lands("sdxl", home[5:], home, spelling="peft", dialect="diffusers-peft")
+    lands("flux1-dev", f"transformer.{Q[5:]}", Q, SINGLE + QKV, (0, 3072), spelling="peft", dialect="diffusers-peft")
+    lands("sdxl", f"text_encoder_2.{TEXT}", f"te2:{TEXT}", spelling="peft", dialect="diffusers-peft")
+
+
+def test_diffusers_to_kohya_exports_flatten_only_half() -> None:
+    """Their DoRA keys keep the last dots: everything before the suffix is flattened again."""
+    block = "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn1"
+    tensors: dict[str, Tensor] = {}
+    for n, (flat, half) in enumerate((("_to_k", ".to_k"), ("_to_out_0", "_to_out.0"))):
+        tensors |= lora(block + flat, 640, 640, alpha=2.0)
+        tensors[f"{block}{half}.lora_magnitude_vector"] = random(n, 640)
+    adapter = read(tensors)
+    assert not adapter.problems
+    assert adapter.algorithms == ("dora",)
+    stem = "unet:down_blocks.1.attentions.0.transformer_blocks.0.attn1"
+    assert set(places("sdxl", "diffusers", adapter)) == {f"{stem}.to_k", f"{stem}.to_out.0"}
+
+
+def test_doubled_prefix() -> None:
+    """timohavdk_new.safetensors: `lora_unet_unet_` and a flattened suffix."""
+    flat = f"lora_unet_unet_down_blocks_1_attentions_0_{ATTN.replace('.', '_')}"
+    pair = {key.replace(".lora_", "_lora_"): found for key, found in lora(flat, 640, 640, empty=True).items()}
+    assert set(places("sd2.1", "diffusers", pair)) == {f"unet:down_blocks.1.attentions.0.{ATTN}"}
+
+
+def test_a_prefix_cut_too_long() -> None:
+    lands("flux1-dev", "sformer_blocks.3.attn.to_q", Q, SINGLE + QKV, (0, 3072), spelling="peft")
+
+
+# PEFT and wrappers
+
+
+@pytest.mark.parametrize(
+    ("base", "prefix", "module", "home"),
+    [
+        ("sdxl", "base_model.model.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
+        ("sdxl", "base_model.model.unet.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
+        ("sdxl", "unet.base_model.model.", f"down_blocks.1.attentions.0.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
+        ("sd1.5", "base_model.model.text_encoder.", TEXT, f"te1:{TEXT}"),
+        ("sd1.5", "text_encoder.base_model.model.", TEXT, f"te1:{TEXT}"),
+        ("sd1.5", "base_model.model.", TEXT, f"te1:{TEXT}"),
+        ("sd3-medium", "base_model.model.", Q[5:], Q),
+        ("flux1-dev", "base_model.model.", Q[5:], Q),
+        ("flux1-dev", "base_model.model.transformer.", Q[5:], Q),
+        ("flux1-dev", "transformer.base_model.model.", Q[5:], Q),
+        ("flux1-dev", "base_model.model.", PROJ, OUT),
+        ("flux1-dev", "base_model.model.diffusion_model.", PROJ, OUT),
+        ("flux1-dev", "base_model.model.transformer.diffusion_model.", PROJ, OUT),
+        ("flux1-dev", "transformer.diffusion_model.", PROJ, OUT),
+        ("flux1-dev", "model.diffusion_model.", PROJ, OUT),
+        ("flux1-dev", "conditional_transformer.", Q[5:], Q),
+        ("sdxl", "model.diffusion_model.", f"input_blocks.4.1.{ATTN}", f"unet:down_blocks.1.attentions.0.{ATTN}"),
+    ],
+)  # fmt: skip
+def test_wrappers(base: str, prefix: str, module: str, home: str) -> None:
+    lands(base, prefix + module, home, spelling="peft", dialect="peft" if "base_model" in prefix else None)
+
+
+@pytest.mark.parametrize(
+    ("spelt", "component"),
+    [
+        ("lora_prior_unet_down_blocks_0", "unet"),
+        ("lora_prior_te_text_model_encoder", "te"),
+        ("oft_unet_down_blocks_0", "unet"),
+        ("oft_te_text_model_encoder", "te"),
+        ("text_encoders.clip_h.transformer.text_model.encoder", "te1"),
+        ("text_encoders.qwen3_4b.transformer.model.layers", "te"),
+        ("text_encoders.gemma2_2b.transformer.model.layers", "te"),
+    ],
+)
+def test_components_without_a_shipped_base(spelt: str, component: str) -> None:
+    assert locate(spelt)[0].component == component
+
+
+def test_peft_bare_suffix_without_weight() -> None:
+    """Mochi's `lora_A` and `lora_B`."""
+    lands("flux1-dev", f"transformer.{Q[5:]}", Q, spelling="bare")
+
+
+def test_diffsynth_adapter_name() -> None:
+    lands("qwen-image", "transformer_blocks.3.attn.to_q", Q, SINGLE + Q[5:], spelling="named", dialect="diffsynth")
+    lands(
+        "qwen-image",
+        "transformer_blocks.3.img_mlp.net.0.proj",
+        "unet:transformer_blocks.3.img_mlp.net.0.proj",
+        spelling="named",
+    )
+
+
+def test_two_adapter_names_in_one_file() -> None:
+    pair = lora("transformer_blocks.3.attn.to_q", 3072, 3072, spelling="named", empty=True)
+    both = pair | {key.replace("default", "style"): found for key, found in pair.items()}
+    with pytest.raises(FormatError, match="default, style"):
+        read(both)
+    chosen = read(both, name="style")
+    assert [entry.keys for entry in chosen] == [tuple(k for k in both if "style" in k)]
+    assert not chosen.problems
+    assert set(places("qwen-image", "diffusers", chosen)) == {Q}
+
+
+# the original names: ComfyUI, ai-toolkit, BFL, XLabs
+
+
+@pytest.mark.parametrize("spelling", ["peft", "kohya"])
+def test_comfy_and_ai_toolkit(spelling: str) -> None:
+    lands("flux1-dev", f"diffusion_model.{QKV}", [Q, K, V], SINGLE + QKV, spelling=spelling, dialect="comfy")
+    lands(
+        "flux1-dev",
+        "diffusion_model.single_blocks.3.linear1",
+        LINEAR1,
+        f"{SINGLE}single_blocks.3.linear1",
+        spelling=spelling,
+    )
+    for base, module in (
+        ("qwen-image", "transformer_blocks.3.attn.add_v_proj"),
+        ("z-image-turbo", "layers.3.attention.to_k"),
+        ("z-image-turbo", "layers.3.feed_forward.w2"),
+        ("chroma1-hd", "transformer_blocks.3.attn.to_q"),
+    ):
+        lands(base, f"diffusion_model.{module}", f"unet:{module}", spelling=spelling, dialect="comfy")
+    lands("wan2.1-t2v-14b", "diffusion_model.blocks.3.cross_attn.k", "unet:blocks.3.attn2.to_k",
+          f"{SINGLE}blocks.3.cross_attn.k", spelling=spelling)  # fmt: skip
+    lands("chroma1-hd", "diffusion_model.distilled_guidance_layer.layers.2.in_layer",
+          "unet:distilled_guidance_layer.layers.2.linear_1", spelling=spelling)  # fmt: skip
+    lands("flux2-dev", "diffusion_model.single_blocks.3.linear1",
+          "unet:single_transformer_blocks.3.attn.to_qkv_mlp_proj", spelling=spelling)  # fmt: skip
+
+
+def test_comfy_text_encoders_differences_and_replacements() -> None:
+    lands("sd3-medium", f"text_encoders.clip_g.transformer.{TEXT}", f"te2:{TEXT}", dialect="comfy")
+    lands("sdxl", f"text_encoders.clip_l.transformer.{TEXT}", f"te1:{TEXT}", dialect="comfy")
+    lands("sd2.1", f"text_encoders.clip_h.transformer.{TEXT}", f"te1:{TEXT}", dialect="comfy")
+    base = small("flux1-dev", "original")
+    tensors = {
+        "diffusion_model.double_blocks.0.img_attn.proj.diff": random(1, 8, 8),
+        "diffusion_model.double_blocks.0.img_attn.proj.diff_b": random(2, 8),
+        "diffusion_model.double_blocks.0.txt_attn.proj.set_weight": random(3, 8, 8),
+    }
+    merged = base.merged(tensors, 0.5)
+    name = "double_blocks.0.img_attn.proj."
+    close(merged[f"{name}weight"], base[f"{name}weight"] + 0.5 * numbers(tensors[f"diffusion_model.{name}diff"]))
+    close(merged[f"{name}bias"], base[f"{name}bias"] + 0.5 * numbers(tensors[f"diffusion_model.{name}diff_b"]))
+    name = "double_blocks.0.txt_attn.proj."
+    close(merged[f"{name}weight"], numbers(tensors[f"diffusion_model.{name}set_weight"]))
+
+
+def test_comfy_reshape_weight_widens() -> None:
+    base, module = small("flux1-dev", "original"), "diffusion_model.img_in"
+    pair = lora(module, 8, 12)
+    merged = base.merged(pair | {f"{module}.reshape_weight": tensor([8, 12], "I64")})
+    wide = torch.cat([base["img_in.weight"], torch.zeros(8, 6, dtype=torch.float64)], 1)
+    close(merged["img_in.weight"], wide + product(pair))
+
+
+def test_bfl_native_and_control() -> None:
+    lands("flux1-dev", QKV, [Q, K, V], SINGLE + QKV, spelling="peft", dialect="bfl")
+    lands(
+        "flux1-dev",
+        "final_layer.linear",
+        "unet:proj_out",
+        f"{SINGLE}final_layer.linear",
+        spelling="peft",
+        dialect="bfl",
+    )
+    listing = lora_listing("invokeai_flux_control_lora_format")["tensors"]
+    adapter = read({key: hollow(shape, dtype) for key, (dtype, shape) in listing.items()})  # type: ignore[attr-defined]
+    assert adapter.dialects == ("bfl",)
+    plan = known("flux1-dev", "original").plan(adapter)
+    found = {p.tensor: p for p in plan.placements}
+    assert found["model.diffusion_model.img_in.weight"].widen == (3072, 128)
+    scale = found["model.diffusion_model.double_blocks.0.img_attn.norm.query_norm.scale"].factors
+    assert scale.mode == "set"  # type: ignore[attr-defined]
+    assert found["model.diffusion_model.img_in.bias"].factors.scale == 1
+
+
+def test_xlabs() -> None:
+    block = "double_blocks.3.processor"
+    lands("flux1-dev", f"{block}.qkv_lora1", [Q, K, V], SINGLE + QKV, spelling="leaf", dialect="xlabs")
+    added = [f"unet:transformer_blocks.3.attn.add_{leaf}_proj" for leaf in "qkv"]
+    lands("flux1-dev", f"{block}.qkv_lora2", added, f"{SINGLE}double_blocks.3.txt_attn.qkv", spelling="leaf")
+    lands("flux1-dev", f"{block}.proj_lora1", OUT, SINGLE + PROJ, spelling="leaf")
+    lands("flux1-dev", f"{block}.proj_lora2", "unet:transformer_blocks.3.attn.to_add_out",
+          f"{SINGLE}double_blocks.3.txt_attn.proj", spelling="leaf")  # fmt: skip
+
+
+def test_xlabs_single_blocks() -> None:
+    block = "single_blocks.3.processor"
+    home = f"{SINGLE}single_blocks.3.linear1"
+    lands("flux1-dev", f"{block}.qkv_lora", LINEAR1[:3], home, (0, 9216), spelling="leaf", dialect="xlabs")
+    lands("flux1-dev", f"{block}.proj_lora", "unet:single_transformer_blocks.3.proj_out",
+          f"{SINGLE}single_blocks.3.linear2", spelling="leaf")  # fmt: skip
+
+
+# HCP, cloneofsimo, SAM
+
+
+@pytest.mark.parametrize("suffixes", [("W_down", "W_up"), ("lora_down.weight", "lora_up.weight")])
+def test_hcp(suffixes: tuple[str, str]) -> None:
+    module = f"down_blocks.1.attentions.0.{ATTN}"
+    down, up = random(1, 3, 640), random(2, 640, 3)
+    tensors = {f"{module}.___.layer.{name}": found for name, found in zip(suffixes, (down, up), strict=True)}
+    adapter = read(tensors | {f"{module}.___.alpha": tensor(2.0)})
+    assert adapter.dialects == ("hcp",)
+    close(known("sdxl").changes(adapter)[f"{module}.weight"], 2 / 3 * numbers(up) @ numbers(down))
+
+
+def test_hcp_text_encoders() -> None:
+    lands("sdxl", f"clip_B.{TEXT}", f"te1:{TEXT}", spelling="hcp", dialect="hcp")
+    lands("sdxl", f"clip_bigG.{TEXT}", f"te2:{TEXT}", spelling="hcp", dialect="hcp")
+
+
+def listed(prefix: str, order: list[tuple[str, str]], rank: int = 2) -> dict[str, Tensor]:
+    """A numbered list with the shapes of these modules of SD 1.5 ("component:module")."""
+    made: dict[str, Tensor] = {}
+    for number, (component, module) in enumerate(order):
+        out, into, *kernel = shape_of("sd1.5", f"{component}:{module}")
+        made[f"{prefix}:{number}:down"] = hollow((rank, into, *kernel))
+        made[f"{prefix}:{number}:up"] = hollow((out, rank, *(1 for _ in kernel)))
+    return made
+
+
+def test_cloneofsimo_plain_list() -> None:
+    order = json.loads((DATA / "keymaps" / "cloneofsimo_sd15_index_order.json").read_text())
+    unet, text = [("unet", name) for name in order["unet"]], [("te1", name) for name in order["text_encoder"]]
+    adapter = read(listed("unet", unet) | listed("text_encoder", text) | {"<s1>": random(1, 768)}, {"<s1>": "<embed>"})
+    assert adapter.dialects == ("cloneofsimo",)
+    assert list(adapter.carried) == ["<s1>"]
+    plan = known("sd1.5").plan(adapter)
+    found = {p.keys[0].rpartition(":")[0]: f"{p.component}:{p.tensor}" for p in plan.placements}
+    assert len(found) == len(unet) + len(text) == 144 + 48
+    for prefix, modules in (("unet", unet), ("text_encoder", text)):
+        for number, (component, module) in enumerate(modules):
+            assert found[f"{prefix}:{number}"] == f"{component}:{module}.weight"
+
+
+@pytest.mark.parametrize("name", ["cloneofsimo_lora_disney", "cloneofsimo_analog_svd_rank4"])
+def test_cloneofsimo_real_files_have_scale_one(name: str) -> None:
+    adapter = load(DATA / "files" / f"{name}.safetensors")
+    plan = known("sd1.5", "original").plan(adapter)
+    assert len(plan.placements) == len(adapter.entries)
+    assert {entry.factors.scale for entry in adapter} == {1.0}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_cloneofsimo_extended_list(recorded: bool) -> None:
+    """With ResnetBlock2D among the classes each block's convolutions follow its attentions."""
+    block = "down_blocks.0"
+    order = [
+        f"{block}.attentions.{a}.transformer_blocks.0.{leaf}"
+        for a in (0, 1)
+        for leaf in ("attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "ff.net.0.proj",
+                     "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
+    ]  # fmt: skip
+    order += [f"{block}.resnets.{r}.{leaf}" for r in (0, 1) for leaf in ("conv1", "time_emb_proj", "conv2")]
+    order += ["down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"]
+    metadata = {"unet": json.dumps(["CrossAttention", "GEGLU", "ResnetBlock2D"])} if recorded else {}
+    adapter = read(listed("unet", [("unet", name) for name in order]), metadata)
+    assert [p.tensor for p in known("sd1.5").plan(adapter).placements] == [f"{name}.weight" for name in order]
+
+
+def test_sam_lists_are_no_diffusion_adapter() -> None:
+    adapter = read({f"w_{side}_{n:03}": random(n, 2, 4) for n in range(4) for side in "ab"})
+    assert not adapter.entries
+    assert "not a diffusion adapter" in adapter.problems[0].reason
+    verdict = weft.check(adapter, "sd1.5")
+    assert not verdict.ok
+    assert "not a diffusion adapter" in str(verdict.error)
+    with pytest.raises(TargetError, match="not a diffusion adapter"):
+        weft.resolve(adapter, known_index("sd1.5"))
+
+
+# candle-lora
+
+LLAMA = {
+    "model.embed_tokens.weight": (32, 8),
+    "lm_head.weight": (32, 8),
+    "model.norm.weight": (8,),
+    **{
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(2)
+        for name, shape in {
+            "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8), "self_attn.o_proj": (8, 8),
+            "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8), "mlp.down_proj": (8, 12), "input_layernorm": (8,),
+        }.items()
+    },
+}  # fmt: skip
+CANDLE = {
+    "mistral": ("model.layers.0.self_attn.q_proj.traced_lora_linear", "model.layers.0.self_attn.q_proj", (8, 6)),
+    "mistral embedding": ("model.embed_tokens.traced_lora_embed", "model.embed_tokens", (9, 6)),
+    "stable_lm": ("model.layers.0.mlp.gate_proj.traced_lora_linear", "model.layers.0.mlp.gate_proj", (9, 6)),
+    "t5": ("encoder.block.0.layer.0.SelfAttention.q.traced_lora_linear", "encoder.block.0.layer.0.SelfAttention.q", (8, 6)),
+    "t5 embedding": ("shared.traced_lora_embed", "shared", (9, 6)),
+    "mpt": ("transformer.blocks.0.attn.Wqkv.traced_lora_linear", "transformer.blocks.0.attn.Wqkv", (9, 6)),
+    "blip": ("text_decoder.bert.encoder.layer.0.attention.self.query.traced_lora_linear",
+             "text_decoder.bert.encoder.layer.0.attention.self.query", (8, 6)),
+    "bert": ("bert.encoder.layer.0.attention.self.query.lora_linear", "bert.encoder.layer.0.attention.self.query", (8, 6)),
+    "bert embedding": ("bert.embeddings.word_embeddings.lora_embed", "bert.embeddings.word_embeddings", (9, 6)),
+    "bigcode": ("transformer.h.0.attn.c_attn.lora_linear", "transformer.h.0.attn.c_attn", (9, 6)),
+    "dinov2 qkv": ("blocks.0.attn.lora_qkv", "blocks.0.attn.qkv", (18, 6)),
+    "dinov2 proj": ("blocks.0.attn.lora_proj", "blocks.0.attn.proj", (6, 6)),
+    "dinov2 fc1": ("blocks.0.mlp.lora_fc1", "blocks.0.mlp.fc1", (24, 6)),
+    "dinov2 fc2": ("blocks.0.mlp.lora_fc2", "blocks.0.mlp.fc2", (6, 24)),
+    "dinov2 head": ("lora_head", "head", (5, 6)),
+    "falcon qkv": ("transformer.h.0.self_attention.lora_query_key_value", "transformer.h.0.self_attention.query_key_value", (8, 6)),
+    "falcon dense": ("transformer.h.0.self_attention.lora_dense", "transformer.h.0.self_attention.dense", (6, 7)),
+    "resnet": ("layer1.0.conv1.lora_conv2d", "layer1.0.conv1", (7, 5, 3, 3)),
+    "plain path": ("net.blocks.0.proj", "net.blocks.0.proj", (8, 6)),
+}  # fmt: skip
+
+
+def candle(path: str, out: int, into: int, *kernel: int, identity: int = 0, rank: int = 2) -> dict[str, Tensor]:
+    return {
+        f"{path}a{identity}.weight": random(identity + 1, rank, into, *kernel),
+        f"{path}b{identity}.weight": random(identity + 2, out, rank, *(1 for _ in kernel)),
+    }
+
+
+@pytest.mark.parametrize("dot", [".", ""])
+@pytest.mark.parametrize("kind", CANDLE)
+def test_candle_prefixes(kind: str, dot: str) -> None:
+    """The module is in the path; alpha is nowhere, and that is said. Early files lack the dot."""
+    path, module, shape = CANDLE[kind]
+    if not dot and kind == "plain path":
+        pytest.skip("without a prefix there is nothing to find the border by")
+    beside = {"net.other.weight": (3, 3), f"{module}.weight": shape}
+    base = torch_base(beside)
+    embedding = "embed" in path.rpartition(".")[2]
+    tensors = candle(path + dot, *(shape[::-1] if embedding else shape))
+    adapter = read(tensors)
+    assert adapter.dialects == ("candle",)
+    assert any("candle" in warning and "alpha" in warning for warning in adapter.warnings)
+    expected = product(tensors)
+    close(base.changes(adapter)[f"{module}.weight"], expected.T if embedding else expected.reshape(shape))
+
+
+@pytest.mark.parametrize("path", ["lora_llama.", "lora_llama", ".", ""])
+def test_candle_root(path: str) -> None:
+    """llama adapts its token embedding only; the root struct, with a name, without a dot, or with neither."""
+    base = torch_base(LLAMA)
+    tensors = candle(path, 8, 32)
+    close(base.changes(tensors)["model.embed_tokens.weight"], product(tensors).T)
+
+
+@pytest.mark.parametrize("dot", [".", ""])
+def test_candle_structs_place_where_one_layer_fits(dot: str) -> None:
+    base = torch_base(LLAMA)
+    tensors = candle(f"model.layers.1.lora_llama_block{dot}", 8, 12)
+    close(base.changes(tensors)["model.layers.1.mlp.down_proj.weight"], product(tensors))
+    falcon = torch_base({"transformer.word_embeddings.weight": (9, 6), "transformer.h.0.mlp.dense.weight": (6, 6)})
+    tensors = candle(f"lora_falcon{dot}", 6, 9)
+    close(falcon.changes(tensors)["transformer.word_embeddings.weight"], product(tensors).T)
+
+
+def test_candle_structs_report_what_the_file_does_not_record() -> None:
+    """q and o of one shape, or several ids in one struct: their order was a hash map's."""
+    base = torch_base(LLAMA)
+    for tensors in (
+        candle("model.layers.0.self_attn.lora_llama_csa.", 8, 8),
+        candle("model.layers.0.self_attn.lora_llama_csa.", 8, 8)
+        | candle("model.layers.0.self_attn.lora_llama_csa.", 4, 8, identity=1),
+    ):
+        plan = base.plan(tensors, strict=False)
+        assert not plan.placements
+        assert {key for finding in plan.report.unplaced for key in finding.keys} == set(tensors)
+        assert all("does not record which layer" in finding.reason for finding in plan.report.unplaced)
+        with pytest.raises(TargetError, match="does not record"):
+            base.plan(tensors)
+
+
+@pytest.mark.parametrize("prefix", ["lora_llama_csa", "lora_llama_block", "lora_llama", "adapter"])
+def test_candle_flat_output_of_its_peft_converter(prefix: str) -> None:
+    """No layer path, ids in the alphabetical order of lost names: readable, and no guess is made."""
+    tensors: dict[str, Tensor] = {}
+    for identity, shape in enumerate([(4, 8), (8, 8), (8, 8), (4, 8)]):
+        tensors |= candle(f"{prefix}.", *shape, identity=identity)
+    adapter = read(tensors)
+    assert len(adapter) == 4
+    assert not adapter.problems
+    assert any("candle" in warning for warning in adapter.warnings)
+    report = torch_base(LLAMA).plan(adapter, strict=False).report
+    assert report.placed == 0
+    assert {key for finding in report.unplaced for key in finding.keys} == set(tensors)
+
+
+def test_candle_typed_output_with_dummy_embeddings() -> None:
+    tensors = candle("lora_llama_csa.", 8, 8) | candle("lora_llama_block.", 12, 8)
+    tensors |= {"lora_llama.a0.weight": hollow((4, 32000)), "lora_llama.b0.weight": hollow((2048, 4))}
+    adapter = read(tensors)
+    assert len(adapter) == 3
+    report = torch_base(LLAMA).plan(adapter, strict=False).report
+    assert report.placed == 0
+    assert {key for finding in (*report.unplaced, *report.mismatched) for key in finding.keys} == set(tensors)
+
+
+@pytest.mark.parametrize("name", ["m0", "magnitude0"])
+def test_candle_dora_of_the_forks(name: str) -> None:
+    path, module, shape = CANDLE["mistral"]
+    base = torch_base({"net.other.weight": (3, 3), f"{module}.weight": shape})
+    tensors, magnitude = candle(f"{path}.", *shape), random(9, 8)
+    changed = base[f"{module}.weight"] + product(tensors)
+    after = base.merged(tensors | {f"{path}.{name}.weight": magnitude})[f"{module}.weight"]
+    close(after, changed / changed.norm(dim=1, keepdim=True) * numbers(magnitude)[:, None])
+
+
+# mixtures, passengers, and files that are something else
+
+
+def test_mixed_spellings_in_one_file() -> None:
+    attention = "down_blocks.1.attentions.0.transformer_blocks.0"
+    flat = f"lora_unet_input_blocks_4_1_{ATTN.replace('.', '_')}"
+    tensors = (
+        lora(f"unet.{attention}.attn1.to_k", 640, 640, 2, spelling="peft")
+        | lora(f"unet.{attention}.attn1.to_v", 640, 640, 3, spelling="dotted")
+        | lora(flat, 640, 640, 4, alpha=2.0)
+        | lora(f"{attention}.attn1.processor.to_out_lora", 640, 640, spelling="leaf")
+        | {f"lycoris_{attention.replace('.', '_')}_attn2_to_q.diff": random(1, 640, 640)}
+        | {"lora_unet_conv_in.hada_w1_a": random(1, 320, 2), "lora_unet_conv_in.hada_w1_b": random(2, 2, 36)}
+        | {"lora_unet_conv_in.hada_w2_a": random(3, 320, 2), "lora_unet_conv_in.hada_w2_b": random(4, 2, 36)}
+        | lora(f"text_encoder.{TEXT}", 768, 768, spelling="linear")
+        | lora(f"lora_te2_{FLAT_TEXT}", 1280, 1280)
+    )
+    adapter = read(tensors)
+    assert not adapter.problems
+    for naming in ("diffusers", "original"):
+        report = known("sdxl", naming).plan(adapter).report
+        assert report.placed == len(tensors)
+    assert set(places("sdxl", "diffusers", adapter)) == {
+        *(f"unet:{attention}.{leaf}" for leaf in ("attn1.to_k", "attn1.to_v", "attn1.to_q", "attn1.to_out.0", "attn2.to_q")),
+        "unet:conv_in", f"te1:{TEXT}", f"te2:{TEXT}",
+    }  # fmt: skip
+
+
+def test_two_suffixes_in_one_flux2_file() -> None:
+    one = lora("diffusion_model.double_blocks.3.img_attn.proj", 6144, 6144, spelling="peft", empty=True)
+    two = lora("diffusion_model.double_blocks.3.txt_attn.proj", 6144, 6144, spelling="dotted", empty=True)
+    assert set(places("flux2-dev", "diffusers", one | two)) == {OUT, "unet:transformer_blocks.3.attn.to_add_out"}
+
+
+def test_passengers_are_carried() -> None:
+    passengers = {
+        "bundle_emb.sks.string_to_param.*": random(1, 2, 768),
+        "bundle_emb.style.clip_l": random(2, 2, 768),
+        "bundle_emb.style.clip_g": random(3, 2, 1280),
+        "<s1>": random(4, 768),
+        "_aux.slider.weight": random(5, 3),
+        "emb_params": random(6, 1, 768),
+        "trainable_tokens.weight": random(7, 2, 768),
+    }
+    pair = lora(f"lora_te1_{FLAT_TEXT}", 768, 768)
+    adapter = read(pair | passengers, {"<s1>": "<embed>"})
+    assert set(adapter.carried) == set(passengers)
+    report = known("sdxl").plan(adapter).report
+    assert (report.placed, report.carried, report.tensors) == (2, 7, 9)
+    assert report.clean
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"lora_controlnet": (), "input_blocks.1.0.in_layers.2.down": (8, 320, 3, 3), "input_blocks.1.0.in_layers.2.up": (320, 8, 1, 1)},
+         "Control-LoRA"),
+        ({"lllite_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q.down.0.weight": (4, 640)}, "LLLite"),
+        ({"emb_params": (4, 768)}, "textual-inversion"),
+        ({"clip_l": (4, 768), "clip_g": (4, 1280)}, "textual-inversion"),
+    ],
+)  # fmt: skip
+def test_other_kinds_of_file_are_refused_by_name(tensors: dict[str, tuple[int, ...]], words: str) -> None:
+    with pytest.raises(FormatError, match=words):
+        read({name: hollow(shape) for name, shape in tensors.items()})
+
+
+def test_t_lora_is_refused_by_name() -> None:
+    module = "lora_unet_down_blocks_1_attentions_0_proj_in"
+    roles = {"q_layer.weight": (4, 640), "p_layer.weight": (640, 4), "lambda_layer": (1, 4), "alpha": ()}
+    adapter = read({f"{module}.{role}": hollow(shape) for role, shape in roles.items()})
+    assert not adapter.entries
+    verdict = weft.check(adapter, "sdxl", values="none")
+    assert not verdict.ok
+    assert "T-LoRA" in str(verdict.error)
+    report = known("sdxl").plan(adapter, strict=False).report
+    assert {key for finding in report.unsupported for key in finding.keys} == {f"{module}.{role}" for role in roles}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (DATA / "base").glob("*.json")))
+def test_checkpoints_are_refused(name: str) -> None:
+    names = {key: hollow(shape) for key, shape in base_listing(name).items()}
+    for extra in ({}, {"model_ema.decay": hollow(()), "alphas_cumprod": hollow((1000,))}):
+        with pytest.raises(FormatError, match="checkpoint"):
+            read(names | extra)
+
+
+@pytest.mark.parametrize("base", ["sd1.5", "sdxl", "sd3.5-medium", "flux1-dev", "wan2.1-t2v-1.3b", "clip-l", "t5-xxl"])
+def test_networks_in_diffusers_names_are_refused(base: str) -> None:
+    first = next(iter(known_index(base)))
+    with pytest.raises(FormatError, match="checkpoint"):
+        read({key: hollow(shape) for key, shape in first.tensors.items()})

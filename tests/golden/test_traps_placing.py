@@ -23,9 +23,10 @@ from tests.golden.weave import (
     small,
     torch_base,
 )
-from tests.support import random, write
+from tests.support import random, tensor, write
 from weft.adapter import Tensor
 from weft.errors import TargetError
+from weft.formats.read import read
 
 UNET, TE = "model.diffusion_model.", "text_model.encoder.layers."
 
@@ -88,6 +89,10 @@ def test_t13_the_24th_layer_of_sd2_is_in_single_files_only() -> None:
     assert [set(finding.keys) for finding in plan.report.unplaced] == [set(last)]
     with pytest.raises(TargetError, match="layers_23"):
         known("sd2.1").plan(here | last)
+    verdict = weft.check(read(here | last), "sd2.1")
+    assert verdict.ok
+    assert verdict.namings == {"diffusers": False, "original": True}
+    assert any("diffusers files" in warning for warning in verdict.report.warnings)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +311,13 @@ def test_t31_control_adapters_widen_the_input_and_set_norms(naming: str, strengt
     close(merged[f"{first}.weight"], padded + strength * product(pair))
     close(merged[f"{first}.bias"], base[f"{first}.bias"] + strength * numbers(bias))
     close(merged[norm], numbers(scale))
+
+
+def test_t31_a_single_number_called_scale_is_the_scale_itself() -> None:
+    base, module = small("flux1-dev", "original"), "lora_unet_double_blocks_0_img_attn_proj"
+    pair = lora(module, 8, 8, alpha=2.0)
+    change = base.changes(pair | {f"{module}.scale": tensor(0.25)})["double_blocks.0.img_attn.proj.weight"]
+    close(change, 0.25 * product(pair))
 
 
 def test_t31_only_the_input_layer_is_widened() -> None:

@@ -367,6 +367,28 @@ def test_t35_split_qkv_is_scaled_as_loaders_do_unless_asked(exact: bool) -> None
         close(changes[tensor_name], 3.0 / (2 if exact else 2 * parts) * product(pairs[name]))
 
 
+def test_t35_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Path) -> None:
+    """Each part takes its own rank block, and alpha is divided with the rank."""
+    module, rank = "lora_unet_double_blocks_0_img_attn_qkv", 2
+    pair = lora(module, 9216, 3072, 3 * rank, alpha=3.0)
+    dense, sparse = numbers(pair[f"{module}.lora_up.weight"]).float(), torch.zeros(9216, 3 * rank)
+    for n in range(3):
+        place = slice(n * 3072, (n + 1) * 3072), slice(n * rank, (n + 1) * rank)
+        sparse[place] = dense[place]
+    pair[f"{module}.lora_up.weight"] = pack(sparse)
+    metadata = {"ss_network_args": json.dumps({"split_qkv": "True"})}
+    source = write(tmp_path / "in.safetensors", pair, metadata)
+    weft.convert(source, tmp_path / "out.safetensors", to="diffusers", base="flux1-dev")
+    for n, entry in enumerate(
+        sorted(weft.load(tmp_path / "out.safetensors"), key=lambda e: "qkv".index(e.ref.name[-1]))
+    ):
+        factors = entry.factors
+        assert (factors.rank, factors.alpha, factors.scale) == (rank, 1.0, 0.5)
+        block = slice(n * rank, (n + 1) * rank)
+        assert torch.equal(numbers(factors.down), numbers(pair[f"{module}.lora_down.weight"])[block])
+        assert torch.equal(numbers(factors.up), sparse[n * 3072 : (n + 1) * 3072, block].double())
+
+
 def test_t36_mixed_ranks_without_alpha_are_all_scale_one() -> None:
     pairs = [lora("unet.net.proj", 6, 5, 2, spelling="peft"), lora("unet.net.square", 5, 5, 4, spelling="peft")]
     changes = BASE.changes(pairs[0] | pairs[1])

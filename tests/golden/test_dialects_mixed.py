@@ -17,7 +17,7 @@ FLAT_TEXT = TEXT.replace(".", "_")
 
 def test_mixed_spellings_in_one_file() -> None:
     attention = "down_blocks.1.attentions.0.transformer_blocks.0"
-    flat = f"lora_unet_input_blocks_4_1_{'transformer_blocks_0_attn1_to_q'}"
+    flat = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
     tensors = (
         lora(f"unet.{attention}.attn1.to_k", 640, 640, 2, spelling="peft")
         | lora(f"unet.{attention}.attn1.to_v", 640, 640, 3, spelling="dotted")

@@ -1,0 +1,239 @@
+"""The command line on whatever is not an adapter: one line, exit code 2, no traceback; nothing runs, nothing blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.bad_files import BAD, PAIR, PAIR_BYTES, executed, good_file, pack, peft_directory
+
+VERBS = ("inspect", "check", "hash", "convert")
+#: the protocols differ in one branch only, which the unit tests walk through
+KINDS = [kind for kind in BAD if not kind.startswith(("pickle-", "payload-")) or kind in (
+    "pickle-2-pt", "pickle-0-renamed", "pickle-4-renamed", "payload-1-renamed")]  # fmt: skip
+FAILING = [
+    (verb, kind)
+    for kind in KINDS
+    for verb in (("check",) if kind.startswith(("shard-", "config-")) else VERBS)
+    if verb not in BAD[kind].but
+]
+
+
+def weft(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "weft", *map(str, arguments)]
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONUTF8": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
+    )
+
+
+def arguments(verb: str, path: Path, out: Path) -> list[object]:
+    return {
+        "inspect": ["inspect", path],
+        "check": ["check", path, "--base", "sd1.5"],
+        "hash": ["hash", path],
+        "convert": ["convert", path, out, "--to", "kohya", "--base", "sd1.5"],
+    }[verb]
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The error, after checking that it is the only thing that was printed."""
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.endswith("\n")
+    assert done.stderr[:-1].isprintable(), done.stderr
+    return done.stderr[len("error: ") : -1]
+
+
+@pytest.mark.parametrize(("verb", "kind"), FAILING, ids=lambda value: value)
+def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
+    place, out = tmp_path / "in", tmp_path / "out.safetensors"
+    place.mkdir()
+    path = BAD[kind].make(place)
+    said = one_line(weft(*arguments(verb, path, out)))
+    assert str(path.parent) in said
+    if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file: of a directory it says that instead
+        assert BAD[kind].says in said
+    assert list(tmp_path.iterdir()) == [place]  # nothing was written
+    assert not executed(place)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("kind", ["missing", "cut-in-data", "pickle-0-renamed", "named-pipe", "dunder-name"])
+def test_json_has_the_error(verb: str, kind: str, tmp_path: Path) -> None:
+    path = BAD[kind].make(tmp_path)
+    done = weft(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
+    assert done.returncode == 2
+    assert done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["ok"] is False
+    assert BAD[kind].says in document["error"]
+    assert str(path) in document["error"]
+
+
+def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
+    good_file(tmp_path / "good.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"<html>")
+    (tmp_path / "worse.safetensors").write_bytes(b"")
+    done = weft("inspect", tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2
+    assert "good.safetensors" in done.stdout
+    shown = weft("inspect", tmp_path, "--json")
+    rows = {Path(row["path"]).stem: row for row in json.loads(shown.stdout)}
+    assert shown.returncode == 2 and shown.stderr == ""
+    assert "web page" in rows["bad"]["error"] and "empty" in rows["worse"]["error"]
+    assert rows["good"]["tensors"] == 2 and "error" not in rows["good"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_file_that_may_not_be_read(verb: str, tmp_path: Path) -> None:
+    path = good_file(tmp_path / "x.safetensors")
+    path.chmod(0)
+    assert "Permission denied" in one_line(weft(*arguments(verb, path, tmp_path / "out.safetensors")))
+
+
+# -- the base
+
+
+def test_an_unknown_base_lists_the_known_ones(tmp_path: Path) -> None:
+    path = good_file(tmp_path / "x.safetensors")
+    for verb in (["check", path], ["convert", path, tmp_path / "out.safetensors", "--to", "kohya"]):
+        said = weft(*verb, "--base", "sd15.0")
+        assert said.returncode == 2, verb[0]
+        assert "'sd15.0'" in said.stderr and len(said.stderr.splitlines()) == 1
+        for name in ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev"):
+            assert name in said.stderr
+    document = json.loads(weft("check", path, "--base", "sd15.0", "--json").stdout)
+    assert "flux1-dev" in document["error"]
+
+
+def test_a_check_needs_a_base(tmp_path: Path) -> None:
+    done = weft("check", good_file(tmp_path / "x.safetensors"))
+    assert done.returncode == 2
+    assert "--base" in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "kind", ["missing", "directory-without", "torch-zip-pt", "named-pipe", "cut-in-header", "shard-outside"]
+)
+def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "base"
+    place.mkdir()
+    base = BAD[kind].make(place)
+    said = one_line(weft("check", good_file(tmp_path / "x.safetensors"), "--base", base))
+    assert str(place) in said
+    assert not executed(place)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["inspect"], ["unknown"], ["check", "--values", "some", "--base", "sd1.5", "x"], ["convert", "x"], ["hash", "--nope", "x"],
+     ["convert", "x", "y", "--to", "nothing"]],
+    ids=lambda arguments: " ".join(arguments) or "nothing",
+)  # fmt: skip
+def test_bad_usage(arguments: list[str]) -> None:
+    done = weft(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("out", ["missing/out.safetensors", "file/out.safetensors", "folder.safetensors", "out.bin"])
+def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
+    module = "lora_unet_conv_in"
+    header = {f"{module}.lora_down.weight": {"dtype": "F32", "shape": [1, 4, 3, 3], "data_offsets": [0, 144]},
+              f"{module}.lora_up.weight": {"dtype": "F32", "shape": [320, 1, 1, 1], "data_offsets": [144, 1424]}}  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack(header, bytes(1424)))
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder.safetensors").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    assert str(tmp_path / out) in one_line(
+        weft("convert", path, tmp_path / out, "--to", "diffusers", "--base", "sd1.5")
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# -- what a file says is data
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lora_unet_x.__class__.__init__.__globals__.lora_up.weight",
+        "__class__.lora_up.weight",
+        "diffusion_model.__dict__.lora_up.weight",
+        "base_model.model.__reduce__.lora_A.weight",
+    ],
+)
+def test_names_with_double_underscores_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack({name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}, bytes(4)))
+    for verb in VERBS:
+        assert repr(name) in one_line(weft(*arguments(verb, path, tmp_path / "out.safetensors")))
+
+
+def test_names_are_only_looked_up(tmp_path: Path) -> None:
+    """Names that any module object answers to are no modules of a base: they end as unplaced, exit code 1."""
+    names = ("forward", "to", "state_dict", "load_state_dict", "_modules", "parameters", "conv_in.forward", "train.apply",
+             "conv_in.weight.data", "eval", "os.system", "../../etc/passwd", "{x}", "%s", "$(id)", "conv_in;id", "a b")  # fmt: skip
+    header: dict[str, object] = {}
+    position = 0
+    for name in names:
+        for suffix, shape in (("lora_down.weight", [1, 4]), ("lora_up.weight", [4, 1])):
+            header[f"diffusion_model.{name}.{suffix}"] = {"dtype": "F32", "shape": shape, "data_offsets": [position, position + 16]}  # fmt: skip
+            position += 16
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack(header, struct.pack("<f", 1.0) * (position // 4)))
+    done = weft("check", path, "--base", "sd1.5", "--json")
+    assert done.returncode == 1 and done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["placed"] == 0 and document["ok"] is False
+    assert {key for row in document["unplaced"] for key in row["keys"]} == set(header)
+    shown = weft("check", path, "--base", "sd1.5")
+    assert shown.returncode == 1 and "does not fit" in shown.stdout and shown.stderr == ""
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\r\u202eevil\n\nfake line"
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack({"__metadata__": {"ss_output_name": evil, "modelspec.title": evil}, **PAIR}, PAIR_BYTES))
+    for verb in (("inspect", path), ("check", path, "--base", "sd1.5"), ("hash", path)):
+        done = weft(*verb)
+        assert done.returncode in (0, 1)
+        assert done.stdout.replace("\n", "").isprintable()
+        assert "\nfake line" not in done.stdout
+    assert json.loads(weft("inspect", path, "--json").stdout)["training"]["name"] == evil
+
+
+def test_an_error_is_one_printable_line_whatever_the_file_says(tmp_path: Path) -> None:
+    evil = "A\x1b[31m\nB"
+    directory = peft_directory(tmp_path / "peft", {"peft_type": evil, "lora_alpha": 1})
+    one_line(weft("inspect", directory))
+    strange = tmp_path / f"x{evil}.safetensors"
+    strange.write_bytes(b"")
+    one_line(weft("inspect", strange))
+
+
+def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
+    """Deep, huge and not-a-number values in a trainer's metadata: RFC 8259 on stdout, no traceback."""
+    said = {"ss_network_args": '{"a": NaN, "b": Infinity}', "ss_steps": "[" * 100_000, "ss_tag_frequency": '{"a": {"b": 1e999}}',
+            "ss_network_dim": "²", "unet": "5", "modelspec.title": "{" * 50_000, "ss_resolution": "[" + "9" * 5000 + "]"}  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(pack({"__metadata__": said, **PAIR}, PAIR_BYTES))
+    done = weft("inspect", path, "--json")
+    assert done.returncode == 0, done.stderr[-500:]
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    assert json.loads(done.stdout, parse_constant=refuse)["tensors"] == 2

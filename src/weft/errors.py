@@ -3,7 +3,9 @@
     WeftError
     |-- FormatError        a file or its contents cannot be read (names the file and the byte or tensor)
     |-- TargetError        an adapter and a base model do not fit each other
-    |-- MergeStateError    merged twice, unmerged before merging
+    |-- MergeStateError    the adapters of a model are not in the state an operation needs
+    |   |-- AlreadyMerged  merged twice
+    |   `-- NotMerged      unmerged before merging
     |-- ConfigError        options or a configuration file; collects all problems before it is raised
     |-- RequestError       a request that cannot be served
     `-- MemoryBudgetError  the work does not fit the memory it was given
@@ -30,6 +32,14 @@ class TargetError(WeftError):
 
 class MergeStateError(WeftError):
     """An adapter is already merged, or not merged yet."""
+
+
+class AlreadyMerged(MergeStateError):
+    """The adapter is merged; merging it again would apply it twice."""
+
+
+class NotMerged(MergeStateError):
+    """There is nothing merged to undo."""
 
 
 class ConfigError(WeftError):

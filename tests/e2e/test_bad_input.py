@@ -17,10 +17,23 @@ VERBS = ("inspect", "check", "hash", "convert")
 #: the protocols differ in one branch only, which the unit tests walk through
 KINDS = [kind for kind in BAD if not kind.startswith(("pickle-", "payload-")) or kind in (
     "pickle-2-pt", "pickle-0-renamed", "pickle-4-renamed", "payload-1-renamed")]  # fmt: skip
+#: variations of other kinds: one verb each
+VARIED = (
+    "shard-",
+    "config-",
+    "torch-old-",
+    "torch-zip-renamed",
+    "under-",
+    "socket",
+    "device",
+    "trailing-",
+    "noise",
+    "cut-in-h",
+)
 FAILING = [
     (verb, kind)
     for kind in KINDS
-    for verb in (("check",) if kind.startswith(("shard-", "config-")) else VERBS)
+    for verb in (("check",) if kind.startswith(VARIED) else VERBS)
     if verb not in BAD[kind].but
 ]
 
@@ -177,7 +190,7 @@ def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
 def test_names_with_double_underscores_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}, bytes(4)))
-    for verb in VERBS:
+    for verb in ("inspect", "check"):
         assert repr(name) in one_line(weft(*arguments(verb, path, tmp_path / "out.safetensors")))
 
 

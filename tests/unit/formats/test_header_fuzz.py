@@ -108,7 +108,32 @@ def _swap(pattern: re.Pattern[bytes], others: list[bytes]) -> Callable[[bytearra
     return mutate
 
 
-_MUTATE = (_flip, _truncate, _insert, _cut, _repeat, _splice, _swap(_NUMBER, _NUMBERS), _swap(_NUMBER, _NUMBERS), _swap(_NUMBER, _NUMBERS),
+_VALUES = (None, True, -1, 0, 1, 2.0, 1 << 61, 1 << 62, "", "U8", "F64", [], [0], [2, 2], [0, 4], [4, 0], [1] * 9, {},
+           {"a": 1}, {"a": "b"})  # fmt: skip
+
+
+def _edit(raw: bytearray, rng: random.Random) -> None:
+    """Still JSON, with one value replaced or one tensor moved."""
+    try:
+        document = json.loads(bytes(raw))
+        if not isinstance(document, dict) or not document:
+            return
+        name = rng.choice(list(document))
+        entry = document[name]
+        if not isinstance(entry, dict) or not entry or rng.random() < 0.3:
+            document[rng.choice((name, "__metadata__", "new"))] = rng.choice(_VALUES)
+        elif "data_offsets" in entry and rng.random() < 0.3:
+            by = rng.choice((-8, -1, 1, 8))
+            entry["data_offsets"] = [at + by for at in entry["data_offsets"]]
+        else:
+            entry[rng.choice(list(entry))] = rng.choice(_VALUES)
+        raw[:] = json.dumps(document).encode()
+    except (ValueError, TypeError, RecursionError):
+        return  # an earlier mutation left nothing to edit
+
+
+_MUTATE = (_flip, _truncate, _insert, _cut, _repeat, _splice, _edit, _edit,
+           _swap(_NUMBER, _NUMBERS), _swap(_NUMBER, _NUMBERS), _swap(_NUMBER, _NUMBERS),
            _swap(_STRING, [t for t in _TOKENS if t[:1] == b'"']))  # fmt: skip
 
 
@@ -227,8 +252,9 @@ def _load(path: Path, file: bytes) -> bool:
     kept |= {key for problem in adapter.problems for key in problem.keys} | set(adapter.carried)
     assert kept == set(adapter.tensors)  # nothing is silent
     for entry in adapter.entries:
-        assert math.isnan(entry.factors.scale) or isinstance(entry.factors.scale, float)
-        assert len(entry.factors.shape()) >= 1
+        assert isinstance(entry.factors.scale, float)  # what every later step asks an entry first
+        assert isinstance(entry.factors.rank, int | None)
+        assert isinstance(entry.factors.shape(), tuple)
     return True
 
 

@@ -1,0 +1,29 @@
+"""The work of a grouped merge, the same for the reference and the kernel.
+
+    out[rows, columns] = round(base[rows, columns] + sum_i scale_i * up_i @ down_i)
+
+`base` and `out` are contiguous matrices of one dtype (they may be the same storage); `up_i` (rows, r_i) and
+`down_i` (r_i, columns) are contiguous matrices of one dtype, on the same device. Sums are float32, rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    up: torch.Tensor
+    down: torch.Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One weight, or some rows of it, and what it receives; no products means: restore the base."""
+
+    base: torch.Tensor
+    out: torch.Tensor
+    products: tuple[Product, ...]

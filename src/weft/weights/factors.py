@@ -1,0 +1,138 @@
+"""Adapters ready to be woven: resolved once, checked once, their factors on the device, all in a bounded cache.
+
+An adapter's factors travel in one piece: the span of the mapped file that holds them is copied to a
+pinned slab and from there to the device, where every factor is a view.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.adapter import Adapter, Tensor
+from weft.errors import TargetError
+from weft.formats.files import open_container
+from weft.formats.finite import scan
+from weft.formats.read import read
+from weft.ops.decode import TORCH, decode
+from weft.targets.plan import Plan
+
+#: factors the kernel reads as they are; anything else is decoded to float32 first
+KERNEL_DTYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A resolved adapter. ``views`` are its factors on the device, by the address of their bytes."""
+
+    key: object
+    plan: Plan
+    bytes: int
+    views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
+    slabs: list[torch.Tensor] = field(default_factory=list)
+
+    def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
+        """A factor on ``device``, as a matrix (first axis by the rest)."""
+        place = (device, address(tensor))
+        found = self.views.get(place)
+        if found is None:
+            dtype = TORCH[tensor.dtype] if tensor.dtype in KERNEL_DTYPES else torch.float32
+            found = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
+            self.views[place] = found
+        return found
+
+    def upload(self, device: torch.device, pinned: Callable[[int], torch.Tensor]) -> None:
+        """Send all factors the kernel can read in one copy, if they lie close together."""
+        if any(place[0] == device for place in self.views):
+            return
+        tensors = [t for t in self.plan.adapter.tensors.values() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1]
+        if not tensors:
+            return
+        places = np.array([(address(t), len(t.data)) for t in tensors], dtype=np.int64)
+        first, last = int(places[:, 0].min()), int((places[:, 0] + places[:, 1]).max())
+        if last - first > 1.25 * int(places[:, 1].sum()) + 65536:
+            return
+        span = np.ctypeslib.as_array((ctypes.c_uint8 * (last - first)).from_address(first))
+        slab = pinned(last - first)
+        slab.copy_(torch.from_numpy(span))
+        resident = slab.to(device, non_blocking=True)
+        self.slabs.append(resident)
+        for tensor, (start, length) in zip(tensors, places.tolist(), strict=True):
+            if (start - first) % tensor.itemsize == 0:
+                raw = resident[start - first : start - first + length]
+                self.views[device, start] = raw.view(TORCH[tensor.dtype]).view(tensor.shape[0], -1)
+
+
+def address(tensor: Tensor) -> int:
+    """Where a tensor's bytes lie in this process."""
+    return int(np.frombuffer(tensor.data, dtype=np.uint8).__array_interface__["data"][0]) if len(tensor.data) else 0
+
+
+class AdapterCache:
+    """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``."""
+
+    def __init__(self, resolve: Callable[[Adapter], Plan], limit: int) -> None:
+        self._resolve = resolve
+        self._limit = limit
+        self._kept: OrderedDict[object, Loaded] = OrderedDict()
+        self._lock = threading.Lock()
+        self._slab: torch.Tensor | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(loaded.bytes for loaded in self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+        """The adapter, resolved and checked; from the cache where it has been seen before."""
+        with self._lock:
+            key = _key(adapter)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            loaded = self._load(key, adapter)
+            self._kept[key] = loaded
+            while self.bytes > self._limit and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+            return loaded
+
+    def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+        if isinstance(adapter, Plan):
+            plan = adapter
+        else:
+            if not isinstance(adapter, Adapter):
+                container = open_container(adapter)
+                adapter = read(container.tensors, container.metadata, container.config)
+            plan = self._resolve(adapter)
+        bad = [name for name, tensor in plan.adapter.tensors.items() if scan(tensor).nonfinite]
+        if bad:
+            raise TargetError(f"{bad[0]} and {len(bad) - 1} more tensors hold NaN or infinity; nothing was applied")
+        return Loaded(key, plan, sum(len(tensor.data) for tensor in plan.adapter.tensors.values()))
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """A pinned slab of at least ``size`` bytes, kept between uploads."""
+        if self._slab is None or self._slab.numel() < size:
+            self._slab = torch.empty(max(size, 64 * 1024**2), dtype=torch.uint8, pin_memory=True)
+        torch.cuda.current_stream().synchronize()  # the last upload from it must be over
+        return self._slab[:size]
+
+
+def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
+    if isinstance(adapter, Adapter | Plan):
+        return id(adapter)
+    path = Path(adapter)
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    return str(path.resolve()), found.st_size, found.st_mtime_ns

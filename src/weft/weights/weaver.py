@@ -1,0 +1,191 @@
+"""Hot swap: a live model whose weights always equal `MergedSource` of the stack it was last given.
+
+    weaver = Weaver({"unet": unet}, sources={"unet": source})
+    weaver.apply([("style.safetensors", 0.8), (adapter, -0.3)])
+    weaver.apply([])                                             # the base, bit for bit
+
+Tensors are written in place, so compiled graphs and CUDA graphs stay valid, and only those whose stack
+changed. An error before the first write leaves the old stack; one after it restores the base everywhere.
+The network never learns of adapters: no wrapper, no hook, base speed exactly.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.adapter import Adapter
+from weft.errors import MemoryBudgetError, TargetError, WeftError
+from weft.ops.merge import Product, Target, merge_products
+from weft.targets.index import ModelIndex, component_from_names
+from weft.targets.plan import Plan
+from weft.targets.resolve import resolve
+from weft.weights.factors import AdapterCache, Loaded
+from weft.weights.merge import is_product, merged
+from weft.weights.pristine import Keep, Pristine
+from weft.weights.source import WeightSource
+from weft.weights.stack import Item, Strength, block_names, items_by_tensor
+
+Place = tuple[str, str]  # component, tensor
+Layer = tuple[Adapter | Plan | str | os.PathLike[str], float | Mapping[str, float] | Strength]
+
+
+@dataclass(slots=True)
+class _Network:
+    tensors: dict[str, torch.Tensor]
+    pristine: Pristine
+
+
+class Weaver:
+    """Holds built networks and weaves stacks of adapters into them. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        networks: Mapping[str, nn.Module] | nn.Module,
+        *,
+        sources: Mapping[str, WeightSource] | WeightSource | None = None,
+        keep: Keep = "auto",
+        cache_bytes: int = 4 * 1024**3,
+    ) -> None:
+        modules = {"unet": networks} if isinstance(networks, nn.Module) else dict(networks)
+        found = sources if isinstance(sources, Mapping) else dict.fromkeys(modules, sources)
+        self._networks: dict[str, _Network] = {}
+        components = {}
+        for name, module in modules.items():
+            tensors = {
+                key: value for key, value in module.state_dict(keep_vars=True).items() if value.is_floating_point()
+            }
+            self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, Pristine(keep, found.get(name)))
+            components[name] = component_from_names(name, {key: tuple(value.shape) for key, value in tensors.items()})
+        self.index = ModelIndex(components)
+        self._blocks = block_names(self.index)
+        self._cache = AdapterCache(self._resolve, cache_bytes)
+        self._woven: dict[Place, tuple[tuple[int, float], ...]] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def woven(self) -> bool:
+        """Whether any weight differs from the base."""
+        return bool(self._woven)
+
+    def apply(self, stack: Iterable[Layer]) -> int:
+        """Make the model's weights those of ``stack``; returns how many tensors were written."""
+        with self._lock, torch.no_grad():
+            layers = [(self._cache.get(adapter), Strength.of(strength)) for adapter, strength in stack]
+            items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
+            wanted = {place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()}
+            changed = [place for place, signature in wanted.items() if self._woven.get(place) != signature]
+            dropped = [place for place in self._woven if place not in wanted]
+            if not changed and not dropped:
+                return 0
+            self._prepare(changed, items)
+            owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
+            try:
+                self._restore(dropped)
+                self._write(changed, items, owners)
+            except BaseException as error:
+                self._abandon(set(changed) | set(self._woven))
+                if isinstance(error, torch.OutOfMemoryError):
+                    raise MemoryBudgetError(
+                        f"no device memory for this stack; the base was restored: {error}"
+                    ) from None
+                raise
+            self._woven = wanted
+            return len(changed) + len(dropped)
+
+    def _resolve(self, adapter: Adapter) -> Plan:
+        return resolve(adapter, self.index)
+
+    def _prepare(self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]]) -> None:
+        """Everything that can fail without having touched a weight."""
+        for component, tensor in changed:
+            network = self._networks.get(component)
+            if network is None or tensor not in network.tensors:
+                raise TargetError(
+                    f"{component}.{tensor}: not a tensor of this model; the plan was made for another base"
+                )
+            for item in items[component, tensor]:
+                place = item.placement
+                if place.widen or place.creates:
+                    raise TargetError(
+                        f"{tensor}: this adapter changes the model's shape; build the model from a MergedSource of it"
+                    )
+                if place.shape != tuple(network.tensors[tensor].shape):
+                    raise TargetError(
+                        f"{tensor}: the plan expects {list(place.shape)}, the model has {list(network.tensors[tensor].shape)}"
+                    )
+        for network in self._networks.values():
+            live = next(iter(network.tensors.values()))
+            network.pristine.decide(live.device, sum(value.nbytes for value in network.tensors.values()))
+            network.pristine.check()
+        for component, tensor in changed:
+            network = self._networks[component]
+            network.pristine.save(tensor, network.tensors[tensor])
+
+    def _write(
+        self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]], owners: Mapping[int, Loaded]
+    ) -> None:
+        targets: list[Target] = []
+        for place in changed:
+            network = self._networks[place[0]]
+            live = network.tensors[place[1]]
+            found = items[place]
+            if live.is_cuda and network.pristine.is_resident() and self._groupable(found, live):
+                targets += self._targets(live, network.pristine.get(place[1], live), found, owners)
+            else:
+                self._write_one(place, found)
+        merge_products(targets)
+
+    def _write_one(self, place: Place, found: Sequence[Item]) -> None:
+        component, tensor = place
+        network = self._networks[component]
+        live = network.tensors[tensor]
+
+        def original(name: str) -> torch.Tensor:
+            beside = network.tensors[name]
+            return network.pristine.get(name, beside).to(beside.device)
+
+        live.copy_(merged(original(tensor), found, original, live.dtype))
+
+    def _groupable(self, found: Sequence[Item], live: torch.Tensor) -> bool:
+        """All products, on the whole tensor or on rows that do not overlap otherwise: the kernel's case."""
+        whole = {item.placement.target for item in found}
+        return (
+            live.is_contiguous() and live.dim() > 1 and len(whole) == 1 and all(is_product(i.placement) for i in found)
+        )
+
+    def _targets(
+        self, live: torch.Tensor, original: torch.Tensor, found: Sequence[Item], owners: Mapping[int, Loaded]
+    ) -> list[Target]:
+        rows = found[0].placement.rows()
+        out, base = (t.view(t.shape[0], -1)[rows.start : rows.stop] for t in (live, original))
+        products = []
+        for item in found:
+            place = item.placement
+            loaded = owners[id(place)]
+            loaded.upload(live.device, self._cache.pinned)
+            factors = place.factors.tensors()
+            up, down = loaded.on_device(factors["up"], live.device), loaded.on_device(factors["down"], live.device)
+            if place.source is not None:
+                up = up[place.source[0] : sum(place.source)]
+            products.append(Product(up, down, place.factors.scale * item.strength))
+        return [Target(base, out, tuple(products))]
+
+    def _restore(self, places: Iterable[Place]) -> None:
+        for component, tensor in places:
+            network = self._networks[component]
+            live = network.tensors[tensor]
+            live.copy_(network.pristine.get(tensor, live))
+
+    def _abandon(self, places: Iterable[Place]) -> None:
+        """After a failure: the base everywhere, and nothing woven."""
+        self._woven = {}
+        try:
+            self._restore(places)
+        except Exception as error:
+            raise WeftError(f"the base could not be restored; build the model again: {error}") from error

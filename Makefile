@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test test-gpu check bench bench-gpu gpu-bundle format clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -36,6 +36,23 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
+
+# a machine with a GPU that can install nothing: pure-Python wheels unpacked into one folder
+BUNDLE := .gpu-bundle
+GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
+	markdown-it-py mdurl pygments click
+
+gpu-bundle: $(VENV)/.base
+	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
+	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE)/wheels $(GPU_WHEELS)
+	for wheel in $(BUNDLE)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(BUNDLE); done
+	rm -rf $(BUNDLE)/wheels
+
+test-gpu:
+	PYTHONPATH=src:.:$(BUNDLE) python3 -m pytest -p no:cacheprovider tests/gpu
+
+bench-gpu:
+	PYTHONPATH=src:.:$(BUNDLE) python3 bench/weaving.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -31,7 +31,7 @@ ALLOWED = {
     "adapter": set(),
     "formats": {"numpy", "safetensors"},
     "targets": set(),
-    "weights": {"torch", "safetensors"},
+    "weights": {"torch", "safetensors", "numpy"},
     "layers": {"torch"},
     "ops": {"torch", "triton", "numpy"},
     "exchange": set(),

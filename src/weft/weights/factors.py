@@ -37,7 +37,27 @@ class Loaded:
     plan: Plan
     bytes: int
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
-    slabs: list[torch.Tensor] = field(default_factory=list)
+    spans: list[torch.Tensor] = field(default_factory=list)
+    checked: bool = False
+
+    def check_finite(self) -> None:
+        """Raise if any number is NaN or infinite; looked at once, on the device where the factors are there."""
+        if self.checked:
+            return
+        on_device = {place for _, place in self.views}
+        seen = [(name, t) for name, t in self.plan.adapter.tensors.items() if address(t) not in on_device]
+        bad = [name for name, tensor in seen if scan(tensor).nonfinite]
+        if not bad and self.views:
+            sums = torch.stack([torch.isfinite(view).all() for view in self._spans()])
+            if not bool(sums.all()):
+                bad = [name for name, t in self.plan.adapter.tensors.items() if scan(t).nonfinite]
+        if bad:
+            more = f" and {len(bad) - 1} more tensors hold" if len(bad) > 1 else " holds"
+            raise TargetError(f"{bad[0]}{more} NaN or infinity; nothing was applied")
+        self.checked = True
+
+    def _spans(self) -> list[torch.Tensor]:
+        return self.spans or list(self.views.values())
 
     def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
         """A factor on ``device``, as a matrix (first axis by the rest)."""
@@ -64,10 +84,17 @@ class Loaded:
         slab = pinned(last - first)
         slab.copy_(torch.from_numpy(span))
         resident = slab.to(device, non_blocking=True)
-        self.slabs.append(resident)
+        alike = len({t.dtype for t in tensors}) == 1 and int(places[:, 1].sum()) == last - first
+        whole = resident.view(TORCH[tensors[0].dtype]) if alike else None
+        self.spans = [whole] if whole is not None else []
         for tensor, (start, length) in zip(tensors, places.tolist(), strict=True):
-            if (start - first) % tensor.itemsize == 0:
-                raw = resident[start - first : start - first + length]
+            at, item = start - first, tensor.itemsize
+            if whole is not None and at % item == 0:
+                rows = tensor.shape[0]
+                width = length // item // rows
+                self.views[device, start] = whole.as_strided((rows, width), (width, 1), at // item)
+            elif at % item == 0:
+                raw = resident[at : at + length]
                 self.views[device, start] = raw.view(TORCH[tensor.dtype]).view(tensor.shape[0], -1)
 
 
@@ -114,9 +141,6 @@ class AdapterCache:
                 container = open_container(adapter)
                 adapter = read(container.tensors, container.metadata, container.config)
             plan = self._resolve(adapter)
-        bad = [name for name, tensor in plan.adapter.tensors.items() if scan(tensor).nonfinite]
-        if bad:
-            raise TargetError(f"{bad[0]} and {len(bad) - 1} more tensors hold NaN or infinity; nothing was applied")
         return Loaded(key, plan, sum(len(tensor.data) for tensor in plan.adapter.tensors.values()))
 
     def pinned(self, size: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,7 +24,7 @@ from weft.adapter import Adapter
 from weft.errors import MemoryBudgetError, TargetError, WeftError
 from weft.ops.merge import Product, Target, merge_products
 from weft.targets.index import ModelIndex, component_from_names
-from weft.targets.plan import Plan
+from weft.targets.plan import Placement, Plan
 from weft.targets.resolve import resolve
 from weft.weights.factors import AdapterCache, Loaded
 from weft.weights.merge import is_product, merged
@@ -60,13 +61,19 @@ class Weaver:
             tensors = {
                 key: value for key, value in module.state_dict(keep_vars=True).items() if value.is_floating_point()
             }
-            self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, Pristine(keep, found.get(name)))
+            pristine = Pristine(keep, found.get(name))
+            pristine.decide(next(iter(tensors.values())).device, sum(value.nbytes for value in tensors.values()))
+            self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, pristine)
             components[name] = component_from_names(name, {key: tuple(value.shape) for key, value in tensors.items()})
         self.index = ModelIndex(components)
         self._blocks = block_names(self.index)
         self._cache = AdapterCache(self._resolve, cache_bytes)
         self._woven: dict[Place, tuple[tuple[int, float], ...]] = {}
+        self._layers: list[tuple[object, Strength]] = []
+        self._programs: dict[tuple[object, ...], Program] = {}
         self._lock = threading.RLock()
+        devices = {value.device for network in self._networks.values() for value in network.tensors.values()}
+        self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     @property
     def woven(self) -> bool:
@@ -77,26 +84,88 @@ class Weaver:
         """Make the model's weights those of ``stack``; returns how many tensors were written."""
         with self._lock, torch.no_grad():
             layers = [(self._cache.get(adapter), Strength.of(strength)) for adapter, strength in stack]
-            items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
-            wanted = {place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()}
-            changed = [place for place, signature in wanted.items() if self._woven.get(place) != signature]
-            dropped = [place for place in self._woven if place not in wanted]
-            if not changed and not dropped:
-                return 0
-            self._prepare(changed, items)
-            owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
-            try:
-                self._restore(dropped)
-                self._write(changed, items, owners)
-            except BaseException as error:
-                self._abandon(set(changed) | set(self._woven))
-                if isinstance(error, torch.OutOfMemoryError):
-                    raise MemoryBudgetError(
-                        f"no device memory for this stack; the base was restored: {error}"
-                    ) from None
-                raise
-            self._woven = wanted
-            return len(changed) + len(dropped)
+            for loaded, _ in layers:
+                if self._cuda is not None:
+                    loaded.upload(self._cuda, self._cache.pinned)
+                loaded.check_finite()
+            written = self._swap(layers)
+            return written if written is not None else self._apply_changes(layers)
+
+    def _swap(self, layers: Sequence[tuple[Loaded, Strength]]) -> int | None:
+        """The usual case at once: a stack that shares nothing with the one before, all of it for the kernel."""
+        keys = tuple(loaded.key for loaded, _ in layers)
+        shared = set(keys) & {key for key, _ in self._layers}
+        if self._cuda is None or not layers or (shared and not (len(keys) == 1 == len(self._layers))):
+            return None
+        if any(s.blocks or 0.0 in (s.overall, *s.components.values()) for _, s in layers):
+            return None
+        if shared and self._layers[0][1] == layers[0][1]:
+            return 0
+        program = self._programs.get(keys)
+        if program is None:
+            program = self._compile(layers)
+            if program is None:
+                return None
+            self._programs[keys] = program
+            while len(self._programs) > 32:
+                self._programs.pop(next(iter(self._programs)))
+        dropped = self._woven.keys() - program.places.keys()
+        for network in self._networks.values():
+            network.pristine.check()
+        try:
+            self._restore(dropped)
+            program.run([strength for _, strength in layers])
+        except BaseException as error:
+            self._abandon({*program.places, *self._woven})
+            raise _ours(error) from None
+        self._woven = {
+            place: tuple((number, layers[i][1].at(p, {})) for number, i, p in rows)
+            for place, rows in program.places.items()
+        }
+        self._layers = [(loaded.key, strength) for loaded, strength in layers]
+        return len(program.places) + len(dropped)
+
+    def _apply_changes(self, layers: Sequence[tuple[Loaded, Strength]]) -> int:
+        items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
+        wanted = {place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()}
+        changed = [place for place, signature in wanted.items() if self._woven.get(place) != signature]
+        dropped = [place for place in self._woven if place not in wanted]
+        if not changed and not dropped:
+            return 0
+        self._prepare(changed, items)
+        owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
+        try:
+            self._restore(dropped)
+            self._write(changed, items, owners)
+        except BaseException as error:
+            self._abandon(set(changed) | set(self._woven))
+            raise _ours(error) from None
+        self._woven = wanted
+        self._layers = [(loaded.key, strength) for loaded, strength in layers]
+        return len(changed) + len(dropped)
+
+    def _compile(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
+        """A program for these adapters, if the kernel can take every tensor of them."""
+        full = Strength()
+        items = items_by_tensor([(loaded.plan, full) for loaded, _ in layers], {})
+        self._prepare(list(items), items)
+        numbers = {id(p): i for i, (loaded, _) in enumerate(layers) for p in loaded.plan.placements}
+        owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
+        targets: list[Target] = []
+        rows: list[tuple[Place, Item]] = []
+        for place, found in items.items():
+            network = self._networks[place[0]]
+            live = network.tensors[place[1]]
+            if not (live.is_cuda and network.pristine.is_resident() and self._groupable(found, live)):
+                return None
+            targets += self._targets(live, network.pristine.get(place[1], live), found, owners)
+            rows += [(place, item) for item in found]
+        if len({t.base.dtype for t in targets}) > 1 or len({p.up.dtype for t in targets for p in t.products}) > 1:
+            return None
+        places: dict[Place, list[tuple[int, int, Placement]]] = {}
+        for place, item in rows:
+            places.setdefault(place, []).append((id(item.placement), numbers[id(item.placement)], item.placement))
+        return Program(places, targets, [(numbers[id(i.placement)], i.placement) for _, i in rows])
 
     def _resolve(self, adapter: Adapter) -> Plan:
         return resolve(adapter, self.index)
@@ -120,8 +189,6 @@ class Weaver:
                         f"{tensor}: the plan expects {list(place.shape)}, the model has {list(network.tensors[tensor].shape)}"
                     )
         for network in self._networks.values():
-            live = next(iter(network.tensors.values()))
-            network.pristine.decide(live.device, sum(value.nbytes for value in network.tensors.values()))
             network.pristine.check()
         for component, tensor in changed:
             network = self._networks[component]
@@ -177,15 +244,49 @@ class Weaver:
         return [Target(base, out, tuple(products))]
 
     def _restore(self, places: Iterable[Place]) -> None:
+        lives, originals = [], []
         for component, tensor in places:
             network = self._networks[component]
-            live = network.tensors[tensor]
-            live.copy_(network.pristine.get(tensor, live))
+            lives.append(network.tensors[tensor])
+            originals.append(network.pristine.get(tensor, lives[-1]))
+        if lives:
+            torch._foreach_copy_(lives, originals)
 
     def _abandon(self, places: Iterable[Place]) -> None:
         """After a failure: the base everywhere, and nothing woven."""
-        self._woven = {}
+        self._woven, self._layers = {}, []
         try:
             self._restore(places)
         except Exception as error:
             raise WeftError(f"the base could not be restored; build the model again: {error}") from error
+
+
+class Program:
+    """A compiled stack: one launch that can be run again at any strengths."""
+
+    def __init__(
+        self,
+        places: Mapping[Place, list[tuple[int, int, Placement]]],
+        targets: Sequence[Target],
+        products: Sequence[tuple[int, Placement]],
+    ) -> None:
+        from weft.ops.merge.triton import Launch
+
+        self.places = places
+        self._launch = Launch(targets)
+        self._scales = np.array([placement.factors.scale for _, placement in products])
+        components = {name: number for number, name in enumerate(dict.fromkeys(p.component for _, p in products))}
+        self._components = list(components)
+        self._samples = [next(p for _, p in products if p.component == name) for name in components]
+        self._which = np.array([(layer, components[p.component]) for layer, p in products])
+
+    def run(self, strengths: Sequence[Strength]) -> None:
+        table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])
+        self._launch.rescale(self._scales * table[self._which[:, 0], self._which[:, 1]])
+        self._launch.run()
+
+
+def _ours(error: BaseException) -> BaseException:
+    if isinstance(error, torch.OutOfMemoryError):
+        return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
+    return error

@@ -121,9 +121,9 @@ class Launch:
         ]
         return np.array(rows or [(0, 0, 0)], dtype=np.int64)
 
-    def rescale(self, scales: Sequence[float]) -> None:
+    def rescale(self, scales: np.ndarray) -> None:
         """Other strengths for the same products, in the same order."""
-        self._scales.copy_(torch.tensor(scales, dtype=torch.float32), non_blocking=True)
+        self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
 
     def run(self) -> None:
         _merge_kernel[(self._tiles.shape[0],)](

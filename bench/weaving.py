@@ -1,0 +1,207 @@
+"""Merging and swapping on one GPU, beside diffusers + PEFT on the same model in the same run.
+
+    make gpu-bundle && make bench-gpu
+
+SDXL's UNet at full size with random weights in bf16; LoRAs of rank 32 on all 560 attention linears. Every row is
+wall time including the synchronisation at its end, the median of several runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from weft.formats.files import open_container
+from weft.formats.read import read
+from weft.targets.bases import known_index
+from weft.targets.resolve import resolve
+from weft.weights.build import build
+from weft.weights.merged import MergedSource
+from weft.weights.source import FileSource
+from weft.weights.weaver import Weaver
+
+SDXL: dict[str, Any] = {
+    "sample_size": 128, "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), "block_out_channels": (320, 640, 1280),
+    "layers_per_block": 2, "cross_attention_dim": 2048, "transformer_layers_per_block": (1, 2, 10), "attention_head_dim": (5, 10, 20),
+    "use_linear_projection": True, "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}  # fmt: skip
+
+
+def timed(work: Callable[[], object], runs: int = 7, before: Callable[[], object] | None = None) -> float:
+    """Median milliseconds."""
+    found = []
+    for _ in range(runs):
+        if before is not None:
+            before()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(found)
+
+
+def attention_lora(path: Path, rank: int, seed: int) -> Path:
+    """A kohya-free, diffusers-spelt LoRA on every attention linear of SDXL."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in known_index("sdxl").components["unet"].shapes.items():
+        module = name.removesuffix(".weight")
+        if ".attn" in module and len(shape) == 2 and name.endswith(".weight"):
+            tensors[f"unet.{module}.lora_A.weight"] = (
+                torch.randn(rank, shape[1], generator=generator) * 0.02
+            ).bfloat16()
+            tensors[f"unet.{module}.lora_B.weight"] = (
+                torch.randn(shape[0], rank, generator=generator) * 0.02
+            ).bfloat16()
+    save_file(tensors, path)
+    return path
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp())
+    loras = [attention_lora(folder / f"lora{i}.safetensors", 32, i) for i in range(5)]
+    rows = swapping(folder, loras)
+    torch.cuda.empty_cache()
+    checkpoint = next((folder / "unet").glob("*.safetensors"))
+    rows += loading(folder, checkpoint, loras[:3])
+    width = max(len(name) for name, _ in rows)
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    for name, value in rows:
+        print(f"{name:<{width}}  {value:10.2f} ms")
+
+
+def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
+    from diffusers import UNet2DConditionModel
+
+    rows: list[tuple[str, float]] = []
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        unet = UNet2DConditionModel(**SDXL).to(torch.bfloat16).eval()
+    unet.requires_grad_(False)
+    unet.save_pretrained(folder / "unet")
+
+    weaver = Weaver(unet, keep="device")
+    weaver.apply([(loras[0], 1.0)])
+    weaver.apply([(loras[1], 1.0)])
+    weaver.apply([])
+    state = {"turn": 0}
+
+    def swap() -> None:
+        state["turn"] ^= 1
+        weaver.apply([(loras[state["turn"]], 0.8)])
+
+    rows.append(("weft: swap to another LoRA, factors on the GPU", timed(swap, 21)))
+    rows.append(
+        ("weft: other strength of the same LoRA", timed(lambda: weaver.apply([(loras[0], time.time() % 1 + 0.1)]), 11))
+    )
+    rows.append(("weft: restore the base", timed(lambda: weaver.apply([]), 7, lambda: weaver.apply([(loras[0], 1.0)]))))
+    stacks = [[(path, 0.1 * (i + 1) + 0.05 * j) for i, path in enumerate(loras)] for j in range(2)]
+    weaver.apply(stacks[0])
+    rows.append(
+        (
+            "weft: stack of 5 x rank 32, from the base",
+            timed(lambda: weaver.apply(stacks[1]), 9, lambda: weaver.apply([])),
+        )
+    )
+    weaver.apply([])
+    program = next(iter(weaver._programs.values()))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    spent = []
+    for _ in range(10):
+        events[0].record()
+        program._launch.run()
+        events[1].record()
+        torch.cuda.synchronize()
+        spent.append(events[0].elapsed_time(events[1]))
+    rows.append(("weft: the kernel alone (one LoRA)", statistics.median(spent)))
+    weaver._abandon(program.places)
+
+    def from_file() -> None:
+        weaver._cache._kept.clear()
+        weaver._programs.clear()
+        weaver.apply([(loras[2], 0.8)])
+
+    rows.append(("weft: from a file in page cache, all included", timed(from_file, 7, lambda: weaver.apply([]))))
+    index = weaver.index
+
+    def parse() -> None:
+        container = open_container(loras[2])
+        resolve(read(container.tensors, container.metadata), index)
+
+    rows.append(("weft:   of which parsing and resolving", timed(parse)))
+    weaver.apply([])
+    original = {name: value.clone() for name, value in unet.state_dict().items()}
+
+    for _ in range(2):
+        start = time.perf_counter()
+        unet.load_lora_adapter(_state(loras[0]), adapter_name="a", prefix="unet")
+        torch.cuda.synchronize()
+        load = (time.perf_counter() - start) * 1e3
+        fuse = timed(lambda: unet.fuse_lora(lora_scale=0.8), 1)
+        unfuse = timed(unet.unfuse_lora, 1)
+        unet.delete_adapters("a")
+    rows += [("peer: diffusers load_lora_adapter", load), ("peer: fuse_lora", fuse), ("peer: unfuse_lora", unfuse)]
+    unet.unload_lora()
+    drift = sum(int((value != original[name]).sum()) for name, value in unet.state_dict().items())
+    total = sum(value.numel() for value in original.values())
+    print(f"weights that differ from the base after the peer's 2 fuse/unfuse cycles: {drift:,} of {total:,}")
+
+    return rows
+
+
+def loading(folder: Path, checkpoint: Path, loras: list[Path]) -> list[tuple[str, float]]:
+    """Building on the GPU from a file: base alone, base with three LoRAs, and the peer's way."""
+    from diffusers import UNet2DConditionModel
+
+    def empty() -> torch.nn.Module:
+        with torch.device("meta"):
+            return UNet2DConditionModel(**SDXL).to(torch.bfloat16)
+
+    def base() -> torch.nn.Module:
+        return build(empty(), FileSource(checkpoint), device="cuda")
+
+    def woven() -> torch.nn.Module:
+        source = FileSource(checkpoint)
+        plans = []
+        for path in loras:
+            container = open_container(path)
+            plans.append((resolve(read(container.tensors, container.metadata), known_index("sdxl")), 0.7))
+        return build(empty(), MergedSource(source, plans, component="unet"), device="cuda")
+
+    def peer() -> torch.nn.Module:
+        unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.bfloat16).to("cuda")
+        for number, path in enumerate(loras):
+            unet.load_lora_adapter(_state(path), adapter_name=f"l{number}", prefix="unet")
+        unet.set_adapters([f"l{n}" for n in range(len(loras))], [0.7] * len(loras))
+        unet.fuse_lora()
+        return unet
+
+    base()
+    return [
+        ("weft: build SDXL's UNet from a file", timed(base, 3)),
+        ("weft: the same with 3 LoRAs merged on the way", timed(woven, 3)),
+        ("peer: from_pretrained + 3 load_lora + fuse", timed(peer, 2)),
+    ]
+
+
+def _state(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+if __name__ == "__main__":
+    main()

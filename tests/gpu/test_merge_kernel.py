@@ -1,0 +1,103 @@
+"""The grouped merge on a real GPU: equal to a float64 reference, on ragged sizes, ranks 1 to 128, beyond 2^31."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from weft.ops.merge import reference  # noqa: E402
+from weft.ops.merge import triton as kernel  # noqa: E402
+from weft.ops.merge.work import Product, Target  # noqa: E402
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SHAPES = [(1, 1), (7, 3), (64, 64), (129, 65), (128, 256), (320, 2880), (1000, 999), (2, 5000), (3072, 64)]
+
+
+def made(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...], shapes=SHAPES) -> list[Target]:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    targets = []
+    for rows, columns in shapes:
+        base = torch.randn(rows, columns, device="cuda").to(dtype)
+        products = tuple(
+            Product(
+                (torch.randn(rows, r, device="cuda") * 0.1).to(factor),
+                (torch.randn(r, columns, device="cuda") * 0.1).to(factor),
+                0.7 * (-1) ** i + 0.1 * i,
+            )
+            for i, r in enumerate(ranks)
+        )
+        targets.append(Target(base, torch.full_like(base, 9.0), products))
+    return targets
+
+
+def worst(targets: list[Target]) -> tuple[float, float]:
+    """(kernel's, plain torch's) largest error against float64, in units of the dtype's epsilon at that value."""
+    ours = theirs = 0.0
+    for t in targets:
+        exact = t.base.double()
+        for p in t.products:
+            exact = exact + p.scale * (p.up.double() @ p.down.double())
+        plain = Target(t.base, torch.empty_like(t.base), t.products)
+        reference.merge_products([plain])
+        ulp = torch.finfo(t.base.dtype).eps * exact.abs().clamp_min(1e-3)
+        ours = max(ours, float(((t.out.double() - exact).abs() / ulp).max()))
+        theirs = max(theirs, float(((plain.out.double() - exact).abs() / ulp).max()))
+    return ours, theirs
+
+
+@pytest.mark.parametrize("factor", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [(1,), (4, 16), (32,), (128,), (5, 33, 64), (32,) * 5, ()])
+def test_equals_the_reference(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...]) -> None:
+    targets = made(dtype, factor, ranks)
+    kernel.merge_products(targets)
+    ours, theirs = worst(targets)
+    assert ours <= 2 * max(theirs, 0.5), (ours, theirs)
+
+
+def test_hundreds_of_layers_in_one_launch() -> None:
+    targets = made(torch.bfloat16, torch.bfloat16, (32,), shapes=[(640, 640), (1280, 640), (1280, 1280)] * 200)
+    kernel.merge_products(targets)
+    ours, theirs = worst(targets[::37])
+    assert ours <= 2 * max(theirs, 0.5)
+
+
+def test_in_place() -> None:
+    targets = [Target(t.base, t.base, t.products) for t in made(torch.bfloat16, torch.bfloat16, (16,))]
+    copies = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
+    kernel.merge_products(copies)
+    kernel.merge_products(targets)
+    assert all(torch.equal(a.out, b.out) for a, b in zip(targets, copies, strict=True))
+
+
+def test_offsets_beyond_two_to_the_31() -> None:
+    """Weights 5 GB apart in one slab: 32-bit offsets would write elsewhere."""
+    slab = torch.zeros(2**31 + 2**29, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros_like(slab)
+    first, last = slab[: 256 * 256].view(256, 256), slab[-256 * 256 :].view(256, 256)
+    first.normal_()
+    last.normal_()
+    targets = []
+    for base, place in ((first, out[: 256 * 256]), (last, out[-256 * 256 :])):
+        up, down = (torch.randn(s, device="cuda", dtype=torch.bfloat16) * 0.1 for s in ((256, 8), (8, 256)))
+        targets.append(Target(base, place.view(256, 256), (Product(up, down, 0.5),)))
+    kernel.merge_products(targets)
+    ours, theirs = worst(targets)
+    assert ours <= 2 * max(theirs, 0.5)
+    assert not out[256 * 256 : -256 * 256].any()
+
+
+def test_one_huge_weight() -> None:
+    """More than 2^31 elements in a single matrix."""
+    rows, columns = 70_000, 40_000
+    base = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+    up = torch.ones(rows, 4, dtype=torch.bfloat16, device="cuda")
+    down = torch.ones(4, columns, dtype=torch.bfloat16, device="cuda")
+    kernel.merge_products([Target(base, base, (Product(up, down, 0.5),))])
+    assert bool((base[-1] == 2).all())
+    assert bool((base[0] == 2).all())
+    assert float(base[::997, ::991].float().mean()) == 2.0

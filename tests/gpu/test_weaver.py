@@ -1,0 +1,131 @@
+"""Hot swap on a real GPU: equal to MergedSource, restored bit for bit, pointers and graphs stay valid."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from pathlib import Path  # noqa: E402
+
+from tests.support import random, tensor, write  # noqa: E402
+from torch import nn  # noqa: E402
+
+from weft.errors import MemoryBudgetError, TargetError  # noqa: E402
+from weft.formats.read import read  # noqa: E402
+from weft.weights.merged import MergedSource  # noqa: E402
+from weft.weights.source import DictSource  # noqa: E402
+from weft.weights.weaver import Weaver  # noqa: E402
+
+NAMES = [f"block{i}" for i in range(40)]
+
+
+class Net(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        for i, name in enumerate(NAMES):
+            self.add_module(name, nn.Linear(64 + 8 * (i % 3), 96))
+        self.add_module("conv", nn.Conv2d(8, 16, 3, padding=1))
+        self.to(device="cuda", dtype=dtype)
+
+
+def lora(net: nn.Module, seed: int, rank: int = 8, dtype: str = "F16", kinds: str = "lora"):  # type: ignore[no-untyped-def]
+    made = {}
+    for number, (name, module) in enumerate(net.named_children()):
+        shape = tuple(module.weight.shape)
+        tail = (1,) * (len(shape) - 2)
+        made[f"unet.{name}.lora_down.weight"] = random(seed + number, rank, *shape[1:], dtype=dtype)
+        made[f"unet.{name}.lora_up.weight"] = random(seed + 100 + number, shape[0], rank, *tail, dtype=dtype)
+        made[f"unet.{name}.alpha"] = tensor(float(rank) / 2, dtype)
+        if kinds == "mixed" and number % 5 == 0:
+            made[f"unet.{name}.dora_scale"] = tensor(abs(random_numbers(shape[0])) + 0.5)
+    return made
+
+
+def random_numbers(count: int):  # type: ignore[no-untyped-def]
+    import numpy as np
+
+    return np.random.default_rng(count).standard_normal((count, 1))
+
+
+def copies(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+@pytest.mark.parametrize("keep", ["device", "host"])
+@pytest.mark.parametrize("kinds", ["lora", "mixed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_equals_merged_source_and_comes_back(dtype: torch.dtype, kinds: str, keep: str, tmp_path: Path) -> None:
+    net = Net(dtype)
+    before = copies(net)
+    pointers = {name: value.data_ptr() for name, value in net.state_dict().items()}
+    weaver = Weaver(net, keep=keep)
+    one = write(tmp_path / "a.safetensors", lora(net, 1, kinds=kinds))
+    two = write(tmp_path / "b.safetensors", lora(net, 500, rank=32, dtype="BF16"))
+    base = DictSource({name: value.cpu() for name, value in before.items()})
+    for stack in ([(one, 0.8)], [(two, -0.5)], [(one, 0.3), (two, 1.5)], [(one, 0.3), (two, 0.5)], [(two, 1.0)]):
+        weaver.apply(stack)
+        plans = [(weaver._cache.get(path).plan, strength) for path, strength in stack]
+        want = MergedSource(base, plans)
+        for name, value in net.state_dict().items():
+            exact = want.get(name, dtype=torch.float32)
+            bound = torch.finfo(dtype).eps * exact.abs().clamp_min(1e-3) + 2e-6
+            assert bool(((value.cpu().float() - exact).abs() <= bound).all()), (stack, name)
+        assert weaver.apply(stack) == 0
+    weaver.apply([])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert {name: value.data_ptr() for name, value in net.state_dict().items()} == pointers
+
+
+def test_a_captured_graph_sees_the_new_weights() -> None:
+    net = Net(torch.float32)
+    weaver = Weaver(net, keep="device")
+    x = torch.randn(5, 64, device="cuda")
+    net.block0(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = net.block0(x)
+    graph.replay()
+    plain = y.clone()
+    weaver.apply([(read(lora(net, 1)), 1.0)])
+    graph.replay()
+    torch.testing.assert_close(y, net.block0(x))
+    assert not torch.allclose(y, plain)
+    weaver.apply([])
+    graph.replay()
+    assert torch.equal(y, plain)
+
+
+def test_nan_is_found_on_the_device_before_anything_is_written(tmp_path: Path) -> None:
+    net = Net(torch.bfloat16)
+    before = copies(net)
+    made = lora(net, 1)
+    made["unet.block3.lora_up.weight"] = tensor([[float("nan")] * 8] * 96, "F16")
+    weaver = Weaver(net, keep="device")
+    with pytest.raises(TargetError, match=r"block3\.lora_up"):
+        weaver.apply([(write(tmp_path / "a.safetensors", made), 1.0)])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_memory_that_runs_out_is_said_and_nothing_is_left_half_merged() -> None:
+    net = Net(torch.float32)
+    before = copies(net)
+    weaver = Weaver(net, keep="device")
+    weaver.apply([(read(lora(net, 1)), 1.0)])
+    free, _ = torch.cuda.mem_get_info()
+    torch.cuda.empty_cache()
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - 64 * 1024**2, dtype=torch.uint8, device="cuda")
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    try:
+        with pytest.raises((MemoryBudgetError, torch.OutOfMemoryError)):
+            weaver.apply([(read(lora(net, 50, rank=64, kinds="mixed")), 1.0)])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        del hog
+    weaver.apply([])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert free > 0

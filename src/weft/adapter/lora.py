@@ -36,7 +36,7 @@ class Lora(Factors):
     def groups(self) -> int:
         """How many diagonal blocks the product has; 0 if the two ranks cannot meet."""
         inner, rank = self.up.shape[1] if len(self.up.shape) > 1 else 0, self.down.shape[0]
-        if inner == 0 or rank % inner or self.up.shape[0] % (rank // inner):
+        if inner == 0 or rank == 0 or rank % inner or self.up.shape[0] % (rank // inner):
             return 0
         return rank // inner
 

@@ -55,6 +55,8 @@ class Tensor:
             return float(struct.unpack(_STRUCT[self.dtype], raw)[0])
         if self.dtype == "BF16":
             return float(struct.unpack("<f", b"\0\0" + raw)[0])
+        if self.dtype == "F8_E8M0":
+            return math.nan if raw[0] == 0xFF else math.ldexp(1.0, raw[0] - 127)
         if self.dtype in ("F8_E4M3", "F8_E5M2"):
             return _float8(raw[0], exponent_bits=4 if self.dtype == "F8_E4M3" else 5)
         raise ValueError(f"no scalar reading of dtype {self.dtype}")

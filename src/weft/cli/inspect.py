@@ -41,7 +41,7 @@ def inspect(
             code = UNREADABLE
             rows.append({"path": str(place), "error": str(error)})
             if not as_json:
-                typer.echo(f"error: {error}", err=True)
+                typer.echo(printable(f"error: {error}"), err=True)
             continue
         code = max(code, PROBLEMS if facts.adapter.problems else OK)
         rows.append(facts.as_dict())

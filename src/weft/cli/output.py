@@ -16,7 +16,8 @@ OK, PROBLEMS, UNREADABLE = 0, 1, 2
 
 
 def print_json(document: object) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(text.encode("utf-8", "replace").decode("utf-8"))
 
 
 @contextmanager
@@ -35,7 +36,8 @@ def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
     if as_json:
         print_json({"ok": False, "error": message})
     else:
-        typer.echo(f"error: {message}", err=True)
+        lines = message.splitlines() if code == PROBLEMS else [" ".join(message.splitlines())]
+        typer.echo("error: " + "\n".join(printable(line) for line in lines), err=True)
     raise typer.Exit(code)
 
 

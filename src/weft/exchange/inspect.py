@@ -121,11 +121,15 @@ def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
         decoded: object = value
         if value[:1] in "{[":
             try:
-                decoded = json.loads(value)
-            except ValueError:
+                decoded = json.loads(value, parse_constant=_refuse)
+            except (ValueError, RecursionError):
                 decoded = value
         found[name] = decoded
     return found
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _counts(values: object) -> dict[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.adapter import Adapter
-from weft.errors import FormatError, TargetError
+from weft.errors import ConfigError, FormatError
 from weft.formats.files import open_container, read_header, shard_files
 from weft.formats.read import read
 from weft.targets.bases import KNOWN, find, known_index
@@ -37,7 +37,7 @@ def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> Mod
         if find(text) is not None:
             return known_index(text, naming)
         if text.endswith((".safetensors", ".json")) or os.sep in text:
-            raise TargetError(f"{text}: no such file or directory, and no base model has this name")
+            raise ConfigError(f"{text}: no such file or directory, and no base model has this name")
         return known_index(text, naming)  # raises, listing the known names
     if place.is_dir():
         return _named(_open_folder(place))

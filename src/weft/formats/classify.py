@@ -20,7 +20,8 @@ from typing import Any
 from weft.adapter import Boft, BoftIn, Entry, Full, Glora, Ia3, Loha, Lokr, Lora, Oft, OftIn, Problem, Vera
 from weft.formats.config import PeftConfig, is_true, network_args
 from weft.formats.dialects import dialect_of
-from weft.formats.group import SHARED_ROLES, Context, Group, Work
+from weft.formats.grammar import is_number
+from weft.formats.group import SHARED_ROLES, Context, Group, Work, single
 
 _LOHA = ("w1_a", "w1_b", "w2_a", "w2_b")
 _GLORA = ("g_a1", "g_a2", "g_b1", "g_b2")
@@ -34,6 +35,8 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
         problems.append(Problem("unsupported", work.take_all(), "targets a bare parameter (PEFT target_parameters)"))
         return
     for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _full):
+        if not work.left:
+            break
         build(work, config)
     _scaled_bias(work)
     _leftovers(work, problems)
@@ -64,7 +67,11 @@ def _embedding(work: Work, config: PeftConfig | None) -> None:
     down, up = work.left["emb_down"], work.left["emb_up"]
     fields, keys = work.shared(config)
     fields["transposed"] = True
-    work.make(Lora(down=down, up=up, embedding=True, **fields), work.take("emb_down", "emb_up") + keys)
+    keys = work.take("emb_down", "emb_up") + keys
+    if len(down.shape) != 2 or len(up.shape) != 2 or down.shape[0] != up.shape[1]:
+        work.malformed(keys, f"embedding factors {list(down.shape)} and {list(up.shape)} do not make a product")
+        return
+    work.make(Lora(down=down, up=up, embedding=True, **fields), keys)
 
 
 def _loha(work: Work, config: PeftConfig | None) -> None:
@@ -97,7 +104,7 @@ def _lokr(work: Work, config: PeftConfig | None) -> None:
         factors = replace(factors, nominal_rank=config.rank_of(work.config_name()))
     elif factors.rank is None and factors.alpha:
         dim = work.context.metadata.get("ss_network_dim", "")
-        if dim.isdigit() and int(dim) > 0 and factors.alpha != int(dim) and int(dim) < 10_000:
+        if is_number(dim) and int(dim) > 0 and factors.alpha != int(dim) and int(dim) < 10_000:
             factors = replace(factors, nominal_rank=int(dim))
             work.context.warn(f"LoKr with two full factors and alpha != dim: scaled by alpha / {dim} (ss_network_dim)")
     work.make(factors, keys)
@@ -175,10 +182,11 @@ def _ia3(work: Work, config: PeftConfig | None) -> None:
     if work.has("plain_weight", "on_input"):
         vector, flag = work.left["plain_weight"], work.left["on_input"]
         keys = work.take("plain_weight", "on_input")
-        if flag.numel != 1:
-            work.malformed(keys, f"on_input has shape {list(flag.shape)}; one number was expected")
+        number = single(flag)
+        if number is None:
+            work.malformed(keys, f"on_input is {flag}; one number was expected")
             return
-        on_input = bool(flag.item())
+        on_input = bool(number)
         work.make(Ia3(vector=vector, on_input=on_input, convention="offset", stored_on_input=flag), keys)
     if work.has("ia3_l"):
         vector = work.left["ia3_l"]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from weft.errors import FormatError
 
@@ -55,7 +55,7 @@ class PeftConfig:
     def is_feedforward(self, module: str) -> bool:
         """Whether an (IA)^3 module scales its inputs."""
         if isinstance(self.feedforward, str):
-            return re.fullmatch(self.feedforward, module) is not None
+            return compiled(self.feedforward).fullmatch(module) is not None
         return any(module == name or module.endswith(f".{name}") for name in self.feedforward)
 
     def targets_parameter(self, module: str) -> bool:
@@ -74,25 +74,27 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
         )
     alpha_field = "lora_alpha" if kind == "LORA" else "alpha"
     alpha = config.get(alpha_field)
-    if kind in ("LORA", "LOHA", "LOKR") and not _is_number(alpha):
+    if kind in ("LORA", "LOHA", "LOKR") and not _is_finite(alpha):
         raise FormatError(
             f"adapter_config.json: {alpha_field} is missing or not a number ({alpha!r}), so the scale is unknown; add it"
         )
     terms = config.get("num_cayley_neumann_terms", 5)
     feedforward = config.get("feedforward_modules") or ()
+    if not isinstance(feedforward, str):
+        feedforward = _names(config, "feedforward_modules")
     return PeftConfig(
         peft_type=kind,
         rank=_integer(config, "r"),
-        alpha=float(cast("float", alpha)) if _is_number(alpha) else None,
+        alpha=float(cast("float", alpha)) if _is_finite(alpha) else None,
         alpha_pattern=_numbers(config, "alpha_pattern"),
         rank_pattern={key: int(value) for key, value in _numbers(config, "rank_pattern").items()},
         stabilised=config.get("use_rslora") is True,
         fan_in_fan_out=config.get("fan_in_fan_out") is True,
-        feedforward=feedforward if isinstance(feedforward, str) else tuple(map(str, cast("list[object]", feedforward))),
+        feedforward=feedforward,
         block_share=config.get("block_share") is True,
-        neumann_terms=int(cast("int", terms)) if config.get("use_cayley_neumann", True) and _is_number(terms) else None,
+        neumann_terms=terms if config.get("use_cayley_neumann", True) and type(terms) is int else None,
         constrained=config.get("coft") is True,
-        target_parameters=tuple(map(str, cast("list[object]", config.get("target_parameters") or ()))),
+        target_parameters=_names(config, "target_parameters"),
     )
 
 
@@ -134,23 +136,55 @@ def json_object(text: str | None) -> dict[str, object]:
 
 def _first_match(patterns: Mapping[str, object], module: str, default: object) -> object:
     for pattern, value in patterns.items():
-        if _compiled(pattern).match(module):
+        if compiled(rf"(.*\.)?({pattern})$").match(module):
             return value
     return default
 
 
 @lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of a configuration; one that could run for ever is refused."""
     try:
-        return re.compile(rf"(.*\.)?({pattern})$")
-    except re.error as error:
+        if len(pattern) > 2000 or _can_explode(re._parser.parse(pattern)):  # type: ignore[attr-defined]
+            raise FormatError(f"pattern {pattern[:60]!r} in the adapter's configuration could take for ever to match")
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, MemoryError) as error:
         raise FormatError(
-            f"pattern {pattern!r} in the adapter's configuration is not a regular expression: {error}"
+            f"pattern {pattern[:60]!r} in the adapter's configuration is no regular expression: {error}"
         ) from None
+
+
+def _can_explode(parsed: Iterable[tuple[object, object]], inside: bool = False) -> bool:
+    """Whether something repeated repeats or branches in itself: `(x+x+)+` takes exponential time."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if "REPEAT" in name:
+            _, most, body = cast("tuple[int, int, Iterable[tuple[object, object]]]", argument)
+            if inside or _can_explode(body, inside=most > 9):
+                return True
+        elif name == "BRANCH":
+            branches = cast("tuple[object, list[Iterable[tuple[object, object]]]]", argument)[1]
+            if inside or any(_can_explode(branch, inside) for branch in branches):
+                return True
+        elif name == "SUBPATTERN" and _can_explode(cast("tuple[Any, ...]", argument)[-1], inside):
+            return True
+    return False
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    """A number a float can hold."""
+    return _is_number(value) and abs(cast("float", value)) < 1e30
+
+
+def _names(config: Mapping[str, object], name: str) -> tuple[str, ...]:
+    found = config.get(name) or ()
+    if not isinstance(found, list | tuple):
+        raise FormatError(f"adapter_config.json: {name} must be a list of names, not {str(found)[:60]!r}")
+    return tuple(map(str, found))
 
 
 def _integer(config: Mapping[str, object], name: str) -> int | None:
@@ -160,6 +194,6 @@ def _integer(config: Mapping[str, object], name: str) -> int | None:
 
 def _numbers(config: Mapping[str, object], name: str) -> dict[str, float]:
     found = config.get(name) or {}
-    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
+    if not isinstance(found, dict) or not all(_is_finite(value) for value in found.values()):
         raise FormatError(f"adapter_config.json: {name} must map patterns to numbers")
     return found

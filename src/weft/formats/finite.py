@@ -39,8 +39,8 @@ def scan(tensor: Tensor, *, limit: int | None = None) -> Values:
     """Count non-finite numbers in a tensor, in its first ``limit`` bytes if given."""
     data = memoryview(tensor.data)
     partial = limit is not None and limit < len(data)
-    if partial:
-        data = data[:limit]
+    if partial and limit is not None:
+        data = data[: limit - limit % tensor.itemsize]
     kind = _EXPONENT.get(tensor.dtype)
     bad, zero = 0, True
     for start in range(0, len(data), CHUNK):
@@ -48,11 +48,16 @@ def scan(tensor: Tensor, *, limit: int | None = None) -> Values:
         if kind is not None:
             width, mask = kind
             bits = np.frombuffer(piece, dtype=width)
-            bad += int(np.count_nonzero((bits & bits.dtype.type(mask)) == mask))
+            found = (bits & bits.dtype.type(mask)) == mask
+            if tensor.dtype == "C64":
+                found = found.reshape(-1, 2).any(axis=1)
+            bad += int(np.count_nonzero(found))
         elif tensor.dtype.endswith("FNUZ"):
             bits = np.frombuffer(piece, dtype="u1")
             bad += int(np.count_nonzero(bits == 0x80))
-        if zero:
+        if zero and tensor.dtype == "F8_E8M0":
+            zero = len(piece) == 0  # the format has no zero
+        elif zero:
             zero = not np.frombuffer(piece, dtype="u1").any() or _signed_zeros(piece, tensor.dtype)
     return Values(bad, None if partial else zero)
 

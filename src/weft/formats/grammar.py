@@ -147,7 +147,7 @@ def _split_pattern(key: str, segments: list[str]) -> Key | None:
         return Key(key, ".".join(segments[:-3]), role, "peft", name=segments[-2])
     if len(segments) > 2 and segments[-2] in NAMED_LAST:
         return Key(key, ".".join(segments[:-2]), NAMED_LAST[segments[-2]], "peft", name=segments[-1])
-    if len(segments) > 2 and segments[-2] == "oft_blocks" and segments[-1].isdigit():
+    if len(segments) > 2 and segments[-2] == "oft_blocks" and is_number(segments[-1]):
         return Key(key, ".".join(segments[:-2]), "oft_blocks", "kohya", index=int(segments[-1]))
     if len(segments) > 3 and segments[-1] == "weight" and segments[-2] in ("down", "up"):
         return _split_processor(key, ".".join(segments[:-2]), segments[-2])
@@ -222,31 +222,40 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("module.", "", ""),
 )
 
+_FLAT = re.compile("|".join(prefix for prefix, _, _ in FLAT_PREFIXES))
+_FLAT_MEANING = {prefix: (component, dialect) for prefix, component, dialect in FLAT_PREFIXES}
+_DOTTED = re.compile("|".join(re.escape(prefix) for prefix, _, _ in DOTTED_PREFIXES))
+_DOTTED_MEANING = {prefix: (component, dialect) for prefix, component, dialect in DOTTED_PREFIXES}
 _OTHER_ENCODER = re.compile(r"^text_encoders\.\w+\.transformer\.")
 
 
 def locate(module: str) -> tuple[Ref, str]:
     """Strip wrappers and the component from a module's spelling: (Ref, the prefix's dialect or "")."""
-    for prefix, component, dialect in FLAT_PREFIXES:
-        if module.startswith(prefix) and len(module) > len(prefix):
-            name = module[len(prefix) :].lstrip("_").replace(".", "_")
-            return Ref(component, name, flat=True), dialect
+    if (flat := _FLAT.match(module)) and len(module) > flat.end():
+        component, dialect = _FLAT_MEANING[flat[0]]
+        return Ref(component, module[flat.end() :].lstrip("_").replace(".", "_"), flat=True), dialect
     component, dialect = "", ""
-    again = True
-    while again:
-        again = False
-        for prefix, found, spelt in DOTTED_PREFIXES:
-            if module.startswith(prefix) and not (found and component.startswith("te")):
-                module = module[len(prefix) :]
-                component = found or component
-                dialect = dialect if dialect == "peft" else spelt or dialect
-                again = True
-                break
+    while True:
         if other := _OTHER_ENCODER.match(module):
-            module, component, dialect, again = module[other.end() :], "te", "comfy", True
+            known = _DOTTED_MEANING.get(other[0], ("te", "comfy"))
+            module, component, dialect = module[other.end() :], known[0], "comfy"
+            continue
+        wrapper = _DOTTED.match(module)
+        if wrapper is None:
+            break
+        found, spelt = _DOTTED_MEANING[wrapper[0]]
+        if found and component.startswith("te"):
+            break  # a text encoder's own module may be called `transformer`
+        module, component = module[wrapper.end() :], found or component
+        dialect = dialect if dialect == "peft" else spelt or dialect
     if module.startswith("sformer_blocks."):  # 16 characters cut where `transformer.` has 12
         module, component = "tran" + module, "unet"
     return Ref(component, module), dialect
+
+
+def is_number(text: str) -> bool:
+    """ASCII digits of a sane length: `isdigit` alone accepts characters that `int` does not."""
+    return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 def candle_home(path: str, many: bool) -> Ref:

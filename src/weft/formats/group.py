@@ -67,6 +67,16 @@ class Context:
             self.warnings.append(text)
 
 
+def single(tensor: Tensor) -> float | None:
+    """The only number of a tensor, or None if it does not hold exactly one that can be read."""
+    if tensor.numel != 1:
+        return None
+    try:
+        return tensor.item()
+    except ValueError:
+        return None
+
+
 class Work:
     """One group being taken apart: roles are taken once, made entries collect."""
 
@@ -78,7 +88,7 @@ class Work:
         self.problems: list[Problem] = []
 
     def has(self, *roles: str) -> bool:
-        return all(role in self.left for role in roles)
+        return all(map(self.left.__contains__, roles))
 
     def take(self, *roles: str) -> tuple[str, ...]:
         return tuple(self.group.keys[role] for role in roles if self.left.pop(role, None) is not None)
@@ -100,10 +110,11 @@ class Work:
         keys = self.take_keys("alpha")
         if "alpha" in left:
             alpha = left.pop("alpha")
-            if alpha.numel != 1:
-                self.malformed(keys, f"alpha has shape {list(alpha.shape)}; one number was expected")
+            number = single(alpha)
+            if number is None:
+                self.malformed(keys, f"alpha is {alpha}; one number was expected")
             else:
-                fields["alpha"], fields["stored_alpha"] = alpha.item(), alpha
+                fields["alpha"], fields["stored_alpha"] = number, alpha
                 if fields["alpha"] == 0 and not constraint:
                     self.context.warn(
                         "alpha 0 is read as alpha = rank (scale 1), as the trainers that write it mean it"
@@ -113,7 +124,7 @@ class Work:
         if config:
             fields["stabilised"] = config.stabilised
             fields["transposed"] = config.fan_in_fan_out
-        if "scale" in left and left["scale"].numel == 1:
+        if "scale" in left and single(left["scale"]) is not None:
             keys += self.take_keys("scale")
             fields["stored_scale"] = left.pop("scale")
         if magnitude := self._magnitude():
@@ -123,8 +134,13 @@ class Work:
             fields["residual"] = Residual(left["bias_indices"], left["bias_values"], left["bias_size"])
             keys += self.take("bias_indices", "bias_values", "bias_size")
         if "reshape_weight" in left:
-            fields["widen"] = left["reshape_weight"].ints()
-            keys += self.take("reshape_weight")
+            sizes = left["reshape_weight"]
+            taken = self.take("reshape_weight")
+            if sizes.dtype[0] in "IU" and 0 < sizes.numel <= 8:
+                fields["widen"] = sizes.ints()
+                keys += taken
+            else:
+                self.malformed(taken, f"reshape_weight is {sizes}; a short list of whole numbers was expected")
         if self.context.trainer_exact and is_true(network_args(self.context.metadata).get("split_qkv")):
             parts = 4 if group.ref.name.endswith("linear1") else 3 if group.ref.name.endswith("qkv") else 1
             if parts > 1 and fields.get("alpha") is not None:

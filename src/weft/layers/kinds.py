@@ -35,8 +35,8 @@ class LoraLinear(LoraLayer):
         up = pair.up.to(dtype)
         if pair.blocks == 1:
             return functional.linear(hidden, up)
-        hidden = hidden.unflatten(-1, (pair.blocks, -1))
-        return torch.einsum("...br,bor->...bo", hidden, up.unflatten(0, (pair.blocks, -1))).flatten(-2)
+        hidden = hidden.reshape(*hidden.shape[:-1], pair.blocks, -1)
+        return torch.einsum("...br,bor->...bo", hidden, up.reshape(pair.blocks, -1, up.shape[1])).flatten(-2)
 
 
 class LoraConv1D(LoraLinear):

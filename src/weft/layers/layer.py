@@ -62,7 +62,7 @@ class LoraLayer(nn.Module):
         self._merged = False
         self._pristine: torch.Tensor | None = None
         self._live: tuple[str, ...] = ()
-        rows, columns, *kernel = base.weight.shape
+        rows, columns, *kernel = self.weight.shape
         self.out, self.into = (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
 
     # what a kind says about itself
@@ -82,9 +82,7 @@ class LoraLayer(nn.Module):
     # forward
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        plain = self.base(x)
-        if not self._live:
-            return cast("torch.Tensor", plain)
+        plain: torch.Tensor = self.base(x)
         result = plain
         for name in self._live:
             pair, weight = self.pair(name), self.weights[name]
@@ -109,7 +107,7 @@ class LoraLayer(nn.Module):
         """|W + scale * product| over the inputs, one a row, in float32."""
         changed = pair.product() * pair.scale
         weight = self.weight.T if self.transposed else self.weight.flatten(1)
-        norm = torch.linalg.vector_norm(changed + weight, dim=1)
+        norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
     def _drops(self, pair: Pair) -> bool:
@@ -193,6 +191,7 @@ class LoraLayer(nn.Module):
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
+        woven = None
         if self._live:
             weight = self.weight
             woven = self._woven(weight.detach()).to(weight.dtype)
@@ -201,13 +200,12 @@ class LoraLayer(nn.Module):
                     f"{self.label}: merging {', '.join(self._live)} gives numbers that {weight.dtype} cannot hold; "
                     "nothing was changed"
                 )
-            if self.tied:
-                self._pristine = weight
-                self._parameters["weight"] = nn.Parameter(woven, requires_grad=weight.requires_grad)
-            else:
-                self._pristine = weight.detach().clone()
-                weight.copy_(woven)
-        self._merged = True
+            self._pristine = weight if self.tied else weight.detach().clone()
+        self._merged = True  # from here on unmerge restores, whatever happens
+        if self.tied and woven is not None:
+            self._parameters["weight"] = nn.Parameter(woven, requires_grad=self.weight.requires_grad)
+        elif woven is not None:
+            self.weight.copy_(woven)
         self._refresh()
 
     @torch.no_grad()

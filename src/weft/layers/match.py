@@ -49,7 +49,8 @@ def _means(entry: str | re.Pattern[str], name: str, *, whole: bool) -> bool:
 
 def check_patterns(field: str, patterns: Mapping[str, object], names: Iterable[str]) -> list[str]:
     """What is wrong with a pattern table: no regular expression, or nothing it applies to."""
-    names, problems = list(names), []
+    names = list(names)
+    problems: list[str] = []
     for pattern in patterns:
         try:
             rule = compiled(rf"(.*\.)?({pattern})$", field)

@@ -44,9 +44,7 @@ def sites(model: nn.Module) -> list[Site]:
     return list(found.values())
 
 
-def _walk(
-    module: nn.Module, prefix: str, above: tuple[int, ...]
-) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
+def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
     if isinstance(module, LoraLayer) or id(module) in above:
         return
     for leaf, child in module._modules.items():

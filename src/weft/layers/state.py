@@ -13,7 +13,6 @@ from torch import nn
 
 from weft.errors import AlreadyMerged, ConfigError, NotMerged
 from weft.layers.layer import LoraLayer, finite_weight
-from weft.layers.match import nearest
 from weft.layers.sites import sites
 
 
@@ -73,30 +72,30 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 def merge(model: nn.Module) -> None:
     """Put the active adapters into the weights, at their weights; the model then costs what the base costs."""
-    layers = _all(model)
+    layers = all_layers(model)
     if merged := [layer for layer in layers if layer.merged]:
         raise AlreadyMerged(f"{len(merged)} of {len(layers)} layers are merged already, {merged[0].label} the first")
-    done: list[LoraLayer] = []
     try:
         for layer in layers:
             layer.merge()
-            done.append(layer)
     except BaseException:
-        for layer in done:
-            layer.unmerge()
+        for layer in layers:
+            if layer.merged:
+                layer.unmerge()
         raise
 
 
 def unmerge(model: nn.Module) -> None:
     """Put back the bits every weight had before the merge."""
-    merged = [layer for layer in _all(model) if layer.merged]
+    merged = [layer for layer in all_layers(model) if layer.merged]
     if not merged:
         raise NotMerged("no layer of this model is merged")
     for layer in merged:
         layer.unmerge()
 
 
-def _all(model: nn.Module) -> list[LoraLayer]:
+def all_layers(model: nn.Module) -> list[LoraLayer]:
+    """Every LoRA layer; a model without any is an error."""
     layers = list(lora_layers(model).values())
     if not layers:
         raise ConfigError(f"this {type(model).__name__} has no LoRA layers; inject some first")
@@ -104,7 +103,7 @@ def _all(model: nn.Module) -> list[LoraLayer]:
 
 
 def _layers(model: nn.Module, action: str) -> list[LoraLayer]:
-    layers = _all(model)
+    layers = all_layers(model)
     for layer in layers:
         layer.require_unmerged(action)
     return layers
@@ -114,10 +113,5 @@ def _require_known(layers: list[LoraLayer], names: Iterable[str]) -> None:
     known = dict.fromkeys(name for layer in layers for name in layer.adapters)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ConfigError(
-            [
-                f"no adapter is named {name!r}; the model has {', '.join(known) or 'none'}"
-                + (f" (did you mean {near[0]}?)" if known and (near := nearest(name, known, 1)) else "")
-                for name in unknown
-            ]
-        )
+        has = ", ".join(known) or "none"
+        raise ConfigError([f"no adapter is named {name!r}; the model has {has}" for name in unknown])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
-from weft.errors import TargetError
+from weft.errors import ConfigError
 from weft.targets.compact import Shape, expand
 from weft.targets.index import Component, ModelIndex
 from weft.targets.links import Naming
@@ -112,7 +112,7 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
     known = find(name)
     if known is None:
         names = ", ".join(k.name for k in KNOWN)
-        raise TargetError(f"no base model is called {name!r}; known are {names}; a path to a checkpoint works too")
+        raise ConfigError(f"no base model is called {name!r}; known are {names}; a path to a checkpoint works too")
     return ModelIndex({part.component: _component(part, naming) for part in known.parts}, known.name, known.name)
 
 

@@ -60,6 +60,12 @@ def matches(factors: Factors, shape: Shape) -> bool:
         return False
     if isinstance(factors, OftIn) and factors.share:
         return columns % factors.block_size == 0
+    if factors.magnitude is not None:
+        size = rows if factors.magnitude.axis == "out" else channels
+        if factors.transposed:
+            size = channels if factors.magnitude.axis == "out" else rows
+        if factors.magnitude.tensor.numel != size:
+            return False
     return have == -1 or have == columns or (factors.kind == "ia3" and have == channels)
 
 

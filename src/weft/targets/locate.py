@@ -100,9 +100,11 @@ class Locator:
     def _extended(self) -> bool:
         if recorded := self.adapter.metadata.get("unet"):
             try:
-                return "ResnetBlock2D" in json.loads(recorded)
-            except ValueError:
-                pass
+                classes = json.loads(recorded)
+            except (ValueError, RecursionError):
+                classes = None
+            if isinstance(classes, list):
+                return "ResnetBlock2D" in classes
         return any(isinstance(e.factors, Lora) and len(e.factors.down.shape) > 2 for e in self.adapter.entries)
 
     def _fits(self, entry: Entry, hit: Match) -> bool:

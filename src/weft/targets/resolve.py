@@ -87,7 +87,7 @@ class _Resolver:
                 Finding(entry.keys, str(entry.ref), component.name, reason, expected=shape, got=got)
             )
             return None
-        return _placements(replace(entry, factors=fit), component, uses, shape)
+        return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
 
     def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
         """A bias the base does not have starts as zeros; anything else has no place."""

@@ -7,12 +7,13 @@ tensor they lie in (original naming). Nothing needs the model's weights.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from weft.adapter import Adapter, Entry, Factors, Oft, Ref
 from weft.targets.cut import Blocks, cut, join, swapped
-from weft.targets.fit import fitted, stacked_shape, uses_of, widened
+from weft.targets.fit import delta_shape, fitted, spelt_shape, stacked_shape, uses_of, widened
 from weft.targets.index import Component, ModelIndex, Use, module_of
 from weft.targets.links import Link, Naming
 from weft.targets.locate import Locator, is_saved_module
@@ -83,6 +84,9 @@ def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...]
         return match
     uses = uses_of(match.spelling, entry.param)
     if uses is None and entry.param == "bias" and (weights := uses_of(match.spelling, "weight")):
+        rows = stacked_shape(match.component, weights)[0]
+        if math.prod(entry.factors.shape()) != rows:
+            return f"a bias of {list(entry.factors.shape())} for {rows} outputs"
         uses = tuple(replace(use, part=use.part.removesuffix("weight") + "bias") for use in weights)
         return match.component, uses, entry.factors
     if uses is None:
@@ -95,7 +99,9 @@ def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...]
     factors = fitted(entry.factors, shape)
     if factors is None and (large := widened(entry.factors, shape, uses)):
         factors = replace(entry.factors, widen=large)
-    return match.component, uses, factors if factors is not None else entry.factors
+    if factors is None:
+        return f"the base has {list(shape)} here, the adapter changes {spelt_shape(delta_shape(entry.factors))}"
+    return match.component, uses, factors
 
 
 def _kept_whole(

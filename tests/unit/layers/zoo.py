@@ -1,0 +1,135 @@
+"""Small layers of every kind with inputs for them, and what LoRA on them must compute, written a second time.
+
+The reference knows nothing of weft: a float64 copy of the module whose weight is W + the change, by einsum.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from weft.layers import LoraLayer, inject, lora_layers
+from weft.layers.pair import Pair
+
+
+class Conv1D(nn.Module):
+    """GPT-2's layer as transformers defines it; known to weft by its structure alone."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf = nf
+        self.weight = nn.Parameter(torch.empty(nx, nf))
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return flat.view(*x.shape[:-1], self.nf)
+
+
+@dataclass(frozen=True)
+class Kind:
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of an input
+
+    def module(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+        """In a model of its own, with random numbers everywhere."""
+        generator = torch.Generator().manual_seed(seed)
+        layer = self.make()
+        for parameter in layer.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
+        return nn.ModuleDict({"layer": layer}).to(dtype)
+
+    def input(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed + 1)
+        layer = self.make()
+        if isinstance(layer, nn.Embedding):
+            return torch.randint(layer.num_embeddings, self.shape, generator=generator)
+        return torch.randn(self.shape, generator=generator).to(dtype)
+
+
+KINDS: dict[str, Kind] = {
+    "linear": Kind(lambda: nn.Linear(7, 5), (3, 4, 7)),
+    "linear-no-bias": Kind(lambda: nn.Linear(5, 9, bias=False), (6, 5)),
+    "conv1D": Kind(lambda: Conv1D(6, 5), (2, 3, 5)),
+    "conv1D-square": Kind(lambda: Conv1D(5, 5), (2, 3, 5)),
+    "embedding": Kind(lambda: nn.Embedding(11, 5), (2, 7)),
+    "embedding-padding": Kind(lambda: nn.Embedding(9, 3, padding_idx=2), (2, 7)),
+    "conv1d": Kind(lambda: nn.Conv1d(3, 4, 3, padding=1), (2, 3, 8)),
+    "conv1d-groups": Kind(lambda: nn.Conv1d(6, 4, 3, stride=2, dilation=2, groups=2, bias=False), (2, 6, 11)),
+    "conv2d": Kind(lambda: nn.Conv2d(3, 5, 3, padding=1), (2, 3, 6, 5)),
+    "conv2d-1x1": Kind(lambda: nn.Conv2d(4, 3, 1), (2, 4, 3, 3)),
+    "conv2d-odd": Kind(lambda: nn.Conv2d(3, 4, (1, 5), stride=(2, 3), padding=(1, 4), dilation=(1, 2)), (2, 3, 5, 9)),
+    "conv2d-groups": Kind(lambda: nn.Conv2d(6, 9, 3, stride=2, padding=1, groups=3), (2, 6, 7, 7)),
+    "conv2d-depthwise": Kind(lambda: nn.Conv2d(5, 5, 3, padding=1, groups=5), (2, 5, 5, 5)),
+    "conv2d-reflect": Kind(lambda: nn.Conv2d(3, 4, 3, padding=2, padding_mode="reflect"), (2, 3, 5, 5)),
+    "conv2d-circular": Kind(lambda: nn.Conv2d(4, 4, 3, padding=1, groups=2, padding_mode="circular"), (2, 4, 5, 5)),
+    "conv2d-same": Kind(lambda: nn.Conv2d(3, 4, (2, 4), padding="same", dilation=2), (2, 3, 6, 6)),
+    "conv3d": Kind(lambda: nn.Conv3d(2, 3, (3, 1, 2), padding=(1, 0, 1)), (2, 2, 4, 3, 3)),
+}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def layer_of(model: nn.Module) -> LoraLayer:
+    return next(iter(lora_layers(model).values()))
+
+
+def fill(model: nn.Module, seed: int = 3, spread: float = 0.5, name: str = "default") -> None:
+    """Give every number of an adapter a value, so that nothing is proved on zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in lora_layers(model).values():
+        for role, parameter in layer.pair(name).named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * spread
+            with torch.no_grad():
+                parameter.copy_(parameter.float().abs() + noise.abs() if role == "magnitude" else noise)
+
+
+def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: object) -> nn.Module:
+    """A model of one layer with one filled adapter."""
+    model = KINDS[kind].module()
+    inject(model, rank, alpha, ["layer"], **options)  # type: ignore[arg-type]
+    fill(model)
+    return model
+
+
+def changed_weight(layer: LoraLayer, pair: Pair, weight: torch.Tensor, strength: float) -> torch.Tensor:
+    """W + strength * change, all in float64; W as (out, in, ...)."""
+    up, down = pair.up.detach().double().flatten(1), pair.down.detach().double()
+    if pair.mid is not None:
+        down = torch.einsum("ab...,bi->ai...", pair.mid.detach().double(), down.flatten(1))
+    blocks = []
+    count = down.shape[0] // up.shape[1]
+    for rows, columns in zip(up.chunk(count), down.flatten(1).chunk(count), strict=True):
+        blocks.append(rows @ columns)
+    change = pair.scale * torch.cat(blocks).reshape(weight.shape)
+    if pair.magnitude is None:
+        return weight + strength * change
+    turned = weight + change
+    norm = turned.flatten(1).norm(dim=1)
+    turned = turned * (pair.magnitude.detach().double() / norm).reshape(-1, *[1] * (weight.dim() - 1))
+    return weight + strength * (turned - weight)
+
+
+def reference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the one-layer ``model`` must give, in float64."""
+    layer = layer_of(model)
+    base = copy.deepcopy(layer.base).double()
+    stored = base.weight.detach()
+    weight = stored.T if layer.transposed else stored
+    total = weight.clone()
+    for name in layer.active:
+        total += changed_weight(layer, layer.pair(name), weight, layer.weights[name]) - weight
+    base.weight = nn.Parameter(total.T.contiguous() if layer.transposed else total)
+    with torch.no_grad():
+        return base(x.double() if x.is_floating_point() else x)
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def base_bits(model: nn.Module) -> dict[str, bytes]:
+    return {name: bits(value) for name, value in model.state_dict().items() if ".adapters." not in name}

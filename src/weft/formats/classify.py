@@ -34,6 +34,10 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
     if config and config.targets_parameter(group.ref.name):
         problems.append(Problem("unsupported", work.take_all(), "targets a bare parameter (PEFT target_parameters)"))
         return
+    if any(role.startswith("tlora_") for role in work.left):
+        reason = "T-LoRA: its change depends on the timestep and cannot be merged"
+        problems.append(Problem("unsupported", work.take_all(), reason))
+        return
     for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _full):
         if not work.left:
             break

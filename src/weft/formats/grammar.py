@@ -120,7 +120,7 @@ class Key:
 def split(key: str) -> Key | None:
     """Take one key apart, or None if no suffix of the grammar ends it."""
     segments = key.split(".")
-    for count in (3, 2, 1):
+    for count in (4, 3, 2, 1) if "___" in segments else (3, 2, 1):
         found = SUFFIXES.get(".".join(segments[-count:])) if len(segments) > count else None
         if found is None:
             continue

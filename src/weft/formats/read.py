@@ -22,7 +22,6 @@ from weft.formats.spell import CANDLE_ALPHA
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
-    "tlora_q": "T-LoRA: its change depends on the timestep and cannot be merged",
     "sam_a": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
     "sam_b": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
 }
@@ -47,7 +46,9 @@ def read(
     _refuse_other_files(tensors)
     shared = {key: tensor for key, tensor in tensors.items() if key.endswith((".vera_A", ".vera_B"))}
     keys, carried, problems = _split_all({k: t for k, t in tensors.items() if k not in shared}, metadata)
-    keys, chosen = _choose_name(keys, name)
+    _refuse_checkpoint(keys, tensors)
+    every, (keys, chosen) = keys, _choose_name(keys, name)
+    others = {key.raw for key in every} - {key.raw for key in keys}
     context = Context(
         metadata=metadata,
         peft=from_adapter_config(config) if config else None,
@@ -68,7 +69,7 @@ def read(
         config=config,
         problems=tuple(problems),
         warnings=tuple(_file_warnings(metadata, chosen, keys) + context.warnings),
-        tensors=tensors,
+        tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
     )
 
 
@@ -82,16 +83,16 @@ def _refuse_other_files(tensors: Mapping[str, Tensor]) -> None:
         raise FormatError("a ControlNet-LLLite file (`lllite_` keys): not an adapter that can be merged")
     if set(tensors) <= {"emb_params", "clip_l", "clip_g", "string_to_param.*"}:
         raise FormatError("a textual-inversion embedding, not an adapter")
-    roots = ("model.diffusion_model.", "first_stage_model.", "cond_stage_model.", "conditioner.", "vae.")
-    if all(key.endswith((".weight", ".bias")) for key in tensors) and not any(
-        mark in key for key in tensors for mark in ("lora", "oft_", "_norm", ".a1.", ".on_input", "base_model.model.")
-    ):
-        candle = sum(1 for key in tensors if (found := split(key)) and found.family == "candle")
-        if candle == 0 or any(key.startswith(roots) for key in tensors):
-            raise FormatError(
-                f"a model checkpoint, not an adapter: {len(tensors):,} plain weights and no adapter tensors "
-                "(to make an adapter from a tuned checkpoint, extract the difference to its base)"
-            )
+
+
+def _refuse_checkpoint(keys: list[Key], tensors: Mapping[str, Tensor]) -> None:
+    """Plain weights and nothing else is a model. Under PEFT's prefix they are modules it saved whole."""
+    plain = sum(1 for key in keys if key.role in ("plain_weight", "plain_bias", "scale"))
+    if plain == len(keys) > 0 and not any(name.startswith("base_model.") for name in tensors):
+        raise FormatError(
+            f"a model checkpoint, not an adapter: {len(tensors):,} plain tensors and none of an adapter "
+            "(to make an adapter from a tuned checkpoint, extract the difference to its base)"
+        )
 
 
 def _split_all(
@@ -102,7 +103,9 @@ def _split_all(
     problems: list[Problem] = []
     unsupported: dict[str, list[str]] = {}
     for raw, tensor in tensors.items():
-        if raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>":
+        twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
+        passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
+        if passenger or twin or ".original_module." in raw:  # the last two repeat what PEFT saves elsewhere
             carried[raw] = tensor
             continue
         key = split(raw)
@@ -147,6 +150,8 @@ def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Prob
                 else Ref("", key.module, below=len(ids) > 1)
             )
             role = {"candle_a": "down", "candle_b": "up", "candle_m": "magnitude"}[role]
+            if key.module.endswith("lora_embed"):
+                role = {"down": "emb_down", "up": "emb_up"}.get(role, role)
             identity = (key.module, key.index)
         else:
             if key.family == "candle":

@@ -6,6 +6,7 @@ A 2-D LoRA on a 1x1 convolution and a 4-D one on a Linear are both legal; a LoKr
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 from weft.adapter import Factors, Full, Lora, OftIn
@@ -69,9 +70,10 @@ def matches(factors: Factors, shape: Shape) -> bool:
     return have == -1 or have == columns or (factors.kind == "ia3" and have == channels)
 
 
-def either_way(factors: Factors, shape: Shape) -> Factors:
-    """candle-lora does not record that a layer is an embedding: try the transposed reading too."""
-    if not matches(factors, shape) and matches(replace(factors, transposed=True), shape):
+def either_way(factors: Factors, shape: Shape, part: str) -> Factors:
+    """candle-lora does not record that a layer is an embedding: one is read transposed."""
+    table = re.search(r"emb|wte|wpe|shared", part) is not None
+    if table and not matches(factors, shape) and matches(replace(factors, transposed=True), shape):
         return replace(factors, transposed=True)
     return factors
 

@@ -157,22 +157,31 @@ class Component:
     def _flat_original(self) -> dict[str, str]:
         return _flattened(self.by_original)
 
-    def spelt(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> Spelling | None:
-        """What a module name covers; ``prefer`` decides where the two namings disagree."""
+    def spelt(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> tuple[Spelling, str] | None:
+        """What a module name covers and in which naming; ``prefer`` decides where the two disagree."""
         order = ("diffusers", "original") if prefer == "diffusers" else ("original", "diffusers")
         found = self.spelt_by(name, flat=flat)
-        return next((found[naming] for naming in order if naming in found), None)
+        return next(((found[naming], naming) for naming in order if naming in found), None)
 
     def spelt_by(
         self, name: str, *, flat: bool, namings: tuple[Naming, ...] = ("diffusers", "original")
     ) -> dict[str, Spelling]:
-        """The readings of a module name, by naming; a path may have one segment too many in front."""
+        """The readings of a module name, by naming.
+
+        In a model known by its own names only, a path may have segments too many in front (`distilbert.`);
+        in the others an unknown root is another network's.
+        """
         found: dict[str, Spelling] = {}
         for naming in namings:
             spelling = self._spelt_in(name, flat, naming)
             if spelling is not None:
                 found[naming] = spelling
-        if not found and not flat and name.count(".") > 1:
+        if found:
+            return found
+        root = "text_model_" if flat else "text_model."
+        if name.startswith(root):  # on disk, but not in the memory of newer libraries
+            return self.spelt_by(name[len(root) :], flat=flat, namings=namings)
+        if self.table.name == "own" and not flat and name.count(".") > 1:
             return self.spelt_by(name.partition(".")[2], flat=False, namings=namings)
         return found
 

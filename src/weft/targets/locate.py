@@ -23,6 +23,7 @@ from weft.targets.order import encoder_order, unet_order
 class Match:
     component: Component
     spelling: Spelling
+    naming: str = "diffusers"
 
 
 class Locator:
@@ -31,17 +32,18 @@ class Locator:
     def __init__(self, adapter: Adapter, index: ModelIndex) -> None:
         self.adapter = adapter
         self.index = index
-        self.prefer = self._vote()
+        self.prefer = self._vote("unet"), self._vote("te")
         self.orders: dict[str, list[str]] = {}
 
-    def _vote(self) -> Naming:
+    def _vote(self, network: str) -> Naming:
         """The naming most of the file's names belong to alone; it decides names both namings have."""
-        votes: Counter[Naming] = Counter()
-        for entry in self.adapter.entries[:400]:
+        votes: Counter[str] = Counter()
+        named = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
+        for entry in named[:400]:
             for component in self.candidates(entry.ref):
                 found = component.spelt_by(entry.ref.name, flat=entry.ref.flat)
                 if len(found) == 1:
-                    votes["diffusers" if "diffusers" in found else "original"] += 1
+                    votes.update(found.keys())
         return "original" if votes["original"] > votes["diffusers"] else "diffusers"
 
     def candidates(self, ref: Ref) -> list[Component]:
@@ -62,10 +64,11 @@ class Locator:
         candidates = self.candidates(ref)
         if not candidates:
             return f"the base has no component {ref.component!r} (it has {', '.join(self.index.components)})"
+        prefer = self.prefer[ref.component.startswith("te")]
         hits = [
-            Match(component, spelling)
+            Match(component, *found)
             for component in candidates
-            if (spelling := component.spelt(ref.name, flat=ref.flat, prefer=self.prefer)) is not None
+            if (found := component.spelt(ref.name, flat=ref.flat, prefer=prefer)) is not None
         ]
         if not hits:
             return "no module of this name in the base"

@@ -33,7 +33,7 @@ def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan
         found = resolver.place(entry)
         if found is not None:
             placed.append((entry, found))
-    kept = _without_conflicts(placed, report)
+    kept = _without_conflicts(placed, resolver.in_original, report)
     _count(kept, adapter, report)
     plan = Plan(adapter, tuple(placement for _, found in kept for placement in found), report)
     if strict and not report.clean:
@@ -48,6 +48,7 @@ class _Resolver:
         self.report = report
         self.locator = Locator(adapter, index)
         self.nearest_left = _MAX_NEAREST
+        self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
     def place(self, entry: Entry) -> list[Placement] | None:
         ref = entry.ref
@@ -56,6 +57,8 @@ class _Resolver:
         match = self.locator.match(entry)
         if isinstance(match, str):
             return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
+        if match.naming == "original":
+            self.in_original.add(id(entry))
         param = entry.param.removesuffix("?")
         uses = uses_of(match.spelling, param)
         if uses is None:
@@ -122,12 +125,18 @@ class _Resolver:
         for component in self.locator.candidates(entry.ref):
             for part, shape in component.parts.items():
                 inside = not entry.ref.name or part.startswith(entry.ref.name + ".")
-                if inside and part.endswith(".weight") and fitted(either_way(entry.factors, shape), shape) is not None:
+                if (
+                    inside
+                    and part.endswith(".weight")
+                    and fitted(either_way(entry.factors, shape, part), shape) is not None
+                ):
                     fits.append((component, Use(part)))
         if siblings == 1 and len(fits) == 1:
             component, use = fits[0]
             shape = component.parts[use.part]
-            return _placements(replace(entry, factors=either_way(entry.factors, shape)), component, (use,), shape)
+            return _placements(
+                replace(entry, factors=either_way(entry.factors, shape, use.part)), component, (use,), shape
+            )
         where = f"inside {entry.ref.name!r}" if entry.ref.name else "of the whole model"
         return self._unplaced(
             entry, f"the file does not record which layer {where} this is ({len(fits)} layers have its shape)"
@@ -200,10 +209,15 @@ def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape
 
 
 def _without_conflicts(
-    placed: list[tuple[Entry, list[Placement]]], report: Report
+    placed: list[tuple[Entry, list[Placement]]], in_original: set[int], report: Report
 ) -> list[tuple[Entry, list[Placement]]]:
-    """Drop entries that land on rows already taken; the finer of two (fewer rows) stays."""
-    order = sorted(range(len(placed)), key=lambda n: (sum(len(p.rows()) for p in placed[n][1]), n))
+    """Drop entries that land on rows already taken; of two the finer (fewer rows, unfused names) stays."""
+
+    def coarseness(number: int) -> tuple[int, bool, int]:
+        entry, found = placed[number]
+        return sum(len(p.rows()) for p in found), id(entry) in in_original, number
+
+    order = sorted(range(len(placed)), key=coarseness)
     taken: dict[tuple[str, str], list[tuple[range, Entry]]] = {}
     dropped: set[int] = set()
     for number in order:

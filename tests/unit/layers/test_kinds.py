@@ -53,8 +53,8 @@ def test_nothing_is_copied_and_eject_gives_back_the_same_objects(kind: str) -> N
     layer, parameters = model["layer"], list(model.parameters())
     names, before = list(model.state_dict()), base_bits(model)
     inject(model, 3, 5.0, ["layer"])
-    assert [p for p in model.parameters() if not p.requires_grad] == parameters  # == is identity for modules' lists
-    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=False))
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    assert all(a is b for a, b in zip(frozen, parameters, strict=True))
     assert [name for name in model.state_dict() if ".adapters." not in name] == names
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained == ["layer.adapters.default.down", "layer.adapters.default.up"]

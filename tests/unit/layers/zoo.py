@@ -22,7 +22,7 @@ class Conv1D(nn.Module):
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()
         self.nf = nf
-        self.weight = nn.Parameter(torch.empty(nx, nf))
+        self.weight = nn.Parameter(torch.randn(nx, nf) * 0.02)
         self.bias = nn.Parameter(torch.zeros(nf))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -135,13 +135,18 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         weaver.apply([(loras[2], 0.8)])
 
     rows.append(("weft: from a file in page cache, all included", timed(from_file, 7, lambda: weaver.apply([]))))
+    rows.append(("weft:   of which opening the file", timed(lambda: open_container(loras[2]))))
+    weaver._cache._kept.clear()
+    rows.append(
+        ("weft:   of which opening and planning", timed(lambda: weaver._cache._plan_of(open_container(loras[2]))))
+    )
     index = weaver.index
 
     def parse() -> None:
         container = open_container(loras[2])
         resolve(read(container.tensors, container.metadata), index)
 
-    rows.append(("weft:   of which parsing and resolving", timed(parse)))
+    rows.append(("weft: parsing and resolving a layout never seen", timed(parse)))
     weaver.apply([])
     original = {name: value.clone() for name, value in unet.state_dict().items()}
 

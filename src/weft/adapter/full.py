@@ -23,6 +23,7 @@ class Full(Factors):
     mode: Literal["add", "set"] = "add"
     norm: bool = False
     bias_rank: int | None = None
+    inside: bool = False  # PEFT keeps it under the wrapped layer, as `base_layer.bias`
 
     kind: ClassVar[str] = "full"
 

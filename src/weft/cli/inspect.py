@@ -21,6 +21,9 @@ def inspect(
         bool, typer.Option("--json", help="Print JSON: one object for one file, a list for several.")
     ] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List every tensor.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--adapter", help="Which adapter, where keys carry several names.")
+    ] = None,
 ) -> None:
     """Say what adapter files are: dialect, algorithm, ranks, base model, trigger words, training, hashes."""
     from weft.errors import WeftError
@@ -29,14 +32,14 @@ def inspect(
     with reporting_errors(as_json):
         found = [place for path in paths for place in _adapters(path)]
         if len(found) == 1:
-            facts = look(found[0], keys=keys)
+            facts = look(found[0], keys=keys, name=name)
             print_json(facts.as_dict()) if as_json else _show(facts)
             raise typer.Exit(PROBLEMS if facts.adapter.problems else OK)
     rows: list[dict[str, object]] = []
     code = OK
     for place in found:
         try:
-            facts = look(place, keys=keys)
+            facts = look(place, keys=keys, name=name)
         except WeftError as error:
             code = UNREADABLE
             rows.append({"path": str(place), "error": str(error)})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from weft.adapter import Adapter
+from weft.adapter import Adapter, Factors, Loha, Lokr, Lora, Tensor
 from weft.exchange.load import load, open_base
 from weft.formats.finite import scan
 from weft.targets.bases import find
@@ -81,7 +81,7 @@ def check(
     detected = index.base if index.base and found.fits_as_well(index.base) else found.base
     nonfinite, zeros = _scan(adapter, values)
     if zeros:
-        report.warnings.append(f"{len(zeros)} up factors hold only zeros: those modules change nothing")
+        report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
     for naming, clean in namings.items():
         if not clean and report.clean:
             report.warnings.append(f"in {naming} files some of it has no place")
@@ -118,30 +118,41 @@ def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]]
     if values == "none":
         return [], []
     limit = SAMPLE_BYTES if values == "sample" else None
-    ups = {
-        key for entry in adapter.entries for key in entry.keys if "up" in key.rsplit(".", 2)[-2:][0] or "lora_B" in key
-    }
+    products = {id(t) for entry in adapter.entries for t in _product_tensors(entry.factors)}
     nonfinite: list[dict[str, object]] = []
     zeros: list[str] = []
     for key, tensor in adapter.tensors.items():
         found = scan(tensor, limit=limit)
         if found.nonfinite:
             nonfinite.append({"key": key, "count": found.nonfinite, "of": tensor.numel})
-        elif found.zero and key in ups and tensor.numel:
+        elif found.zero and id(tensor) in products and tensor.numel:
             zeros.append(key)
     return nonfinite, zeros
+
+
+def _product_tensors(factors: Factors) -> list[Tensor]:
+    """Factors that, if they hold only zeros, make the whole change zero."""
+    if isinstance(factors, Lora):
+        return [factors.up]
+    if isinstance(factors, Loha | Lokr):
+        return list(factors.tensors().values())
+    return []
 
 
 def _error(report: Report, found: Detection, index: ModelIndex, given: str) -> str | None:
     """One line that says the file belongs to another base, or that nothing of it fits."""
     if report.clean:
         return None
-    if found.base and index.base and not found.fits_as_well(index.base):
-        score = found.scores.get(index.base, 0)
+    other = found.base is not None and (index.base is None or not found.fits_as_well(index.base))
+    if found.base and other and found.scores[found.base] > report.modules:
+        score = found.scores.get(index.base or "", report.modules)
         return (
             f"this file is for {found.base} ({found.scores[found.base]} of {found.total} modules fit), "
             f"not for {given} ({score} of {found.total} fit)"
         )
+    if found.base is None and found.total and report.placed:
+        best = max(found.scores.values(), default=0)
+        return f"made for a model weft does not know: {report.modules} modules fit {given}, at most {best} of {found.total} any known base"
     if report.placed == 0:
         made_for = f"; it fits {found.base}" if found.base and found.base != index.base else ""
         return f"nothing in this file fits {given}{made_for}"

@@ -161,6 +161,6 @@ def _store(out: Path, written: Written) -> Path:
     except OSError as error:
         raise ConfigError(f"{out}: cannot be made a directory: {error.strerror}") from None
     write_file(out / "adapter_model.safetensors", written.tensors, written.metadata)
-    document = json.dumps(written.config, indent=2, sort_keys=True).encode() + b"\n"
+    document = json.dumps(written.config, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
     write_atomic(out / "adapter_config.json", [document])
     return out

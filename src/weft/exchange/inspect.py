@@ -42,9 +42,9 @@ class Facts:
         return self.document
 
 
-def inspect(path: str | os.PathLike[str], *, keys: bool = False) -> Facts:
+def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None) -> Facts:
     """Look at an adapter file or directory."""
-    adapter = load(path)
+    adapter = load(path, name=name)
     place = Path(path)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)

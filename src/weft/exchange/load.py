@@ -10,7 +10,7 @@ from weft.adapter import Adapter
 from weft.errors import ConfigError, FormatError
 from weft.formats.files import open_container, read_header, shard_files
 from weft.formats.read import read
-from weft.targets.bases import KNOWN, find, known_index
+from weft.targets.bases import KNOWN, Known, find, known_index
 from weft.targets.index import Component, ModelIndex, component_from_names, index_from_names
 from weft.targets.links import Naming, Shape
 
@@ -83,13 +83,16 @@ def _named(index: ModelIndex) -> ModelIndex:
     first = index.denoiser or index.components.get("model") or next(iter(index.components.values()), None)
     if first is None:
         raise FormatError(f"{index.source}: no network in this file that an adapter could apply to")
+    best: tuple[int, Known] | None = None
     for known in KNOWN:
         reference = known_index(known.name).components
         mine = reference.get("unet") or reference.get("model") or next(iter(reference.values()))
         needed = {part: shape for part, shape in mine.parts.items() if part not in mine.missing}
-        if len(needed) <= len(first.parts) <= len(mine.parts) and needed.items() <= first.parts.items():
-            components = dict(index.components)
-            if "model" in components and "unet" in reference:
-                components["unet"] = replace(components.pop("model"), name="unet")
-            return ModelIndex(components, known.name, index.source)
+        if needed.items() <= first.parts.items() and (best is None or len(needed) > best[0]):
+            best = len(needed), known
+    if best is not None and best[0] >= 0.8 * len(first.parts):
+        components = dict(index.components)
+        if "model" in components and "unet" in known_index(best[1].name).components:
+            components["unet"] = replace(components.pop("model"), name="unet")
+        return ModelIndex(components, best[1].name, index.source)
     return index

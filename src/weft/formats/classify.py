@@ -250,6 +250,8 @@ def _full(work: Work, config: PeftConfig | None) -> None:
             )
     if "scale" in left and left["scale"].numel > 1:
         work.make(Full(value=left["scale"], mode="set"), work.take("scale"), "scale")
+    if "inner_bias" in left:
+        work.make(Full(value=left["inner_bias"], mode="set", inside=True), work.take("inner_bias"), "bias")
     whole = work.context.peft is not None or work.group.prefix == "peft" or "peft" in work.group.families
     for role, param in (("plain_weight", "weight"), ("plain_bias", "bias")):
         if role in left and whole:

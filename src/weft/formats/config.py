@@ -72,6 +72,12 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
         raise FormatError(
             "adapter_config.json: layer_replication changes the model's layers and cannot be applied to its tensors"
         )
+    start = str(config.get("init_lora_weights")).lower()
+    if start.startswith(("pissa", "olora", "corda", "loftq")):
+        raise FormatError(
+            f"adapter_config.json: init_lora_weights={start!r} trained on a changed base, so merging into the plain one would "
+            "be wrong; save it from PEFT with path_initial_model_for_weight_conversion"
+        )
     alpha_field = "lora_alpha" if kind == "LORA" else "alpha"
     alpha = config.get(alpha_field)
     if kind in ("LORA", "LOHA", "LOKR") and not _is_finite(alpha):

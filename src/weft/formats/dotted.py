@@ -47,7 +47,9 @@ class Diffusers:
         if stash is not None and _still_describes(from_metadata({"lora_adapter_metadata": stash}), kept):
             written.metadata["lora_adapter_metadata"] = stash
         elif any(_scales(entry) for entry in kept):
-            written.metadata["lora_adapter_metadata"] = json.dumps(_packed(kept, target), sort_keys=True)
+            written.metadata["lora_adapter_metadata"] = json.dumps(
+                _packed(kept, target), sort_keys=True, allow_nan=False
+            )
         written.metadata |= alpha_record(kept)
         return written
 
@@ -96,8 +98,11 @@ class Peft:
                 continue
             kept.append(entry)
             written.tensors |= {f"base_model.model.{entry.ref.name}.{suffix}": t for suffix, t in tensors.items()}
-        written.lost += [Lost((key,), "a tensor that only travels with the adapter has no place in a PEFT directory")
-                         for key in adapter.carried]  # fmt: skip
+        for key, tensor in adapter.carried.items():
+            if key.startswith("base_model."):
+                written.tensors[key] = tensor
+            else:
+                written.lost.append(Lost((key,), "a tensor that only travels along has no place in a PEFT directory"))
         stash = json_object(written.metadata.pop(PEFT_CONFIG, None))
         if stash and _still_describes({"": from_adapter_config(stash)}, kept):
             written.config = stash
@@ -158,7 +163,7 @@ def _lora_tensors(
         if entry.param == "bias" and (factors.bias_rank is not None or plain):
             return {"lora_B.bias": factors.value}
         if whole and factors.mode == "set":
-            return {entry.param: factors.value}
+            return {f"base_layer.{entry.param}" if factors.inside else entry.param: factors.value}
         return "whole-weight changes have no spelling here"
     if isinstance(factors, Lokr) and whole:
         return "PEFT derives the sizes of LoKr factors from its own configuration, which cannot describe these"
@@ -250,7 +255,13 @@ def lora_config(entries: list[Entry]) -> dict[str, object]:
 
 def full_config(entries: list[Entry]) -> dict[str, object]:
     """An adapter_config.json for a LoRA directory."""
-    saved = sorted({e.ref.name for e in entries if isinstance(e.factors, Full) and e.factors.mode == "set"})
+    saved = sorted(
+        {
+            e.ref.name
+            for e in entries
+            if isinstance(e.factors, Full) and e.factors.mode == "set" and not e.factors.inside
+        }
+    )
     fan = [e.factors.transposed for e in entries if isinstance(e.factors, Lora) and not e.factors.embedding]
     return {
         "peft_type": "LORA",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -120,6 +121,37 @@ def _is_text(value: str) -> bool:
 
 
 def _span(name: str, entry: object) -> Span:
+    """A tensor's place; the usual case is recognised at once, everything else is taken apart to say what is wrong."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+        rows, columns = shape
+        if (
+            type(rows) is type(columns) is type(begin) is type(end) is int
+            and 0 < rows < _SMALL
+            and 0 < columns < _SMALL
+            and begin >= 0
+            and rows * columns * BITS[dtype] == 8 * (end - begin)
+            and len(entry) == 3  # type: ignore[arg-type]
+            and type(shape) is list
+            and type(entry["data_offsets"]) is list  # type: ignore[index]
+            and _plain_name(name)
+        ):
+            return Span(dtype, (rows, columns), begin, end)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        pass
+    return _checked_span(name, entry)
+
+
+_SMALL = 1 << 24
+_PLAIN = re.compile(r"[a-zA-Z0-9]+(?:[._][a-zA-Z0-9]+)*")
+
+
+def _plain_name(name: str) -> bool:
+    """ASCII words joined by single dots and underscores: nothing a longer look could object to."""
+    return len(name) <= MAX_NAME and _PLAIN.fullmatch(name) is not None
+
+
+def _checked_span(name: str, entry: object) -> Span:
     _check_name(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"tensor {_shown(name)} needs exactly dtype, shape and data_offsets")

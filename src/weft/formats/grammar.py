@@ -73,8 +73,7 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "lora_embedding_B": ("emb_up", "peft"),
     "vera_lambda_b": ("vera_b", "peft"),
     "vera_lambda_d": ("vera_d", "peft"),
-    "base_layer.bias": ("plain_bias", "peft"),
-    "base_layer.weight": ("plain_weight", "peft"),
+    "base_layer.bias": ("inner_bias", "peft"),
     "weight": ("plain_weight", ""),
     "bias": ("plain_bias", ""),
 }  # fmt: skip

@@ -6,6 +6,7 @@ magnitude, a sparse residual, a widened base; with what the file's configuration
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -111,8 +112,8 @@ class Work:
         if "alpha" in left:
             alpha = left.pop("alpha")
             number = single(alpha)
-            if number is None:
-                self.malformed(keys, f"alpha is {alpha}; one number was expected")
+            if number is None or not math.isfinite(number):
+                self.malformed(keys, f"alpha is {alpha if number is None else number}; one finite number was expected")
             else:
                 fields["alpha"], fields["stored_alpha"] = number, alpha
                 if fields["alpha"] == 0 and not constraint:
@@ -124,7 +125,7 @@ class Work:
         if config:
             fields["stabilised"] = config.stabilised
             fields["transposed"] = config.fan_in_fan_out
-        if "scale" in left and single(left["scale"]) is not None:
+        if "scale" in left and math.isfinite(single(left["scale"]) or 0.0) and left["scale"].numel == 1:
             keys += self.take_keys("scale")
             fields["stored_scale"] = left.pop("scale")
         if magnitude := self._magnitude():

@@ -68,7 +68,7 @@ def read(
         metadata=metadata,
         config=config,
         problems=tuple(problems),
-        warnings=tuple(_file_warnings(metadata, chosen, keys) + context.warnings),
+        warnings=tuple(_file_warnings(metadata, chosen, keys, carried) + context.warnings),
         tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
     )
 
@@ -105,7 +105,9 @@ def _split_all(
     for raw, tensor in tensors.items():
         twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
         passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
-        if passenger or twin or ".original_module." in raw:  # the last two repeat what PEFT saves elsewhere
+        # PEFT repeats some modules, and saves an adapted embedding's own weight beside its factors
+        repeated = twin or ".original_module." in raw or raw.endswith((".base_layer.weight", ".trainable_tokens_delta"))
+        if passenger or repeated:
             carried[raw] = tensor
             continue
         key = split(raw)
@@ -125,7 +127,7 @@ def _choose_name(keys: list[Key], wanted: str | None) -> tuple[list[Key], str | 
         known = ", ".join(sorted(names)) or "none"
         raise FormatError(f"no adapter named {wanted!r} in this file; the keys carry: {known}")
     if len(names) > 1 and wanted is None:
-        raise FormatError(f"the file holds the adapters {', '.join(sorted(names))}; choose one by name")
+        raise FormatError(f"the file holds the adapters {', '.join(sorted(names))}; choose one by name (--adapter)")
     chosen = wanted or next(iter(names), None)
     return [key for key in keys if key.name in (None, chosen)], chosen
 
@@ -135,6 +137,7 @@ def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Prob
     located: dict[str, tuple[Ref, str]] = {}
     candle_ids: dict[str, set[int]] = {}
     glora = _glora_modules(keys)
+    keys = sorted(keys, key=lambda key: key.raw)  # which of two spellings comes first must not depend on the file
     for key in keys:
         if key.family == "candle" and key.module not in glora:
             candle_ids.setdefault(key.module, set()).add(key.index or 0)
@@ -168,7 +171,8 @@ def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Prob
             )
             continue
         group.add(role, key, tensors[key.raw])
-    return list(groups.values())
+    position = {name: number for number, name in enumerate(tensors)}
+    return sorted(groups.values(), key=lambda group: min(position[raw] for raw in group.keys.values()))
 
 
 def _glora_modules(keys: list[Key]) -> set[str]:
@@ -181,10 +185,16 @@ def _glora_modules(keys: list[Key]) -> set[str]:
     return {module for module, ids in seen.items() if ids & whole and not any(i == 0 or i > 2 for _, i in ids)}
 
 
-def _file_warnings(metadata: Mapping[str, str], chosen: str | None, keys: list[Key]) -> list[str]:
+def _file_warnings(
+    metadata: Mapping[str, str], chosen: str | None, keys: list[Key], carried: Mapping[str, Tensor]
+) -> list[str]:
     found: list[str] = []
     if "alpha" in metadata:
         found.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and weft too")
+    if any(key.endswith(".base_layer.weight") for key in carried):
+        found.append("the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used")
+    if any(key.endswith(".trainable_tokens_delta") for key in carried):
+        found.append("trained tokens (trainable_tokens_delta) are carried along and not applied")
     if is_true(network_args(metadata).get("split_qkv")):
         found.append(
             "trained with split_qkv: loaders scale it by alpha / (parts * rank), its trainer by alpha / rank; "

@@ -68,6 +68,12 @@ class LoraLayer(nn.Module):
     # what a kind says about itself
 
     @property
+    def device(self) -> torch.device:
+        """Where adapters belong: with the weight; on the CPU while the model has no data yet."""
+        found: torch.device = self.weight.device
+        return torch.device("cpu") if found.type == "meta" else found
+
+    @property
     def groups(self) -> int:
         return 1
 
@@ -86,7 +92,7 @@ class LoraLayer(nn.Module):
         result = plain
         for name in self._live:
             pair, weight = self.pair(name), self.weights[name]
-            given = functional.dropout(x, pair.dropout, self.training) if self._drops(pair) else x
+            given = functional.dropout(x, pair.dropout, self.training) if pair.dropout and not self.embedding else x
             branch = self.low_rank(given, pair, x.dtype if x.is_floating_point() else plain.dtype).to(plain.dtype)
             if pair.magnitude is None:
                 result = torch.add(result, branch, alpha=weight * pair.scale)
@@ -109,9 +115,6 @@ class LoraLayer(nn.Module):
         weight = self.weight.T if self.transposed else self.weight.flatten(1)
         norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
-
-    def _drops(self, pair: Pair) -> bool:
-        return self.training and pair.dropout > 0 and not self.embedding
 
     # adapters
 

@@ -43,9 +43,9 @@ def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str
     try:
         plan = resolve(chosen, index)
     except TargetError as error:
-        components = dict.fromkeys(entry.ref.component for entry in adapter)
+        components = {entry.ref.component for entry in adapter}
         if component is None and len(components) > 1:
-            named = ", ".join(name or "(unnamed)" for name in components)
+            named = ", ".join(sorted(name or "(unnamed)" for name in components))
             raise TargetError(f"{error}\nthe adapter holds {named}: choose one with component=...") from None
         raise
     homes = {name: site for site in found for name in site.names}
@@ -55,6 +55,8 @@ def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str
         name, _, leaf = own.get(tensor, tensor).rpartition(".")
         site = homes.get(name)
         factors = _factors(placements, site, leaf)
+        if any(site is other for other, _ in received):
+            factors = "the same module receives factors under another of its names"
         if isinstance(factors, str) or site is None:
             problems.append(f"{own.get(tensor, tensor)}: {factors}")
         else:
@@ -134,7 +136,7 @@ def _of_component(adapter: Adapter, component: str) -> Adapter:
     wanted = {component, ""} | ({"te"} if component.startswith("te") else set())
     kept = tuple(entry for entry in adapter if entry.ref.component in wanted)
     if not kept:
-        has = ", ".join(dict.fromkeys(entry.ref.component for entry in adapter))
+        has = ", ".join(sorted({entry.ref.component or "(unnamed)" for entry in adapter}))
         raise ConfigError(f"the adapter has nothing for component {component!r}; it has {has}")
     keys = {key for entry in kept for key in entry.keys}
     return replace(adapter, entries=kept, carried={}, tensors={k: t for k, t in adapter.tensors.items() if k in keys})

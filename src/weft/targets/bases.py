@@ -66,10 +66,10 @@ _FLUX_TE = (
 #: earlier names win ties between bases that an adapter fits equally well
 KNOWN: tuple[Known, ...] = (
     Known("sd1.5", (_unet("unet-sd1.5"), _SD1_TE), ("sd15", "sd1", "sd-1.5", "sd1.x", "sd1.4", "v1-5", "v1.5", "1.5", "stable-diffusion-v1-5"), ("sd_v1", "sd_1.5", "stable-diffusion-v1")),
-    Known("sd1.5-inpaint", (_unet("unet-sd1.5-inpaint"), _SD1_TE), ("sd15-inpaint", "v1-5-inpaint", "v1.5-inpaint"), variant_of="sd1.5"),
-    Known("sd2.1", (_unet("unet-sd2.1"), _SD2_TE), ("sd21", "sd2", "sd2.x", "sd2.0", "v2-1", "v2.1", "2.1"), ("sd_v2", "stable-diffusion-v2")),
+    Known("sd1.5-inpaint", (_unet("unet-sd1.5-inpaint"), _SD1_TE), ("sd15-inpaint", "v1-5-inpaint", "v1.5-inpaint", "sd1.5-inpainting", "sd15-inpainting"), variant_of="sd1.5"),
+    Known("sd2.1", (_unet("unet-sd2.1"), _SD2_TE), ("sd21", "sd2", "sd2.x", "sd2.0", "sd-2.1", "v2-1", "v2.1", "2.1"), ("sd_v2", "stable-diffusion-v2")),
     Known("sd2-inpaint", (_unet("unet-sd2-inpaint"), _SD2_TE), ("sd2.1-inpaint", "sd21-inpaint", "v2-inpaint", "v2.1-inpaint"), variant_of="sd2.1"),
-    Known("sdxl", (_unet("unet-sdxl"), *_XL_TE), ("xl", "sdxl1.0", "sdxl-1.0", "sdxl-base", "sdxl-turbo", "turbo", "pony", "illustrious", "noobai", "stable-diffusion-xl-base-1.0"), ("sdxl_base", "stable-diffusion-xl", "sdxl")),
+    Known("sdxl", (_unet("unet-sdxl"), *_XL_TE), ("xl", "sdxl1.0", "sdxl-1.0", "sdxl-base", "sdxl-base-1.0", "sd-xl-base-1.0", "stable-diffusion-xl", "sdxl-turbo", "turbo", "pony", "illustrious", "noobai", "stable-diffusion-xl-base-1.0"), ("sdxl_base", "stable-diffusion-xl", "sdxl")),
     Known("sdxl-inpaint", (_unet("unet-sdxl-inpaint"), *_XL_TE), ("xl-inpaint",), variant_of="sdxl"),
     Known("sdxl-refiner", (_unet("unet-sdxl-refiner"), Part("te1", "clip-g", "openclip", "conditioner.embedders.0.model.")), ("refiner", "xl-refiner")),
     Known("ssd-1b", (_unet("unet-ssd-1b"), *_XL_TE), ("ssd1b", "ssd")),
@@ -77,7 +77,7 @@ KNOWN: tuple[Known, ...] = (
     Known("sd3.5-large", (_dit("sd3.5-large", "sd3"), *_SD3_TE), ("sd35-large", "sd3.5", "sd35", "sd3.5-large-turbo"), ("sd3.5-large", "stable-diffusion-3.5-large")),
     Known("sd3.5-medium", (_dit("sd3.5-medium", "sd3"), *_SD3_TE), ("sd35-medium",), ("sd3.5-medium", "stable-diffusion-3.5-medium")),
     Known("sd3-medium", (_dit("sd3-medium", "sd3"), *_SD3_TE), ("sd3", "sd3.0", "sd3.0-medium"), ("sd3", "stable-diffusion-3")),
-    Known("flux1-dev", (_dit("flux1-dev", "flux"), *_FLUX_TE), ("flux", "flux1", "flux-dev", "flux.1-dev", "flux.1", "flux1-kontext-dev", "flux-kontext", "flux1-krea-dev"), ("flux1", "flux-1-dev", "flux")),
+    Known("flux1-dev", (_dit("flux1-dev", "flux"), *_FLUX_TE), ("flux", "flux1", "flux-dev", "flux-1-dev", "flux.1-dev", "flux.1", "flux1-kontext-dev", "flux-kontext", "flux1-krea-dev"), ("flux1", "flux-1-dev", "flux")),
     Known("flux1-schnell", (_dit("flux1-schnell", "flux"), *_FLUX_TE), ("flux-schnell", "flux.1-schnell"), variant_of="flux1-dev"),
     Known("flux1-fill-dev", (_dit("flux1-fill-dev", "flux"), *_FLUX_TE), ("flux-fill", "flux1-fill", "flux.1-fill-dev"), variant_of="flux1-dev"),
     Known("flux1-control-dev", (_dit("flux1-control-dev", "flux"), *_FLUX_TE), ("flux1-canny-dev", "flux1-depth-dev", "flux-canny", "flux-depth"), variant_of="flux1-dev"),
@@ -86,7 +86,7 @@ KNOWN: tuple[Known, ...] = (
     Known("qwen-image", (_dit("qwen-image", "own"),), ("qwen", "qwen_image", "qwen-image-edit"), ("qwen-image", "qwen_image")),
     Known("z-image-turbo", (_dit("z-image-turbo", "z-image"),), ("z-image", "zimage", "z_image"), ("z-image", "zimage", "z_image")),
     Known("lumina2", (_dit("lumina2", "lumina2"),), ("lumina-2", "lumina-image-2.0"), ("lumina-2", "lumina2")),
-    Known("wan2.1-t2v-14b", (_dit("wan2.1-t2v-14b", "wan"),), ("wan2.1", "wan", "wan-14b", "wan2.2-t2v-14b", "wan2.1-14b"), ("wan2.1", "wan")),
+    Known("wan2.1-t2v-14b", (_dit("wan2.1-t2v-14b", "wan"),), ("wan2.1", "wan", "wan-14b", "wan2.2", "wan2.2-t2v-14b", "wan2.1-14b"), ("wan2.1", "wan")),
     Known("wan2.1-i2v-14b", (_dit("wan2.1-i2v-14b", "wan"),), ("wan-i2v",), variant_of="wan2.1-t2v-14b"),
     Known("wan2.1-t2v-1.3b", (_dit("wan2.1-t2v-1.3b", "wan"),), ("wan-1.3b", "wan2.1-1.3b")),
     Known("wan2.2-ti2v-5b", (_dit("wan2.2-ti2v-5b", "wan"),), ("wan2.2-5b", "wan-5b")),
@@ -104,7 +104,8 @@ _BY_NAME = {spelt: known for known in reversed(KNOWN) for spelt in (known.name, 
 def find(name: str) -> Known | None:
     """A known base by name or alias; a remark in parentheses is ignored."""
     plain = re.sub(r"\s*\(.*\)\s*$", "", name).strip().lower()
-    return _BY_NAME.get(plain) or _BY_NAME.get(plain.replace("_", "-").replace(" ", "-"))
+    spelt = plain.replace("_", "-").replace(" ", "-")
+    return _BY_NAME.get(plain) or _BY_NAME.get(spelt) or _BY_NAME.get(spelt.rpartition("/")[2])
 
 
 def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:

@@ -258,12 +258,28 @@ def swapped(factors: Factors) -> Factors | None:
     """The two halves of the output rows exchanged: (shift, scale) <-> (scale, shift)."""
     if isinstance(factors, Full):
         return replace(factors, value=_halves(factors.value))
+    if isinstance(factors, Loha) and factors.t1 is None and factors.cuttable():
+        return replace(
+            factors, w1_a=_halves(factors.w1_a), w2_a=_halves(factors.w2_a), magnitude=_swapped_magnitude(factors)
+        )
+    if isinstance(factors, Lokr) and factors.cuttable():
+        left = factors.w1 if factors.w1 is not None else factors.w1_a
+        if left is None or left.shape[0] % 2:
+            return None
+        role = {"w1": _halves(left)} if factors.w1 is not None else {"w1_a": _halves(left)}
+        fields: dict[str, Any] = {**role, "magnitude": _swapped_magnitude(factors)}
+        return replace(factors, **fields)
     if isinstance(factors, Lora) and factors.groups == 1:
         magnitude = factors.magnitude
         if magnitude is not None and magnitude.axis == "out":
             magnitude = replace(magnitude, tensor=_halves(magnitude.tensor))
         return replace(factors, up=_halves(factors.up), magnitude=magnitude)
     return None
+
+
+def _swapped_magnitude(factors: Factors) -> Magnitude | None:
+    magnitude = factors.magnitude
+    return None if magnitude is None else replace(magnitude, tensor=_halves(magnitude.tensor))
 
 
 def _halves(tensor: Tensor) -> Tensor:

@@ -59,6 +59,15 @@ def detect(adapter: Adapter) -> Detection:
     if best == 0:
         return Detection(None, 0.0, ("no known base has these modules",), scores, len(entries))
     tied = [name for name, score in scores.items() if score == best]
+    if best * 2 < len(entries):
+        name = tied[0]
+        return Detection(
+            None,
+            0.0,
+            (f"only {best} of {len(entries)} modules exist in {name}, the nearest base",),
+            scores,
+            len(entries),
+        )
     chosen, evidence = _break_tie(tied, adapter.metadata)
     by_metadata = bool(evidence)
     variants = {known.name: known.variant_of for known in KNOWN}

@@ -87,7 +87,7 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
     if len(uses) == 1 and uses[0].part in _INPUT_LAYERS and isinstance(factors, Lora) and len(shape) >= 2:
         channels = math.prod(factors.shape()[1:]) // math.prod(shape[2:])
         large = (shape[0], channels, *shape[2:])
-        return large if channels > shape[1] and matches(factors, large) else None
+        return large if channels == 2 * shape[1] and matches(factors, large) else None
     return None
 
 

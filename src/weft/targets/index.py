@@ -37,6 +37,18 @@ SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
 )
 
 
+#: tensors that come with a quantised weight and are no weights themselves
+QUANTISATION = (
+    ".scale_weight",
+    ".weight_scale",
+    ".weight_scale_2",
+    ".scale_input",
+    ".input_scale",
+    ".comfy_quant",
+    "scaled_fp8",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """Where a part lies in the files at hand; ``length`` None means the whole tensor."""
@@ -255,6 +267,7 @@ def recognise(names: Iterable[str]) -> tuple[Table, Naming]:
 def index_from_names(shapes: Mapping[str, Shape], *, source: str = "", base: str | None = None) -> ModelIndex:
     """Index a checkpoint, whatever it holds: a single file, one network, or any other torch model."""
     grouped: dict[tuple[str, str], dict[str, Shape]] = {}
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(QUANTISATION)}
     for name, shape in shapes.items():
         prefix, component = next(((p, c) for p, c in SINGLE_FILE_PREFIXES if name.startswith(p)), ("", ""))
         grouped.setdefault((component, prefix), {})[name[len(prefix) :]] = shape

@@ -39,7 +39,7 @@ class Locator:
         """The naming most of the file's names belong to alone; it decides names both namings have."""
         votes: Counter[str] = Counter()
         named = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
-        for entry in named[:400]:
+        for entry in named:
             for component in self.candidates(entry.ref):
                 found = component.spelt_by(entry.ref.name, flat=entry.ref.flat)
                 if len(found) == 1:

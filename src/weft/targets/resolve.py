@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from weft.adapter import Adapter, Entry, Full, Ref, algorithm
+from weft.adapter import Adapter, Entry, Factors, Full, Ref, algorithm
 from weft.errors import TargetError
 from weft.targets.fit import delta_shape, either_way, fitted, spelt_shape, stacked_shape, uses_of, widened
 from weft.targets.index import Component, ModelIndex, Use
@@ -79,6 +79,8 @@ class _Resolver:
         if uses[0].transpose:
             shape = shape[::-1]
         fit = fitted(entry.factors, shape)
+        if fit is None and entry.dialect == "peft":
+            fit = self._turned(entry, shape)
         if fit is None and (large := widened(entry.factors, shape, uses)):
             fit = entry.factors
             self.report.warnings.append(f"{entry.ref}: the base's {list(shape)} is widened to {list(large)} with zeros")
@@ -91,6 +93,16 @@ class _Resolver:
             )
             return None
         return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
+
+    def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
+        """PEFT records fan_in_fan_out once for all layers, although it settles it for each one."""
+        other = replace(entry.factors, transposed=not entry.factors.transposed)
+        if fitted(other, shape) is None:
+            return None
+        warning = "fan_in_fan_out of the configuration contradicts some layers' shapes; square layers follow the configuration"
+        if warning not in self.report.warnings:
+            self.report.warnings.append(warning)
+        return other
 
     def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
         """A bias the base does not have starts as zeros; anything else has no place."""
@@ -213,9 +225,9 @@ def _without_conflicts(
 ) -> list[tuple[Entry, list[Placement]]]:
     """Drop entries that land on rows already taken; of two the finer (fewer rows, unfused names) stays."""
 
-    def coarseness(number: int) -> tuple[int, bool, int]:
+    def coarseness(number: int) -> tuple[int, bool, tuple[str, ...]]:
         entry, found = placed[number]
-        return sum(len(p.rows()) for p in found), id(entry) in in_original, number
+        return sum(len(p.rows()) for p in found), id(entry) in in_original, entry.keys
 
     order = sorted(range(len(placed)), key=coarseness)
     taken: dict[tuple[str, str], list[tuple[range, Entry]]] = {}

@@ -213,7 +213,11 @@ def _join_all(items: Mapping[str, _Item], component: Component, result: Respelt)
         elif tiles[0].swap:
             factors = swapped(item.factors)
         if factors is None:
-            reason = f"the parts of {original} cannot be joined exactly (different algorithms, scales or dtypes)"
+            reason = (
+                f"the parts of {original} cannot be joined exactly (different algorithms, scales or dtypes)"
+                if len(tiles) > 1
+                else f"{original} orders its rows differently, and {item.factors.kind} factors cannot be reordered"
+            )
             result.lost.append(Finding(keys, module, component.name, reason))
             continue
         result.entries.append(

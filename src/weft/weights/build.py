@@ -1,6 +1,7 @@
 """Fill a model from a source, strictly.
 
 The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
+On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
 A tensor the source lacks, one the model has no use for, and a shape that differs are all collected and
 raised together. Weights tied in the model stay tied.
 """
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from weft.errors import TargetError
+from weft.weights.merged import MergedSource
 from weft.weights.source import WeightSource
 
 
@@ -32,13 +34,20 @@ def build(
     slots = _slots(model)
     _check(slots, source, ignore)
     done: dict[int, torch.Tensor] = {}
+    later: dict[str, torch.Tensor] = {}
+    names = source.names()
+    on_cuda = torch.device(device).type == "cuda"
     with torch.no_grad():
         for name, (owner, leaf, old) in slots.items():
             if id(old) in done:
                 new = done[id(old)]  # tied: one tensor under two names
             else:
                 wanted = dtype if dtype is not None and old.is_floating_point() else old.dtype
-                new = source.get(_source_name(name, slots, source), dtype=wanted, device=device)
+                known = name if name in names else _source_name(name, slots, source)
+                if on_cuda and isinstance(source, MergedSource) and source.deferrable(known, wanted):
+                    new = later[known] = source.plain(known, device=device)
+                else:
+                    new = source.get(known, dtype=wanted, device=device)
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
                 done[id(old)] = new
@@ -46,6 +55,8 @@ def build(
                 owner._parameters[leaf] = new
             else:
                 owner._buffers[leaf] = new
+        if later and isinstance(source, MergedSource):
+            source.weave(later)
     return model
 
 

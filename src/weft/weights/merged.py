@@ -8,14 +8,16 @@ tensor at a time is in memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
 from weft.errors import TargetError
+from weft.ops.merge import Target, merge_products
 from weft.targets.index import ModelIndex
 from weft.targets.plan import Plan
-from weft.weights.merge import merged
+from weft.weights.factors import Loaded, product_of
+from weft.weights.merge import is_product, merged
 from weft.weights.source import TensorSpec, WeightSource
 from weft.weights.stack import Item, Strength, block_names, items_by_tensor
 
@@ -30,6 +32,7 @@ class MergedSource:
     ) -> None:
         self._base = base
         checked = [(plan, Strength.of(strength)) for plan, strength in stack]
+        self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}
         self._items: dict[str, list[Item]] = {}
         for (name, tensor), items in items_by_tensor(checked, blocks).items():
@@ -40,14 +43,39 @@ class MergedSource:
         }
         known = base.names()
         lost = [tensor for tensor in self._items if tensor not in known and tensor not in self._created]
+        self._names = dict.fromkeys([*known, *self._created]).keys()
         if lost:
             raise TargetError(
                 f"{len(lost)} tensors of the plan are not in this source, {lost[0]!r} first: "
                 "the plan was made for another base or another naming"
             )
 
+    def deferrable(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether ``name`` may be read plain and merged in place later, by `weave`, without rounding twice."""
+        items = self._items.get(name, [])
+        plain = all(is_product(item.placement) and item.placement.target is None for item in items)
+        return plain and bool(items) and self._base.spec(name).dtype == dtype
+
+    def plain(self, name: str, *, device: torch.device | str) -> torch.Tensor:
+        """The base's own tensor."""
+        return self._base.get(name, device=device)
+
+    def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Merge into tensors that were read plain, all of them in one launch."""
+        loaded = {id(plan): Loaded(id(plan), plan, 0) for plan in self._plans}
+        owners = {id(p): loaded[id(plan)] for plan in self._plans for p in plan.placements}
+        device = next(iter(tensors.values())).device
+        for each in loaded.values():
+            each.upload(device)
+        targets = []
+        for name, tensor in tensors.items():
+            matrix = tensor.view(tensor.shape[0], -1)
+            products = tuple(product_of(item, owners[id(item.placement)], device) for item in self._items[name])
+            targets.append(Target(matrix, matrix, products))
+        merge_products(targets)
+
     def names(self) -> Collection[str]:
-        return [*self._base.names(), *(name for name in self._created if name not in self._base.names())]
+        return self._names
 
     def spec(self, name: str) -> TensorSpec:
         items = self._items.get(name, [])

@@ -24,6 +24,7 @@ from weft.errors import FormatError, TargetError
 from weft.formats.files import open_container
 from weft.ops.decode import TORCH, decode
 from weft.targets.index import Component
+from weft.weights.transfer import ring_for
 
 T = TypeVar("T")
 
@@ -80,7 +81,10 @@ class FileSource:
 
     def get(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
         tensor = _known(self._tensors, name)
-        return decode(tensor, dtype=dtype or TORCH[tensor.dtype], device=device)
+        stored = TORCH[tensor.dtype]
+        if torch.device(device).type == "cuda":
+            return ring_for(_numbered(device)).send(decode(tensor, dtype=stored)).to(dtype or stored)
+        return decode(tensor, dtype=dtype or stored, device=device)
 
     def check_unchanged(self) -> None:
         """Raise if a file was replaced, cut or written to since it was opened.
@@ -94,6 +98,12 @@ class FileSource:
                 raise FormatError(f"{file}: gone since the model was built from it ({error.strerror})") from None
             if now != then:
                 raise FormatError(f"{file}: changed on disk since the model was built from it; build the model again")
+
+
+def _numbered(device: torch.device | str) -> torch.device:
+    """`cuda` means the current device; naming it keeps one ring a device."""
+    found = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
 
 
 def _identity(file: Path) -> tuple[int, int, int, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,11 @@ from torch import nn
 
 from weft.adapter import Adapter
 from weft.errors import MemoryBudgetError, TargetError, WeftError
-from weft.ops.merge import Product, Target, merge_products
+from weft.ops.merge import Target, merge_products
 from weft.targets.index import ModelIndex, component_from_names
 from weft.targets.plan import Placement, Plan
 from weft.targets.resolve import resolve
-from weft.weights.factors import AdapterCache, Loaded
+from weft.weights.factors import AdapterCache, Loaded, product_of
 from weft.weights.merge import is_product, merged
 from weft.weights.pristine import Keep, Pristine
 from weft.weights.source import WeightSource
@@ -67,9 +67,10 @@ class Weaver:
             components[name] = component_from_names(name, {key: tuple(value.shape) for key, value in tensors.items()})
         self.index = ModelIndex(components)
         self._blocks = block_names(self.index)
-        self._cache = AdapterCache(self._resolve, cache_bytes)
-        self._woven: dict[Place, tuple[tuple[int, float], ...]] = {}
-        self._layers: list[tuple[object, Strength]] = []
+        self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
+        self._signatures: dict[Place, tuple[tuple[int, float], ...]] | None = {}
+        self._running: tuple[Program, list[Strength]] | None = None
+        self._layers: list[tuple[Loaded, Strength]] = []  # held, so that the identities in use stay unique
         self._programs: dict[tuple[object, ...], Program] = {}
         self._lock = threading.RLock()
         devices = {value.device for network in self._networks.values() for value in network.tensors.values()}
@@ -78,7 +79,24 @@ class Weaver:
     @property
     def woven(self) -> bool:
         """Whether any weight differs from the base."""
-        return bool(self._woven)
+        return bool(self._places())
+
+    def _places(self) -> Collection[Place]:
+        """The tensors that differ from the base."""
+        if self._signatures is None and self._running is not None:
+            return self._running[0].places.keys()
+        return (self._signatures or {}).keys()
+
+    @property
+    def _woven(self) -> dict[Place, tuple[tuple[int, float], ...]]:
+        """What each of them received; worked out only where a later stack shares something with this one."""
+        if self._signatures is None and self._running is not None:
+            program, strengths = self._running
+            self._signatures = {
+                place: tuple((number, strengths[layer].at(p, {})) for number, layer, p in rows)
+                for place, rows in program.places.items()
+            }
+        return self._signatures or {}
 
     def apply(self, stack: Iterable[Layer]) -> int:
         """Make the model's weights those of ``stack``; returns how many tensors were written."""
@@ -86,7 +104,7 @@ class Weaver:
             layers = [(self._cache.get(adapter), Strength.of(strength)) for adapter, strength in stack]
             for loaded, _ in layers:
                 if self._cuda is not None:
-                    loaded.upload(self._cuda, self._cache.pinned)
+                    loaded.upload(self._cuda)
                 loaded.check_finite()
             written = self._swap(layers)
             return written if written is not None else self._apply_changes(layers)
@@ -94,8 +112,10 @@ class Weaver:
     def _swap(self, layers: Sequence[tuple[Loaded, Strength]]) -> int | None:
         """The usual case at once: a stack that shares nothing with the one before, all of it for the kernel."""
         keys = tuple(loaded.key for loaded, _ in layers)
-        shared = set(keys) & {key for key, _ in self._layers}
-        if self._cuda is None or not layers or (shared and not (len(keys) == 1 == len(self._layers))):
+        shared = set(keys) & {loaded.key for loaded, _ in self._layers}
+        if self._cuda is None or len(set(keys)) != len(keys) or not keys:
+            return None
+        if shared and not (len(keys) == 1 == len(self._layers)):
             return None
         if any(s.blocks or 0.0 in (s.overall, *s.components.values()) for _, s in layers):
             return None
@@ -107,22 +127,19 @@ class Weaver:
             if program is None:
                 return None
             self._programs[keys] = program
-            while len(self._programs) > 32:
-                self._programs.pop(next(iter(self._programs)))
-        dropped = self._woven.keys() - program.places.keys()
+        places = self._places()
+        dropped = [] if places is program.places.keys() else [p for p in places if p not in program.places]
         for network in self._networks.values():
             network.pristine.check()
         try:
             self._restore(dropped)
             program.run([strength for _, strength in layers])
         except BaseException as error:
-            self._abandon({*program.places, *self._woven})
+            self._abandon({*program.places, *places})
             raise _ours(error) from None
-        self._woven = {
-            place: tuple((number, layers[i][1].at(p, {})) for number, i, p in rows)
-            for place, rows in program.places.items()
-        }
-        self._layers = [(loaded.key, strength) for loaded, strength in layers]
+        self._running = program, [strength for _, strength in layers]
+        self._signatures = None
+        self._layers = list(layers)
         return len(program.places) + len(dropped)
 
     def _apply_changes(self, layers: Sequence[tuple[Loaded, Strength]]) -> int:
@@ -140,8 +157,8 @@ class Weaver:
         except BaseException as error:
             self._abandon(set(changed) | set(self._woven))
             raise _ours(error) from None
-        self._woven = wanted
-        self._layers = [(loaded.key, strength) for loaded, strength in layers]
+        self._signatures, self._running = wanted, None
+        self._layers = list(layers)
         return len(changed) + len(dropped)
 
     def _compile(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
@@ -166,6 +183,11 @@ class Weaver:
         for place, item in rows:
             places.setdefault(place, []).append((id(item.placement), numbers[id(item.placement)], item.placement))
         return Program(places, targets, [(numbers[id(i.placement)], i.placement) for _, i in rows])
+
+    def _forget(self, key: object) -> None:
+        """Drop the programs of an adapter that left the cache: they hold its factors."""
+        for keys in [keys for keys in self._programs if key in keys]:
+            del self._programs[keys]
 
     def _resolve(self, adapter: Adapter) -> Plan:
         return resolve(adapter, self.index)
@@ -229,19 +251,12 @@ class Weaver:
     def _targets(
         self, live: torch.Tensor, original: torch.Tensor, found: Sequence[Item], owners: Mapping[int, Loaded]
     ) -> list[Target]:
-        rows = found[0].placement.rows()
-        out, base = (t.view(t.shape[0], -1)[rows.start : rows.stop] for t in (live, original))
-        products = []
-        for item in found:
-            place = item.placement
-            loaded = owners[id(place)]
-            loaded.upload(live.device, self._cache.pinned)
-            factors = place.factors.tensors()
-            up, down = loaded.on_device(factors["up"], live.device), loaded.on_device(factors["down"], live.device)
-            if place.source is not None:
-                up = up[place.source[0] : sum(place.source)]
-            products.append(Product(up, down, place.factors.scale * item.strength))
-        return [Target(base, out, tuple(products))]
+        out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
+        if found[0].placement.target is not None:
+            rows = found[0].placement.rows()
+            out, base = out[rows.start : rows.stop], base[rows.start : rows.stop]
+        products = tuple(product_of(item, owners[id(item.placement)], live.device) for item in found)
+        return [Target(base, out, products)]
 
     def _restore(self, places: Iterable[Place]) -> None:
         lives, originals = [], []
@@ -254,7 +269,7 @@ class Weaver:
 
     def _abandon(self, places: Iterable[Place]) -> None:
         """After a failure: the base everywhere, and nothing woven."""
-        self._woven, self._layers = {}, []
+        self._signatures, self._running, self._layers = {}, None, []
         try:
             self._restore(places)
         except Exception as error:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
 from torch import nn
 
+from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
 from weft.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from weft.layers import (
     LoraLayer,
@@ -76,6 +76,31 @@ def test_weights_scale_and_zero_is_the_base_bit_for_bit() -> None:
     before = base_bits(model)
     merge(model)
     assert base_bits(model) == before
+
+
+def test_at_weight_zero_an_adapter_is_not_even_looked_at() -> None:
+    """0 * NaN is NaN, and 0 * x + -0.0 is 0.0: a branch at strength zero must not be computed."""
+    model = stacked()
+    with torch.no_grad():
+        layer_of(model).pair("first").up.fill_(math.nan)
+    activate(model, {"first": 0.0})
+    plain = layer_of(model).base(X)
+    assert bits(model["layer"](X)) == bits(plain)
+    merge(model)
+    assert bits(model["layer"](X)) == bits(plain)
+
+
+def test_dora_on_a_row_of_zeros_stays_zero() -> None:
+    model = KINDS["linear"].module()
+    with torch.no_grad():
+        model["layer"].weight[1] = 0
+    inject(model, 2, 3.0, ["layer"], dora=True)
+    x = KINDS["linear"].input()
+    before = layer_of(model).base(x)
+    unmerged = model["layer"](x)
+    torch.testing.assert_close(unmerged, before)
+    merge(model)
+    torch.testing.assert_close(model["layer"](x), before)
 
 
 def test_disabled_is_the_base_and_puts_everything_back() -> None:

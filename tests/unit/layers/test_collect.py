@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from tests.support import random, tensor
 from tests.unit.layers.test_inject import Net
 from tests.unit.layers.zoo import KINDS, adapted, fill, layer_of, reference
-from torch import nn
-
 from weft.adapter import Adapter, Lora, Tensor
 from weft.errors import ConfigError, TargetError
 from weft.exchange.convert import rewrite, save
@@ -185,10 +185,10 @@ def test_what_is_no_low_rank_pair_is_refused_with_its_name(case: str) -> None:
 
 def test_components_are_chosen_where_a_file_holds_several() -> None:
     adapter = kohya(("lora_unet_blocks_0_to_q", 6, 6), ("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 6))
-    with pytest.raises(TargetError, match="the adapter holds unet, te1: choose one with component="):
+    with pytest.raises(TargetError, match="the adapter holds te1, unet: choose one with component="):
         inject(Net(), adapter)
     assert set(lora_layers(inject(Net(), adapter, component="unet"))) == {"blocks.0.to_q"}
-    with pytest.raises(ConfigError, match="nothing for component 'te2'; it has unet, te1"):
+    with pytest.raises(ConfigError, match="nothing for component 'te2'; it has te1, unet"):
         inject(Net(), adapter, component="te2")
 
 
@@ -295,3 +295,24 @@ def test_clip_is_named_without_its_root_in_memory() -> None:
     })  # fmt: skip
     inject(encoder, kohya(("lora_te1_text_model_encoder_layers_0_fc1", 6, 6)))
     assert list(lora_layers(encoder)) == ["encoder.layers.0.fc1"]
+
+
+def test_an_adapter_brings_its_own_options() -> None:
+    adapter = kohya(("lora_unet_blocks_0_to_q", 6, 6))
+    with pytest.raises(ConfigError) as caught:
+        inject(Net(), adapter, 2.0, ["to_q"], dora=True, rslora=True, seed=3, rank_pattern={"to_q": 2}, dropout=1.5)
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
+        "alpha:", "dora:", "rslora:", "rank_pattern:", "seed:", "targets:", "dropout",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="a new adapter has none"):
+        inject(Net(), 2, component="unet")
+
+
+def test_a_shared_module_takes_one_pair() -> None:
+    """Both names of one module in a file: its weight exists once, so the second pair has no place."""
+    model = nn.ModuleDict({"front": nn.Linear(6, 6)})
+    model["back"] = model["front"]
+    one = inject(copy.deepcopy(model), kohya(("lora_unet_back", 6, 6)))
+    assert lora_layers(one)["front"].names == ("front", "back")
+    with pytest.raises(TargetError, match="under another of its names"):
+        inject(model, kohya(("lora_unet_front", 6, 6), ("lora_unet_back", 6, 6)))

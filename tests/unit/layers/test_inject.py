@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, layer_of
 from torch import nn
 
+from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, layer_of
 from weft.errors import ConfigError, TargetError
 from weft.layers import collect, eject, inject, lora_layers, merge, unmerge
 
@@ -61,7 +61,7 @@ def test_targets(case: str) -> None:
 
 
 def test_an_entry_of_a_list_is_no_regex() -> None:
-    with pytest.raises(ConfigError, match="to_.' matches no module"):
+    with pytest.raises(ConfigError, match=r"to_\.' matches no module"):
         inject(Net(), 2, targets=["to_."])
 
 

@@ -7,10 +7,10 @@ import io
 
 import pytest
 import torch
-from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, layer_of, reference
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, layer_of, reference
 from weft.adapter import Lora
 from weft.errors import TargetError
 from weft.layers import eject, inject, lora_layers, merge, unmerge
@@ -248,7 +248,9 @@ class Positions(nn.Embedding):
         return super().forward(x + past)
 
 
-@pytest.mark.parametrize(("layer", "x"), [(ScaledEmbedding(), torch.tensor([1, 5])), (OtherLinear(3, 4), torch.ones(2, 3))])
+@pytest.mark.parametrize(
+    ("layer", "x"), [(ScaledEmbedding(), torch.tensor([1, 5])), (OtherLinear(3, 4), torch.ones(2, 3))]
+)
 def test_overridden_forwards_that_compute_the_same_are_taken(layer: nn.Module, x: torch.Tensor) -> None:
     model = inject(nn.ModuleDict({"layer": layer}), 2, 3.0, ["layer"])
     fill(model)

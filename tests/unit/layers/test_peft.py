@@ -9,9 +9,9 @@ import copy
 
 import pytest
 import torch
-from tests.unit.layers.zoo import KINDS, fill, layer_of
 from torch import nn
 
+from tests.unit.layers.zoo import KINDS, fill, layer_of
 from weft.layers import inject, merge
 
 peft = pytest.importorskip("peft")
@@ -43,7 +43,7 @@ def twins(kind: str, option: str, **more: object) -> tuple[nn.Module, nn.Module,
     model = inject(copy.deepcopy(base), 3, 5.0, ["layer"], **ours, **more)  # type: ignore[arg-type]
     fill(model)
     config = peft.LoraConfig(
-        r=3, lora_alpha=5, target_modules=["layer"], fan_in_fan_out=kind == "conv1D", **theirs, **{"lora_dropout": 0.0}
+        r=3, lora_alpha=5, target_modules=["layer"], fan_in_fan_out=kind == "conv1D", **theirs, lora_dropout=0.0
     )
     peer = peft.get_peft_model(base, config).base_model.model
     pair, twin = layer_of(model).pair("default"), peer["layer"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.layers.zoo import KINDS, adapted, base_bits, bits, layer_of
 from torch import nn
 
+from tests.unit.layers.zoo import KINDS, adapted, base_bits, bits, layer_of
 from weft.errors import ConfigError, MergeStateError, TargetError
 from weft.layers import eject, freeze, inject, lora_layers, merge, trainable, unmerge
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from weft.adapter.factors import Factors
@@ -65,6 +66,7 @@ class Adapter:
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # file and offset of each tensor's bytes
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -24,7 +24,8 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, trainer_exact
     """Read an adapter in any dialect: a .safetensors file, shards, or a directory."""
     container = open_container(path)
     try:
-        return read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
+        found = read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
+        return replace(found, places=container.places)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
 

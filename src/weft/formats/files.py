@@ -18,7 +18,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,6 +46,7 @@ class Container:
     metadata: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] | None = None
     files: tuple[Path, ...] = ()
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
 
 
 def open_container(path: str | os.PathLike[str]) -> Container:
@@ -62,7 +63,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
     config = place.parent / "adapter_config.json"
     container = _open_file(place)
     if place.name in ADAPTER_FILES[:2] and config.is_file():
-        return Container(place, container.tensors, container.metadata, read_json(config), container.files)
+        return replace(container, config=read_json(config))
     return container
 
 
@@ -97,7 +98,8 @@ def _open_file(path: Path) -> Container:
         name: Tensor(span.dtype, span.shape, view[start + span.begin : start + span.end])
         for name, span in header.spans.items()
     }
-    return Container(path, tensors, header.metadata, None, (path,))
+    places = {name: (path, start + span.begin) for name, span in header.spans.items()}
+    return Container(path, tensors, header.metadata, None, (path,), places)
 
 
 @contextmanager
@@ -151,6 +153,7 @@ def _shards(index: Path, mapping: Mapping[str, str]) -> list[Path]:
 def _open_shards(index: Path) -> Container:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
+    places: dict[str, tuple[Path, int]] = {}
     mapping = _weight_map(index)
     files = _shards(index, mapping)
     for shard in files:
@@ -160,10 +163,11 @@ def _open_shards(index: Path) -> Container:
             raise FormatError(f"{shard}: tensor {twice!r} is in an earlier shard too")
         tensors.update(part.tensors)
         metadata.update(part.metadata)
+        places.update(part.places)
     absent = next((name for name in mapping if name not in tensors), None)
     if absent is not None:
         raise FormatError(f"{index}: tensor {absent!r} should be in {mapping[absent]}, but no shard holds it")
-    return Container(index, tensors, metadata, None, tuple(files))
+    return Container(index, tensors, metadata, None, tuple(files), places)
 
 
 def _open_directory(path: Path) -> Container:
@@ -172,15 +176,15 @@ def _open_directory(path: Path) -> Container:
     for name in ADAPTER_FILES:
         if (path / name).is_file():
             found = _open_file(path / name)
-            return Container(path, found.tensors, found.metadata, config, found.files)
+            return replace(found, path=path, config=config)
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if len(indexes) == 1:
         found = _open_shards(indexes[0])
-        return Container(path, found.tensors, found.metadata, config, found.files)
+        return replace(found, path=path, config=config)
     single = sorted(path.glob("*.safetensors"))
     if len(single) == 1:
         found = _open_file(single[0])
-        return Container(path, found.tensors, found.metadata, config, found.files)
+        return replace(found, path=path, config=config)
     for name in PICKLE_NAMES:
         if (path / name).is_file():
             raise FormatError(f"{path / name}: cannot be read. {_CONVERT_PICKLE}")

@@ -6,15 +6,13 @@ memory to the device, where every factor is a view.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from weft.adapter import Adapter, Lora, Tensor
@@ -33,6 +31,14 @@ from weft.weights.transfer import ring_for
 KERNEL_DTYPES = ("F32", "F16", "BF16")
 
 
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """All factors of an adapter on a device, and where each begins, by the identity of its tensor."""
+
+    numbers: torch.Tensor
+    offsets: Mapping[int, int]
+
+
 @dataclass(slots=True)
 class Loaded:
     """A resolved adapter. ``views`` are its factors on a device, by the identity of their tensors."""
@@ -40,64 +46,68 @@ class Loaded:
     key: object
     plan: Plan
     bytes: int
+    template: int | None = None  # files of one layout share a number
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
-    spans: list[torch.Tensor] = field(default_factory=list)
+    slabs: dict[torch.device, Slab] = field(default_factory=dict)
+    refused: bool = False  # cannot travel in one piece
     checked: bool = False
 
     def check_finite(self) -> None:
         """Raise if any number is NaN or infinite; looked at once, on the device where the factors are there."""
         if self.checked:
             return
-        on_device = {place for _, place in self.views}
-        seen = [(name, t) for name, t in self.plan.adapter.tensors.items() if id(t) not in on_device]
-        bad = [name for name, tensor in seen if scan(tensor).nonfinite]
-        if not bad and self.views:
-            sums = torch.stack([torch.isfinite(view).all() for view in self._spans()])
-            if not bool(sums.all()):
-                bad = [name for name, t in self.plan.adapter.tensors.items() if scan(t).nonfinite]
+        sent = {number for slab in self.slabs.values() for number in slab.offsets}
+        bad = [name for name, t in self.plan.adapter.tensors.items() if id(t) not in sent and scan(t).nonfinite]
+        if not all(bool(torch.isfinite(slab.numbers).all()) for slab in self.slabs.values()):
+            bad += [name for name, t in self.plan.adapter.tensors.items() if id(t) in sent and scan(t).nonfinite]
         if bad:
             more = f" and {len(bad) - 1} more tensors hold" if len(bad) > 1 else " holds"
             raise TargetError(f"{bad[0]}{more} NaN or infinity; nothing was applied")
         self.checked = True
-
-    def _spans(self) -> list[torch.Tensor]:
-        return self.spans or list(self.views.values())
 
     def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
         """A factor on ``device``, as a matrix (first axis by the rest)."""
         place = (device, id(tensor))
         found = self.views.get(place)
         if found is None:
-            dtype = TORCH[tensor.dtype] if tensor.dtype in KERNEL_DTYPES else torch.float32
-            found = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
+            slab = self.slabs.get(device)
+            at = slab.offsets.get(id(tensor)) if slab is not None else None
+            if slab is not None and at is not None:
+                rows = tensor.shape[0]
+                width = len(tensor.data) // slab.numbers.element_size() // rows
+                found = slab.numbers.as_strided((rows, width), (width, 1), at)
+            else:
+                dtype = TORCH[tensor.dtype] if tensor.dtype in KERNEL_DTYPES else torch.float32
+                found = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
             self.views[place] = found
         return found
 
     def upload(self, device: torch.device) -> None:
-        """Send all factors the kernel can read in one copy, if they lie close together."""
-        if any(place[0] == device for place in self.views):
+        """Send all factors the kernel can read in one copy, if they are alike and lie side by side."""
+        if device in self.slabs or self.refused:
             return
-        tensors = [t for t in self.plan.adapter.tensors.values() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1]
-        if not tensors:
+        factors = {
+            name: t for name, t in self.plan.adapter.tensors.items() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1
+        }
+        dtypes = {tensor.dtype for tensor in factors.values()}
+        where = [self.plan.adapter.places.get(name) for name in factors]
+        if len(dtypes) != 1 or None in where or len({place[0] for place in where if place}) != 1:
+            self.refused = True
             return
-        places = np.array([(address(t), len(t.data)) for t in tensors], dtype=np.int64)
-        first, last = int(places[:, 0].min()), int((places[:, 0] + places[:, 1]).max())
-        if last - first > 1.25 * int(places[:, 1].sum()) + 65536:
+        path = next(place[0] for place in where if place)
+        starts = [place[1] for place in where if place]
+        item = next(iter(factors.values())).itemsize
+        first = min(starts)
+        last = max(start + len(t.data) for start, t in zip(starts, factors.values(), strict=True))
+        total = sum(len(tensor.data) for tensor in factors.values())
+        if last - first != total or any((start - first) % item for start in starts):
+            self.refused = True
             return
-        span = np.ctypeslib.as_array((ctypes.c_uint8 * (last - first)).from_address(first))
-        resident = ring_for(device).send(torch.from_numpy(span))
-        alike = len({t.dtype for t in tensors}) == 1 and int(places[:, 1].sum()) == last - first
-        whole = resident.view(TORCH[tensors[0].dtype]) if alike else None
-        self.spans = [whole] if whole is not None else []
-        for tensor, (start, length) in zip(tensors, places.tolist(), strict=True):
-            at, item = start - first, tensor.itemsize
-            if whole is not None and at % item == 0:
-                rows = tensor.shape[0]
-                width = length // item // rows
-                self.views[device, id(tensor)] = whole.as_strided((rows, width), (width, 1), at // item)
-            elif at % item == 0:
-                raw = resident[at : at + length]
-                self.views[device, id(tensor)] = raw.view(TORCH[tensor.dtype]).view(tensor.shape[0], -1)
+        with path.open("rb", buffering=0) as file:
+            raw = ring_for(device).send_file(file, first, total)
+        numbers = raw.view(TORCH[dtypes.pop()])
+        offsets = {id(t): (start - first) // item for start, t in zip(starts, factors.values(), strict=True)}
+        self.slabs[device] = Slab(numbers, offsets)
 
 
 def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
@@ -110,11 +120,6 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
     if place.source is not None:
         up = up[place.source[0] : sum(place.source)]
     return Product(up, down, factors.scale * item.strength)
-
-
-def address(tensor: Tensor) -> int:
-    """Where a tensor's bytes lie in this process."""
-    return int(np.frombuffer(tensor.data, dtype=np.uint8).__array_interface__["data"][0]) if len(tensor.data) else 0
 
 
 class AdapterCache:
@@ -149,23 +154,31 @@ class AdapterCache:
             return loaded
 
     def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+        template = None
         if isinstance(adapter, Plan):
             plan = adapter
+        elif isinstance(adapter, Adapter):
+            plan = self._resolve(adapter)
         else:
-            plan = self._resolve(adapter) if isinstance(adapter, Adapter) else self._plan_of(open_container(adapter))
-        return Loaded(key, plan, sum(len(tensor.data) for tensor in plan.adapter.tensors.values()))
+            container = open_container(adapter)
+            plan, template = self._plan_of(container)
+        size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
+        return Loaded(key, plan, size, template)
 
-    def _plan_of(self, container: Container) -> Plan:
+    def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
+        """The plan of a file, and the number of its layout if other files may share it."""
         layout = layout_of(container)
         known = self._templates.get(layout)
         if known is not None:
-            return retargeted(known, container.tensors, container.metadata)
-        plan = self._resolve(read(container.tensors, container.metadata, container.config))
-        if is_template(plan):
-            while len(self._templates) >= 16:
-                self._templates.pop(next(iter(self._templates)))
-            self._templates[layout] = plan
-        return plan
+            return retargeted(known, container), id(known)
+        found = read(container.tensors, container.metadata, container.config)
+        plan = self._resolve(replace(found, places=container.places))
+        if not is_template(plan):
+            return plan, None
+        while len(self._templates) >= 16:
+            self._templates.pop(next(iter(self._templates)))
+        self._templates[layout] = plan
+        return plan, id(plan)
 
 
 def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:

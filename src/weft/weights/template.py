@@ -45,8 +45,9 @@ def is_template(plan: Plan) -> bool:
     )
 
 
-def retargeted(plan: Plan, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Plan:
-    """``plan`` for other tensors of the same layout."""
+def retargeted(plan: Plan, container: Container) -> Plan:
+    """``plan`` for the tensors of another file of the same layout."""
+    tensors = container.tensors
     new = {id(old): tensors[name] for name, old in plan.adapter.tensors.items()}
     made: dict[int, Lora] = {}
     placements = []
@@ -55,7 +56,9 @@ def retargeted(plan: Plan, tensors: Mapping[str, Tensor], metadata: Mapping[str,
         if factors is None:
             factors = made[id(place.factors)] = _with_tensors(place.factors, new)
         placements.append(_with_factors(place, factors))
-    adapter = Adapter(entries=(), carried={}, metadata=metadata, tensors=tensors, config=plan.adapter.config)
+    adapter = Adapter(
+        (), metadata=container.metadata, config=container.config, tensors=tensors, places=container.places
+    )
     return Plan(adapter, tuple(placements), plan.report)
 
 

@@ -6,11 +6,19 @@ buffers take turns, so that filling one overlaps with sending the other.
 
 from __future__ import annotations
 
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import BinaryIO
 
+import numpy as np
 import torch
 
+from weft.errors import FormatError
+
 BUFFER = 64 * 1024**2
+READERS = 8
+SHARE = 4 * 1024**2  # below this another thread costs more than it brings
 
 
 class PinnedRing:
@@ -22,6 +30,7 @@ class PinnedRing:
         self._events = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
         self._turn = 0
         self._lock = threading.Lock()
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="weft-read")
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a contiguous host tensor on the device."""
@@ -39,6 +48,39 @@ class PinnedRing:
                 event.record()
                 self._turn ^= 1
         return out
+
+    def send_file(self, file: BinaryIO, offset: int, length: int) -> torch.Tensor:
+        """Bytes of a file on the device: read straight into pinned memory by a few threads, never through a map."""
+        out = torch.empty(length, dtype=torch.uint8, device=self._device)
+        with self._lock, torch.cuda.device(self._device):
+            for start in range(0, length, BUFFER):
+                size = min(BUFFER, length - start)
+                buffer, event = self._buffers[self._turn], self._events[self._turn]
+                event.synchronize()
+                _read_into(file.fileno(), buffer[:size].numpy(), offset + start, self._readers)
+                out[start : start + size].copy_(buffer[:size], non_blocking=True)
+                event.record()
+                self._turn ^= 1
+        return out
+
+
+def _read_into(descriptor: int, target: np.ndarray, offset: int, readers: ThreadPoolExecutor) -> None:
+    """Fill ``target`` from a file in equal shares; the kernel copies them at the same time."""
+    share = max(-(-len(target) // READERS), SHARE)
+
+    def read(start: int) -> None:
+        piece = target[start : start + share]
+        done = 0
+        while done < len(piece):
+            count = os.preadv(descriptor, [piece.data[done:]], offset + start + done)
+            if count == 0:
+                raise FormatError(f"the file ends before byte {offset + len(target):,}: it was cut while it was read")
+            done += count
+
+    if len(target) <= share:
+        read(0)
+    else:
+        list(readers.map(read, range(0, len(target), share)))
 
 
 _rings: dict[torch.device, PinnedRing] = {}

@@ -23,6 +23,7 @@ from torch import nn
 from weft.adapter import Adapter
 from weft.errors import MemoryBudgetError, TargetError, WeftError
 from weft.ops.merge import Target, merge_products
+from weft.ops.merge.dispatch import Launch, prepared
 from weft.targets.index import ModelIndex, component_from_names
 from weft.targets.plan import Placement, Plan
 from weft.targets.resolve import resolve
@@ -123,7 +124,7 @@ class Weaver:
             return 0
         program = self._programs.get(keys)
         if program is None:
-            program = self._compile(layers)
+            program = self._clone(layers) or self._compile(layers)
             if program is None:
                 return None
             self._programs[keys] = program
@@ -161,6 +162,17 @@ class Weaver:
         self._layers = list(layers)
         return len(changed) + len(dropped)
 
+    def _clone(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
+        """The program of another file of the same layout, pointed at this one's factors."""
+        loaded = layers[0][0]
+        if len(layers) > 1 or loaded.template is None or self._cuda not in loaded.slabs:
+            return None
+        for keys, program in self._programs.items():
+            other = program.sole
+            if len(keys) == 1 and other is not None and other.template == loaded.template and self._cuda in other.slabs:
+                return program.clone(loaded, self._cuda)
+        return None
+
     def _compile(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
         """A program for these adapters, if the kernel can take every tensor of them."""
         full = Strength()
@@ -182,7 +194,8 @@ class Weaver:
         places: dict[Place, list[tuple[int, int, Placement]]] = {}
         for place, item in rows:
             places.setdefault(place, []).append((id(item.placement), numbers[id(item.placement)], item.placement))
-        return Program(places, targets, [(numbers[id(i.placement)], i.placement) for _, i in rows])
+        sole = layers[0][0] if len(layers) == 1 else None
+        return Program(places, prepared(targets), [(numbers[id(i.placement)], i.placement) for _, i in rows], sole)
 
     def _forget(self, key: object) -> None:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
@@ -282,18 +295,30 @@ class Program:
     def __init__(
         self,
         places: Mapping[Place, list[tuple[int, int, Placement]]],
-        targets: Sequence[Target],
+        launch: Launch,
         products: Sequence[tuple[int, Placement]],
+        sole: Loaded | None,
     ) -> None:
-        from weft.ops.merge.triton import Launch
-
         self.places = places
-        self._launch = Launch(targets)
+        self.sole = sole  # the adapter, where there is only one
+        self._launch = launch
         self._scales = np.array([placement.factors.scale for _, placement in products])
         components = {name: number for number, name in enumerate(dict.fromkeys(p.component for _, p in products))}
-        self._components = list(components)
         self._samples = [next(p for _, p in products if p.component == name) for name in components]
         self._which = np.array([(layer, components[p.component]) for layer, p in products])
+
+    def clone(self, loaded: Loaded, device: torch.device) -> Program:
+        """The same launch over another slab: offsets within it are the same, only its start differs."""
+        assert self.sole is not None
+        placements = loaded.plan.placements
+        order = {id(old): new for old, new in zip(self.sole.plan.placements, placements, strict=True)}
+        places = {
+            place: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows]
+            for place, rows in self.places.items()
+        }
+        products = [(layer, p) for rows in places.values() for _, layer, p in rows]
+        launch = self._launch.moved(self.sole.slabs[device].numbers, loaded.slabs[device].numbers)
+        return Program(places, launch, products, loaded)
 
     def run(self, strengths: Sequence[Strength]) -> None:
         table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])

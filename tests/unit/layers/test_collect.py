@@ -316,3 +316,16 @@ def test_a_shared_module_takes_one_pair() -> None:
     assert lora_layers(one)["front"].names == ("front", "back")
     with pytest.raises(TargetError, match="under another of its names"):
         inject(model, kohya(("lora_unet_front", 6, 6), ("lora_unet_back", 6, 6)))
+
+
+def test_training_a_loaded_adapter_leaves_its_file_alone() -> None:
+    """A mapped file may be writable memory; the parameters are the model's own."""
+    buffers = [bytearray(bytes(random(seed, 6, 6).data)) for seed in (0, 1)]
+    views = [Tensor("F32", (6, 6), memoryview(buffer)) for buffer in buffers]
+    tensors = {"lora_unet_blocks_0_to_q.lora_down.weight": views[0], "lora_unet_blocks_0_to_q.lora_up.weight": views[1]}
+    model = inject(Net(), read(tensors))
+    before = [bytes(buffer) for buffer in buffers]
+    with torch.no_grad():
+        for parameter in model.blocks[0].to_q.pair("default").parameters():
+            parameter.add_(1.0)
+    assert [bytes(buffer) for buffer in buffers] == before

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
 
 from weft.ops.merge import reference
 from weft.ops.merge.work import Target
+
+
+class Launch(Protocol):
+    """A merge that is ready to run, as often as wanted and at any scales."""
+
+    def run(self) -> None: ...
+
+    def rescale(self, scales: np.ndarray) -> None: ...
+
+    def moved(self, old: torch.Tensor, new: torch.Tensor) -> Launch: ...
+
+
+def prepared(targets: Sequence[Target]) -> Launch:
+    """A launch over CUDA targets of one dtype, with its tables on the device."""
+    from weft.ops.merge import triton as kernel
+
+    return kernel.Launch(targets)
 
 
 def merge_products(targets: Sequence[Target]) -> None:

@@ -15,6 +15,7 @@ Traffic is what bounds it: each weight is read once and written once; factors co
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,7 +115,7 @@ class Launch:
         stages: int | None = None,
     ) -> None:
         self._stages = stages or (1 if all(len(target.products) <= 1 for target in targets) else 2)
-        self._keep = list(targets)  # the tables hold bare offsets: what they point into must stay alive
+        self._keep: list[object] = list(targets)  # the tables hold bare offsets: what they point into must stay alive
         self._bases, self._outs = targets[0].base, targets[0].out
         products = [product for target in targets for product in target.products]
         self._factors = products[0].up if products else targets[0].base
@@ -177,6 +178,15 @@ class Launch:
     def rescale(self, scales: np.ndarray) -> None:
         """Other strengths for the same products, in the same order."""
         self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
+
+    def moved(self, old: torch.Tensor, new: torch.Tensor) -> Launch:
+        """The same launch with all factors in another slab of the same layout; scales are its own."""
+        clone = copy.copy(self)
+        clone._keep = [*self._keep, new]
+        shift = (self._factors.data_ptr() - old.data_ptr()) // old.element_size()
+        clone._factors = new[shift:]
+        clone._scales = self._scales.clone()
+        return clone
 
     def run(self) -> None:
         _merge_kernel[(self._offsets.shape[0],)](

@@ -5,6 +5,10 @@
     verdict = weft.check(adapter, base="sdxl")            # where every tensor goes, or what does not fit
     weft.convert("style.safetensors", "out.safetensors", to="diffusers")
 
+    weaver = weft.Weaver({"unet": unet})                  # hot swap in a live model
+    weaver.apply([("style.safetensors", 0.8)])
+    weft.inject(model, rank=16, targets=["to_q", "to_v"]) # LoRA layers for any torch model
+
 Names are imported when first used: `import weft` alone is cheap and never imports torch.
 """
 
@@ -16,41 +20,72 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Adapter": "weft.adapter",
+    "ConfigError": "weft.errors",
     "FormatError": "weft.errors",
+    "MergedSource": "weft.weights.merged",
+    "Strength": "weft.weights.stack",
     "TargetError": "weft.errors",
+    "Weaver": "weft.weights.weaver",
     "WeftError": "weft.errors",
+    "activate": "weft.layers",
+    "build": "weft.weights.build",
     "check": "weft.exchange.check",
+    "collect": "weft.layers",
     "convert": "weft.exchange.convert",
+    "disabled": "weft.layers",
+    "eject": "weft.layers",
     "hash_file": "weft.exchange.hashes",
+    "inject": "weft.layers",
     "inspect": "weft.exchange.inspect",
     "load": "weft.exchange.load",
+    "merge": "weft.layers",
     "resolve": "weft.targets.resolve",
     "save": "weft.exchange.convert",
+    "trainable": "weft.layers",
+    "unmerge": "weft.layers",
 }
 
 __all__ = [
     "Adapter",
+    "ConfigError",
     "FormatError",
+    "MergedSource",
+    "Strength",
     "TargetError",
+    "Weaver",
     "WeftError",
+    "activate",
+    "build",
     "check",
+    "collect",
     "convert",
+    "disabled",
+    "eject",
     "hash_file",
+    "inject",
     "inspect",
     "load",
+    "merge",
     "resolve",
     "save",
+    "trainable",
+    "unmerge",
 ]
 
 if TYPE_CHECKING:
     from weft.adapter import Adapter
-    from weft.errors import FormatError, TargetError, WeftError
+    from weft.errors import ConfigError, FormatError, TargetError, WeftError
     from weft.exchange.check import check
     from weft.exchange.convert import convert, save
     from weft.exchange.hashes import hash_file
     from weft.exchange.inspect import inspect
     from weft.exchange.load import load
+    from weft.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
     from weft.targets.resolve import resolve
+    from weft.weights.build import build
+    from weft.weights.merged import MergedSource
+    from weft.weights.stack import Strength
+    from weft.weights.weaver import Weaver
 
 
 def __getattr__(name: str) -> object:

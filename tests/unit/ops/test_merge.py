@@ -1,0 +1,96 @@
+"""The grouped merge: the plain reference against the formula, and the kernel against it in Triton's interpreter.
+
+bf16 is left to the GPU: the interpreter's bf16 products are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.ops.merge import Product, Target, merge_products  # noqa: E402
+
+SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
+RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]
+
+
+def made(dtype: torch.dtype, factor: torch.dtype) -> list[Target]:
+    torch.manual_seed(0)
+    found = []
+    for (rows, columns), ranks in zip(SHAPES, RANKS, strict=True):
+        base = torch.randn(rows, columns).to(dtype)
+        products = tuple(
+            Product((torch.randn(rows, r) * 0.3).to(factor), (torch.randn(r, columns) * 0.3).to(factor), 0.4 - 0.7 * i)
+            for i, r in enumerate(ranks)
+        )
+        found.append(Target(base, torch.full_like(base, 9.0), products))
+    return found
+
+
+def errors(targets: list[Target]) -> list[float]:
+    """Largest error of each target against float64, in units of the dtype's rounding at that size."""
+    found = []
+    for target in targets:
+        exact = target.base.double()
+        for product in target.products:
+            exact = exact + product.scale * (product.up.double() @ product.down.double())
+        unit = torch.finfo(target.base.dtype).eps * exact.abs().clamp_min(0.1)
+        found.append(float(((target.out.double() - exact).abs() / unit).max()))
+    return found
+
+
+@pytest.mark.parametrize("factor", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reference_is_the_formula_rounded_once(dtype: torch.dtype, factor: torch.dtype) -> None:
+    targets = made(dtype, factor)
+    merge_products(targets)
+    limit = 0.51 if dtype != torch.float32 else 64  # half a unit is one rounding; float32 sums may stray a little
+    assert max(errors(targets)) <= limit
+    assert torch.equal(targets[0].out, targets[0].base), "no products restore the base"
+
+
+def test_in_place_and_empty() -> None:
+    targets = made(torch.float32, torch.float32)
+    again = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
+    merge_products(again)
+    merge_products([Target(t.base, t.base, t.products) for t in targets])
+    assert all(torch.equal(t.base, a.out) for t, a in zip(targets, again, strict=True))
+    merge_products([])
+
+
+def interpreted() -> None:
+    """What the subprocess runs: the kernel in the interpreter, its errors printed."""
+    from weft.ops.merge import triton as kernel
+
+    rows = {}
+    for dtype in (torch.float32, torch.float16):
+        for factor in (torch.float32, torch.float16):
+            targets = made(dtype, factor)
+            kernel.merge_products(targets)
+            plain = [Target(t.base, torch.empty_like(t.base), t.products) for t in targets]
+            merge_products(plain)
+            rows[f"{dtype} {factor}"] = [errors(targets), errors(plain)]
+    launch = kernel.Launch(made(torch.float32, torch.float32)[3:4])
+    launch.rescale(torch.zeros(2).numpy())
+    launch.run()
+    target = launch._keep[0]
+    rows["rescaled to nothing"] = [[float((target.out - target.base).abs().max())], [0.0]]
+    print(json.dumps(rows))
+
+
+def test_kernel_equals_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_merge import interpreted; interpreted()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert len(rows) == 5
+    for name, (ours, plain) in rows.items():
+        assert max(ours) <= 2 * max(*plain, 0.5), (name, ours, plain)

@@ -1,0 +1,148 @@
+"""Loading and drift on the CPU, beside diffusers + PEFT: a UNet of about 300 MB with three LoRAs.
+
+    .venv/bin/python bench/loading.py
+
+Prints the time to build the network from a file, the same with three LoRAs merged on the way, the peer's road to
+the same weights, the peak memory of each (in a process of its own), and how many weights differ from the base
+after 50 rounds of merging and undoing.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+CONFIG: dict[str, Any] = {
+    "block_out_channels": (160, 320, 640, 640), "layers_per_block": 2, "cross_attention_dim": 512, "attention_head_dim": 8,
+    "sample_size": 32,
+}  # fmt: skip
+
+
+def prepare(folder: Path, dtype: torch.dtype) -> None:
+    from diffusers import UNet2DConditionModel
+
+    torch.manual_seed(0)
+    unet = UNet2DConditionModel(**CONFIG).to(dtype)
+    unet.save_pretrained(folder / "unet")
+    for number in range(3):
+        tensors = {}
+        for name, module in unet.named_modules():
+            if isinstance(module, torch.nn.Linear) and ".attn" in name:
+                out, into = module.weight.shape
+                tensors[f"unet.{name}.lora_A.weight"] = (torch.randn(16, into) * 0.02).to(dtype)
+                tensors[f"unet.{name}.lora_B.weight"] = (torch.randn(out, 16) * 0.02).to(dtype)
+        save_file(tensors, folder / f"lora{number}.safetensors")
+
+
+def weft_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    from weft.exchange.load import load
+    from weft.targets.index import ModelIndex, component_from_names
+    from weft.targets.resolve import resolve
+    from weft.weights.build import build
+    from weft.weights.merged import MergedSource
+    from weft.weights.source import FileSource
+
+    with torch.device("meta"):
+        unet = UNet2DConditionModel(**CONFIG).to(dtype)
+    source = FileSource(next((folder / "unet").glob("*.safetensors")))
+    index = ModelIndex({"unet": component_from_names("unet", {n: source.spec(n).shape for n in source.names()})})
+    plans = [(resolve(load(folder / f"lora{n}.safetensors"), index), 0.7) for n in range(loras)]
+    built = build(unet, MergedSource(source, plans) if plans else source)
+    sum(float(p.flatten()[::4096].float().sum()) for p in built.parameters())  # touch every page, as any use would
+    return built
+
+
+def peer_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=dtype)
+    for n in range(loras):
+        unet.load_lora_adapter(load_file(folder / f"lora{n}.safetensors"), adapter_name=f"l{n}", prefix="unet")
+    if loras:
+        unet.set_adapters([f"l{n}" for n in range(loras)], [0.7] * loras)
+        unet.fuse_lora()
+    return unet
+
+
+ROADS = {"weft": weft_build, "peer": peer_build}
+
+
+def measure(road: str, folder: Path, loras: int, dtype: torch.dtype, runs: int = 5) -> float:
+    ROADS[road](folder, loras, dtype)
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        ROADS[road](folder, loras, dtype)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found) * 1e3
+
+
+def peak(road: str, folder: Path, loras: int) -> float:
+    """Peak resident megabytes of a fresh process that does nothing else."""
+    done = subprocess.run(
+        [sys.executable, __file__, road, str(folder), str(loras)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def drift(folder: Path) -> tuple[int, int, int]:
+    """Weights that differ from the base after 50 rounds: (ours, the peer's, how many there are), in bf16."""
+    from weft.weights.weaver import Weaver
+
+    unet = weft_build(folder, 0, torch.bfloat16)
+    for module in unet.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = torch.nn.Parameter(parameter.clone(), requires_grad=False)
+    before = {name: value.clone() for name, value in unet.state_dict().items()}
+    weaver = Weaver(unet, keep="device")
+    for turn in range(50):
+        weaver.apply([(folder / f"lora{turn % 3}.safetensors", 0.8)])
+        weaver.apply([])
+    ours = sum(int((value != before[name]).sum()) for name, value in unet.state_dict().items())
+    unet.load_lora_adapter(load_file(folder / "lora0.safetensors"), adapter_name="a", prefix="unet")
+    for _ in range(50):
+        unet.fuse_lora(lora_scale=0.8)
+        unet.unfuse_lora()
+    unet.unload_lora()
+    touched = [n for n in before if ".attn" in n and n.endswith("weight") and before[n].dim() == 2]
+    after = unet.state_dict()
+    theirs = sum(int((after[name] != before[name]).sum()) for name in touched)
+    return ours, theirs, sum(before[name].numel() for name in touched)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        prepare(folder, torch.float32)
+        size = next((folder / "unet").glob("*.safetensors")).stat().st_size / 1e6
+        print(f"a UNet of {size:.0f} MB in float32, 3 LoRAs of rank 16, {torch.get_num_threads()} threads")
+        for road, loras in (("weft", 0), ("weft", 3), ("peer", 0), ("peer", 3)):
+            spent = measure(road, folder, loras, torch.float32)
+            print(f"{road}: {loras} LoRAs  {spent:8.0f} ms  peak {peak(road, folder, loras):6.0f} MB")
+        prepare(folder, torch.bfloat16)
+        ours, theirs, total = drift(folder)
+        print(
+            f"weights that differ after 50 rounds in bf16: weft {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 4:
+        ROADS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), torch.float32)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+    else:
+        main()

@@ -1,0 +1,174 @@
+"""Weight sources: files mapped, checkpoints under their other names, strengths, and the bounded cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+
+from tests.support import random, write  # noqa: E402
+from weft.errors import TargetError  # noqa: E402
+from weft.formats.read import read  # noqa: E402
+from weft.layers import inject, merge  # noqa: E402
+from weft.targets.index import ModelIndex, component_from_names  # noqa: E402
+from weft.targets.resolve import resolve  # noqa: E402
+from weft.weights.merged import MergedSource  # noqa: E402
+from weft.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
+from weft.weights.weaver import Weaver  # noqa: E402
+
+#: a Flux of two blocks and width 8, in BFL names
+BFL = {
+    "img_in.weight": (8, 4), "txt_in.weight": (8, 6), "final_layer.linear.weight": (4, 8),
+    "final_layer.adaLN_modulation.1.weight": (16, 8), "final_layer.adaLN_modulation.1.bias": (16,),
+    "double_blocks.0.img_attn.qkv.weight": (24, 8), "double_blocks.0.img_attn.qkv.bias": (24,),
+    "double_blocks.0.img_attn.proj.weight": (8, 8), "double_blocks.0.img_mlp.0.weight": (32, 8),
+    "double_blocks.0.img_attn.norm.query_norm.scale": (4,), "single_blocks.0.linear1.weight": (56, 8),
+    "single_blocks.0.linear2.weight": (8, 40),
+}  # fmt: skip
+
+
+def numbers(shapes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def test_a_checkpoint_seen_under_its_other_names_and_back() -> None:
+    original = numbers(BFL)
+    component = component_from_names("unet", BFL)
+    assert (component.table.name, component.naming) == ("flux", "original")
+    seen = Renamed(DictSource(original), component)
+    qkv = original["double_blocks.0.img_attn.qkv.weight"]
+    assert torch.equal(seen.get("transformer_blocks.0.attn.to_k.weight"), qkv[8:16])
+    assert torch.equal(
+        seen.get("single_transformer_blocks.0.proj_mlp.weight"), original["single_blocks.0.linear1.weight"][24:]
+    )
+    swapped = original["final_layer.adaLN_modulation.1.weight"]
+    assert torch.equal(seen.get("norm_out.linear.weight"), torch.cat([swapped[8:], swapped[:8]]))
+    assert seen.spec("transformer_blocks.0.attn.norm_q.weight").shape == (4,)
+    diffusers = {name: seen.get(name) for name in seen.names()}
+    back = Stacked(
+        DictSource(diffusers), component_from_names("unet", {n: tuple(v.shape) for n, v in diffusers.items()})
+    )
+    assert set(back.names()) == set(original)
+    for name, value in original.items():
+        assert torch.equal(back.get(name), value), name
+        assert back.spec(name).shape == tuple(value.shape)
+
+
+def test_a_file_is_mapped_not_copied_and_unknown_names_are_named(tmp_path: Path) -> None:
+    save_file(numbers(BFL), tmp_path / "flux.safetensors")
+    source = FileSource(tmp_path / "flux.safetensors")
+    one, two = source.get("img_in.weight"), source.get("img_in.weight")
+    assert one.data_ptr() == two.data_ptr()
+    assert source.get("img_in.weight", dtype=torch.float16).dtype == torch.float16
+    with pytest.raises(TargetError, match="no_such"):
+        source.get("no_such")
+
+
+def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path) -> None:
+    """In a process of its own: building a 256 MB network with a LoRA on every layer, while the base stays mapped."""
+    count, size = 16, 2048
+    save_file({f"layer{i}.weight": torch.randn(size, size) for i in range(count)}, tmp_path / "base.safetensors")
+    made = {}
+    for i in range(count):
+        made |= {
+            f"unet.layer{i}.lora_down.weight": random(i, 8, size),
+            f"unet.layer{i}.lora_up.weight": random(i, size, 8),
+        }
+    write(tmp_path / "lora.safetensors", made)
+    program = f"""
+import resource, torch
+from torch import nn
+import weft
+from weft.targets.index import ModelIndex, component_from_names
+from weft.weights.source import FileSource
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        for i in range({count}):
+            self.add_module(f"layer{{i}}", nn.Linear({size}, {size}, bias=False))
+source = FileSource(r"{tmp_path / "base.safetensors"}")
+with torch.device("meta"):
+    net = Net()
+index = ModelIndex({{"unet": component_from_names("unet", {{n: source.spec(n).shape for n in source.names()}})}})
+plan = weft.resolve(weft.load(r"{tmp_path / "lora.safetensors"}"), index)
+torch.ones(64, 64) @ torch.ones(64, 64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+weft.build(net, weft.MergedSource(source, [(plan, 1.0)]))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    base, adapter, tensor_size = count * size * size * 4 / 2**20, count * 16 * size * 4 / 2**20, size * size * 4 / 2**20
+    # the merged copy and the mapped pages of the base it was made from, the adapter, and a few tensors in flight
+    assert float(done.stdout) < 2 * base + adapter + 4 * tensor_size
+
+
+class Net(nn.Module):
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(10, 12), nn.Linear(12, 7, bias=False)
+        self.conv = nn.Conv2d(6, 8, 3, stride=2, padding=1)
+        self.to(dtype)
+
+
+def pairs(seed: int = 0) -> dict[str, object]:
+    return {
+        "unet.first.lora_down.weight": random(seed, 3, 10), "unet.first.lora_up.weight": random(seed + 1, 12, 3),
+        "unet.second.lora_down.weight": random(seed + 2, 2, 12), "unet.second.lora_up.weight": random(seed + 3, 7, 2),
+        "unet.conv.lora_down.weight": random(seed + 4, 2, 6, 3, 3), "unet.conv.lora_up.weight": random(seed + 5, 8, 2, 1, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_merged_source_equals_inject_and_merge(dtype: torch.dtype) -> None:
+    """Two roads to the same weights: merge while loading, and layers merged in a live model."""
+    net = Net(dtype)
+    base = {name: value.clone() for name, value in net.state_dict().items()}
+    index = ModelIndex({"unet": component_from_names("unet", {n: tuple(v.shape) for n, v in base.items()})})
+    source = MergedSource(DictSource(base), [(resolve(read(pairs()), index), 1.0)])
+    inject(net, read(pairs()))
+    merge(net)
+    state = {name.replace(".base.", ".").replace(".base_layer.", "."): v for name, v in net.state_dict().items()}
+    for name in base:
+        found = next(value for key, value in state.items() if key.endswith(name) and value.shape == base[name].shape)
+        want = source.get(name)
+        unit = torch.finfo(dtype).eps * want.float().abs().clamp_min(1e-2)
+        assert bool(((found.float() - want.float()).abs() <= unit).all()), name
+
+
+def test_the_cache_is_bounded_in_bytes_and_drops_the_oldest(tmp_path: Path) -> None:
+    net = Net()
+    files = [write(tmp_path / f"{n}.safetensors", pairs(10 * n)) for n in range(6)]
+    size = sum(len(tensor.data) for tensor in pairs().values())
+    weaver = Weaver(net, keep="device", cache_bytes=3 * size)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    for path in files:
+        weaver.apply([(path, 1.0)])
+        assert weaver._cache.bytes <= 3 * size
+    assert len(weaver._cache) == 3
+    weaver.apply([(files[0], 0.5)])
+    weaver.apply([])
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    import os
+
+    net = Net()
+    weaver = Weaver(net, keep="device")
+    path = write(tmp_path / "a.safetensors", pairs(0))
+    weaver.apply([(path, 1.0)])
+    first = net.first.weight.clone()
+    write(path, pairs(50))
+    os.utime(path, ns=(1, 1))
+    weaver.apply([(path, 1.0)])
+    assert not torch.equal(net.first.weight, first)

@@ -84,7 +84,7 @@ def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path
         }
     write(tmp_path / "lora.safetensors", made)
     program = f"""
-import resource, torch
+import torch
 from torch import nn
 import weft
 from weft.targets.index import ModelIndex, component_from_names
@@ -100,15 +100,18 @@ with torch.device("meta"):
 index = ModelIndex({{"unet": component_from_names("unet", {{n: source.spec(n).shape for n in source.names()}})}})
 plan = weft.resolve(weft.load(r"{tmp_path / "lora.safetensors"}"), index)
 torch.ones(64, 64) @ torch.ones(64, 64)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def high():  # unlike ru_maxrss, this does not remember the process that started us
+    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1])
+before = high()
 weft.build(net, weft.MergedSource(source, [(plan, 1.0)]))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print((high() - before) / 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     base, adapter, tensor_size = count * size * size * 4 / 2**20, count * 16 * size * 4 / 2**20, size * size * 4 / 2**20
     # the merged copy and the mapped pages of the base it was made from, the adapter, and a few tensors in flight
-    assert float(done.stdout) < 2 * base + adapter + 4 * tensor_size
+    assert base / 2 < float(done.stdout) < 2 * base + adapter + 4 * tensor_size
 
 
 class Net(nn.Module):

@@ -125,9 +125,17 @@ class Work:
         if config:
             fields["stabilised"] = config.stabilised
             fields["transposed"] = config.fan_in_fan_out
-        if "scale" in left and math.isfinite(single(left["scale"]) or 0.0) and left["scale"].numel == 1:
-            keys += self.take_keys("scale")
-            fields["stored_scale"] = left.pop("scale")
+        if "scale" in left and left["scale"].numel == 1:
+            taken = self.take_keys("scale")
+            stated = left.pop("scale")
+            number = single(stated)
+            if number is None or not math.isfinite(number):
+                self.malformed(
+                    taken, f"scale is {stated if number is None else number}; one finite number was expected"
+                )
+            else:
+                fields["stored_scale"] = stated
+                keys += taken
         if magnitude := self._magnitude():
             fields["magnitude"], found = magnitude
             keys += found

@@ -40,6 +40,8 @@ from weft.layers import (
 )
 from weft.ops.delta import change
 from weft.targets.resolve import resolve
+from weft.weights.merged import MergedSource
+from weft.weights.source import DictSource
 
 RELAXED = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
 SIZES = st.integers(1, 17)
@@ -259,6 +261,32 @@ def test_merging_is_the_formula_at_the_resolved_place(data: st.DataObject) -> No
     assert bits(layer.weight) == bits(total.to(weight.dtype))
     unmerge(case.model)
     assert bits(layer.weight) == bits(weight)
+
+
+@RELAXED
+@given(st.data())
+def test_a_merged_source_is_inject_and_merge(data: st.DataObject) -> None:
+    """The two roads from one adapter to a weight; each within twice the error of adding in the weight's own dtype."""
+    kind = data.draw(st.sampled_from(["linear", "conv1D", "embedding", "conv1", "conv2"]))
+    case = data.draw(cases(kind, data.draw(st.sampled_from(list(DTYPES.values())))))
+    layer, weight = case.layer, case.layer.weight.detach().clone()
+    rows = weight.T if layer.transposed else weight
+    exact, plain, size = rows.double(), rows.clone(), rows.double().abs()
+    for name in layer.active:
+        pair, strength = layer.pair(name), layer.weights[name]
+        changed = changed_weight(layer, pair, rows.double(), 1.0)
+        exact = exact + strength * (changed - rows)
+        plain = plain + strength * (changed - rows.double()).to(weight.dtype)
+        size = size + abs(strength) * (changed.abs() + rows.abs())
+    allowed = 2 * max(torch.finfo(weight.dtype).eps * float(size.max()), error(plain, exact))
+    stack = [
+        (resolve(collect(case.model, name), model_index(case.model)), layer.weights[name]) for name in layer.active
+    ]
+    loaded = MergedSource(DictSource({"layer.weight": weight}), stack).get("layer.weight")
+    merge(case.model)
+    for road in (loaded, layer.weight.detach()):
+        assert road.dtype == weight.dtype
+        assert error(road.T if layer.transposed else road, exact) <= allowed, case.text
 
 
 @RELAXED

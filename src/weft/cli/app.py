@@ -15,8 +15,11 @@ import typer
 
 from weft.cli.check import check
 from weft.cli.convert import convert
+from weft.cli.extract import extract
 from weft.cli.hash import hash_files
 from weft.cli.inspect import inspect
+from weft.cli.merge import merge
+from weft.cli.resize import resize
 
 app = typer.Typer(
     name="weft",
@@ -30,6 +33,9 @@ app.command("inspect")(inspect)
 app.command("check")(check)
 app.command("convert")(convert)
 app.command("hash")(hash_files)
+app.command("merge")(merge)
+app.command("extract")(extract)
+app.command("resize")(resize)
 
 
 @app.callback(invoke_without_command=True)

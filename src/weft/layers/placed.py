@@ -92,7 +92,7 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Lora 
     if reason := obstacle(factors, layer.out, layer.into, layer.groups):
         return reason
     assert isinstance(factors, Lora)
-    return replace(factors, transposed=layer.transposed, embedding=layer.embedding)
+    return factors
 
 
 def _part(placement: Placement) -> Factors | str:

@@ -60,9 +60,10 @@ def test_targets(case: str) -> None:
     }
 
 
-def test_an_entry_of_a_list_is_no_regex() -> None:
-    with pytest.raises(ConfigError, match=r"to_\.' matches no module"):
-        inject(Net(), 2, targets=["to_."])
+@pytest.mark.parametrize("entry", [r".*to_q", "to_.", "o_q", "blocks"])
+def test_an_entry_of_a_list_is_whole_segments_and_no_regex(entry: str) -> None:
+    with pytest.raises((ConfigError, TargetError), match=r"matches no module|no kind of layer"):
+        inject(Net(), 2, targets=[entry])
 
 
 def refused(model: nn.Module, **options: object) -> ConfigError | TargetError:

@@ -1,0 +1,368 @@
+"""merge, extract and resize as a user runs them: exit codes, documented JSON, files on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tests.support import DATA, base_listing, lora_pair, random, tensor, write, write_sparse
+from tests.unit.weights.models import (
+    DENOISER,
+    adapter,
+    bits,
+    flux,
+    flux_lora,
+    merged_with,
+    pair,
+    write_file,
+    write_folder,
+)
+from weft.cli.app import app
+from weft.cli.merge import progress_bar, weighted
+from weft.errors import ConfigError
+from weft.exchange.load import load, open_base
+from weft.formats.files import read_header
+from weft.weights.source import FileSource
+from weft.weights.stack import Strength
+
+TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
+MERGE_FIELDS = {"ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings"}
+EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", "notes", "modules", "left_out"}
+RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "kept", "notes", "modules"}
+
+
+def weft(*arguments: str | Path, code: int = 0) -> str:
+    """The verb inside this process: everything but the start of Python."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.output
+
+
+def weft_json(*arguments: str | Path, code: int = 0):  # type: ignore[no-untyped-def]
+    return json.loads(weft(*arguments, "--json", code=code))
+
+
+def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "weft", *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_file(tmp_path / "base.safetensors", flux(), title="warp")
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> Path:
+    return write(tmp_path / "a.safetensors", flux_lora())
+
+
+def header_only(folder: Path, name: str, listing: str) -> Path:
+    """A published checkpoint's names and shapes, with a hole for weights."""
+    return write_sparse(
+        folder / f"{name}.safetensors", {n: ("F16", shape) for n, shape in base_listing(listing).items()}
+    )
+
+
+# merge
+
+
+def test_merge_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -> None:
+    other = write(tmp_path / "b:2.safetensors", flux_lora(40))
+    out = tmp_path / "out.safetensors"
+    done = process(
+        "merge", "--base", base, "--lora", f"{lora}:0.8", "--lora", f"{other}:unet=0.5,te=-1", "--out", out, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    found = json.loads(done.stdout)
+    assert set(found) == MERGE_FIELDS
+    assert found["ok"] is True
+    assert (found["path"], found["merged"], found["tensors"]) == (str(out), 7, len(flux()))
+    records = [
+        {"name": "a.safetensors", "sha256": hashlib.sha256(lora.read_bytes()).hexdigest(), "strength": 0.8},
+        {"name": "b:2.safetensors", "sha256": hashlib.sha256(other.read_bytes()).hexdigest(),
+         "strength": {"overall": 1.0, "unet": 0.5, "te": -1.0}},
+    ]  # fmt: skip
+    assert found["loras"] == records
+    metadata = read_header(out).metadata
+    assert metadata["title"] == "warp"
+    assert json.loads(metadata["weft.merged"]) == records
+    stack = [
+        (adapter(flux_lora()), Strength(0.8)),
+        (adapter(flux_lora(40)), Strength(components={"unet": 0.5, "te": -1.0})),
+    ]
+    want = merged_with(flux(), open_base(base), stack)
+    for name, value in load_file(out).items():
+        assert bits(value) == bits(want.get(name)), name
+
+
+def test_merge_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
+    shown = weft("merge", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
+    for word in ("a.safetensors at 0.8", f"7 of {len(flux())} tensors", "out.safetensors"):
+        assert word in shown
+    dtypes = {value.dtype for value in load_file(tmp_path / "out.safetensors").values()}
+    assert dtypes == {torch.bfloat16, torch.int64}
+
+
+def test_merge_into_a_folder(tmp_path: Path, lora: Path) -> None:
+    folder = write_folder(tmp_path / "model", flux())
+    (folder / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"old")
+    found = weft_json("merge", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
+    assert [Path(path).name for path in found["left_out"]] == ["diffusion_pytorch_model.bin"]
+    index = open_base(folder)
+    for name, component in (("transformer/diffusion_pytorch_model", "unet"), ("text_encoder/model", "te1")):
+        source = FileSource(folder / f"{name}.safetensors")
+        tensors = {each: source.get(each) for each in source.names()}
+        want = merged_with(tensors, index, [(adapter(flux_lora()), Strength())], component)
+        for each, value in load_file(tmp_path / "out" / f"{name}.safetensors").items():
+            assert bits(value) == bits(want.get(each)), each
+    assert (tmp_path / "out" / "model_index.json").is_file()
+
+
+def test_merge_refuses_another_base_and_names_both(tmp_path: Path) -> None:
+    sdxl = header_only(tmp_path, "xl", "sdxl_singlefile_sgm")
+    out = tmp_path / "out.safetensors"
+    found = weft_json("merge", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
+    assert set(found) == {"ok", "error"}
+    assert "this file is for sd1.5" in found["error"]
+    assert "not for sdxl" in found["error"]
+    assert LOKR.name in found["error"]
+    assert not out.exists()
+
+
+def test_merge_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    nothing = write(tmp_path / "n.safetensors", pair("lora_unet_nowhere", 8, 8))
+    assert "nothing in this file fits" in weft_json("merge", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
+    half = flux_lora() | pair("lora_unet_nowhere", 8, 8)
+    found = weft_json("merge", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
+    assert "unplaced: lora_unet_nowhere" in found["error"]
+    broken = flux_lora() | {"lora_unet_final_layer_linear.lora_up.weight": tensor([[float("nan"), 1.0]] * 6)}
+    found = weft_json("merge", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
+    assert "6 of 12 numbers are NaN" in found["error"]
+    assert not out.exists()
+
+
+def test_merge_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    for arguments, words in (
+        (("-b", "sdxl", "-l", lora, "-o", out), "the weights are needed"),
+        (("-b", base, "-l", tmp_path / "gone.safetensors", "-o", out), "no such file"),
+        (("-b", base, "-l", f"{lora}:much", "-o", out), "'much' is no strength"),
+        (("-b", base, "-l", f"{lora}:inf", "-o", out), "finite"),
+        (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "no component is called 'vae'"),
+        (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "named twice"),
+        (("-b", base, "-l", lora, "-o", base), "the base itself"),
+        (("-b", base, "-l", lora, "-o", lora), "one of the adapters"),
+        (("-b", base, "-l", lora, "-o", tmp_path / "out"), "ends in .safetensors"),
+        (("-b", lora, "-l", lora, "-o", out), ""),
+    ):
+        code = 1 if arguments[1] == lora else 2
+        found = weft_json("merge", *arguments, code=code)
+        assert found["ok"] is False
+        assert words in found["error"]
+        assert "\n" not in found["error"] or code == 1
+    assert process("merge", "--base", base, "--out", out).returncode == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "base.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "strength"),
+    [
+        ("a.safetensors", "a.safetensors", Strength()),
+        ("a.safetensors:0.8", "a.safetensors", Strength(0.8)),
+        ("a.safetensors:-1.5e1", "a.safetensors", Strength(-15.0)),
+        ("a.safetensors:unet=0.8,te=0.2", "a.safetensors", Strength(components={"unet": 0.8, "te": 0.2})),
+        ("a.safetensors:te2=0", "a.safetensors", Strength(components={"te2": 0.0})),
+        ("dir:with/colons:in/it.safetensors", "dir:with/colons:in/it.safetensors", Strength()),
+        ("dir:with/colons.safetensors:0.5", "dir:with/colons.safetensors", Strength(0.5)),
+        (r"C:\loras\a.safetensors", r"C:\loras\a.safetensors", Strength()),
+        (r"C:\loras\a.safetensors:0.5", r"C:\loras\a.safetensors", Strength(0.5)),
+        ("folder:1", "folder", Strength(1.0)),
+    ],
+)
+def test_file_and_strength(text: str, path: str, strength: Strength) -> None:
+    assert weighted(text) == (Path(path), strength)
+
+
+def test_a_file_that_is_there_is_meant_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a:0.5").write_text("")
+    assert weighted("a:0.5") == (Path("a:0.5"), Strength())
+    assert weighted("a:0.5:0.25") == (Path("a:0.5"), Strength(0.25))
+    Path("dir").mkdir()
+    with pytest.raises(ConfigError, match="no strength"):
+        weighted("dir:fast")
+
+
+def test_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for screen, quiet, shown in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):
+        monkeypatch.setattr(sys, "stderr", screen)
+        with progress_bar("merging", quiet) as progress:
+            progress(1, 2)
+            progress(2, 2)
+        assert ("merging" in screen.getvalue()) == shown
+
+
+# extract
+
+
+def test_extract_gives_back_what_was_merged(tmp_path: Path, base: Path) -> None:
+    """merge, extract, merge again: the same model within the factors' precision."""
+    made = pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, alpha=2.0) | pair(
+        "lora_unet_final_layer_linear", 6, 8, 2
+    )
+    lora = write(tmp_path / "lora.safetensors", made)
+    tuned = tmp_path / "tuned.safetensors"
+    weft("merge", "-b", base, "-l", f"{lora}:3", "-o", tuned)
+    out = tmp_path / "extracted.safetensors"
+    found = weft_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
+    assert set(found) == EXTRACT_FIELDS
+    assert found["energy"] == pytest.approx(1, abs=1e-6)
+    assert {row["name"]: row["rank"] for row in found["modules"]} == {
+        "unet:double_blocks.0.img_attn.qkv.weight": 3,
+        "unet:final_layer.linear.weight": 3,  # rounding of the tuned weights fills the third
+    }
+    assert json.loads(read_header(out).metadata["weft.extracted"])["base"] == "base.safetensors"
+    assert load(out).dialects == ("kohya",)
+    weft("merge", "-b", base, "-l", out, "-o", tmp_path / "again.safetensors")
+    again, wanted = load_file(tmp_path / "again.safetensors"), load_file(tuned)
+    for name, value in wanted.items():
+        assert torch.allclose(again[name].double(), value.double(), atol=1e-5), name
+
+
+def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> None:
+    tensors = flux()
+    name = f"{DENOISER}double_blocks.0.img_attn.proj"
+    tensors[f"{name}.weight"] = torch.randn(8, 8)
+    tensors[f"{name}.bias"] = torch.randn(8)
+    tuned = write_folder(tmp_path / "tuned", tensors)
+    shown = weft("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
+    for word in (
+        "energy",
+        "1 with rank 2 to 2",
+        "left out: unet:transformer_blocks.0.attn.to_out.0.bias",
+        "higher rank",
+    ):
+        assert word in shown
+    full = weft_json("extract", tuned, base, "--rank", "2", "--out", tmp_path / "f.safetensors", "--full-norms")
+    assert {row["name"]: row["rank"] for row in full["modules"]}[f"unet:{name.removeprefix(DENOISER)}.bias"] == 0
+    assert full["left_out"] == []
+    assert any(key.endswith(".diff_b") for key in read_header(tmp_path / "f.safetensors").spans)
+
+
+def test_extract_refuses_two_models_and_names_both(tmp_path: Path) -> None:
+    one = header_only(tmp_path, "one", "sd15_singlefile_ldm")
+    two = header_only(tmp_path, "two", "sd21_singlefile_ldm")
+    found = weft_json("extract", one, two, "--out", tmp_path / "o.safetensors", code=1)
+    assert "one.safetensors (sd1.5) and" in found["error"]
+    assert "two.safetensors (sd2.1) are different models" in found["error"]
+
+
+def test_extract_bad_usage(tmp_path: Path, base: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    tuned = write_file(tmp_path / "tuned.safetensors", flux(1))
+    for arguments, words in (
+        ((tuned, tmp_path / "gone.safetensors", "-o", out), "no such file"),
+        ((tuned, base, "-o", tmp_path / "o"), "one file"),
+        ((tuned, base, "-o", out, "--to", "peft"), "a directory"),
+        ((tuned, base, "-o", out, "--rank", "0"), "1 or more"),
+        ((tuned, base, "-o", out, "--device", "quantum"), "device 'quantum' cannot be used"),
+    ):
+        assert words in weft_json("extract", *arguments, code=2)["error"]
+    assert "do not differ" in weft_json("extract", base, base, "-o", out, code=1)["error"]
+    assert not out.exists()
+
+
+# resize
+
+
+def test_resize_one_file(tmp_path: Path) -> None:
+    big = lora_pair(TO_Q, 320, 320, rank=16, alpha=8.0) | lora_pair(
+        TO_Q.replace("to_q", "to_k"), 320, 320, rank=2, seed=9, alpha=1.0
+    )
+    source = write(tmp_path / "a.safetensors", big, {"ss_network_dim": "16"})
+    out = tmp_path / "small.safetensors"
+    found = weft_json("resize", source, "--rank", "4", "--out", out)
+    assert set(found) == RESIZE_FIELDS
+    assert (found["base"], found["dialect"]) == ("sd1.5", "kohya")
+    assert {(row["before"], row["rank"]) for row in found["modules"]} == {(16, 4), (2, 2)}
+    assert 0 < found["energy"] < 1
+    entries = {entry.ref.name[-4:]: entry.factors for entry in load(out).entries}
+    assert (entries["to_q"].rank, entries["to_q"].alpha) == (4, 4.0)
+    assert entries["to_k"].down.same(big[TO_Q.replace("to_q", "to_k") + ".lora_down.weight"])
+    shown = weft("resize", source, "--energy", "0.5", "--out", out)
+    assert "of the squared norm is kept" in shown
+
+
+def test_resize_keeps_other_kinds_of_one_file(tmp_path: Path) -> None:
+    found = weft_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    assert len(found["kept"]) == 350
+    assert found["modules"] == []
+    assert "unchanged" in weft("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    found = weft_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
+    assert "350 modules cannot be combined" in found["error"]
+
+
+def test_resize_combines(tmp_path: Path, base: Path) -> None:
+    one = write(tmp_path / "one.safetensors", pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, alpha=2.0))
+    two = write(tmp_path / "two.safetensors", pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 2, 30)
+                | pair("lora_unet_final_layer_linear", 6, 8, 2, 40))  # fmt: skip
+    out = tmp_path / "sum.safetensors"
+    found = weft_json("resize", f"{one}:0.8", f"{two}:-0.5", "--base", base, "--out", out)
+    assert [row["rank"] for row in found["modules"]] == [5, 2]
+    assert [row["strength"] for row in json.loads(read_header(out).metadata["weft.combined"])] == [0.8, -0.5]
+    weft("merge", "-b", base, "-l", out, "-o", tmp_path / "left.safetensors")
+    weft("merge", "-b", base, "-l", f"{one}:0.8", "-l", f"{two}:-0.5", "-o", tmp_path / "right.safetensors")
+    left, right = load_file(tmp_path / "left.safetensors"), load_file(tmp_path / "right.safetensors")
+    for name, value in right.items():
+        assert torch.allclose(left[name], value, atol=1e-6), name
+
+
+def test_resize_bad_usage(tmp_path: Path) -> None:
+    out = tmp_path / "o.safetensors"
+    sd = write(tmp_path / "sd.safetensors", lora_pair(TO_Q, 320, 320))
+    xl = write(
+        tmp_path / "xl.safetensors", lora_pair("lora_unet_input_blocks_4_1_transformer_blocks_0_attn2_to_k", 640, 2048)
+    )
+    odd = write(
+        tmp_path / "odd.safetensors", {"x.lora_down.weight": random(1, 2, 8), "x.lora_up.weight": random(2, 8, 2)}
+    )
+    for arguments, words, code in (
+        ((sd, "-o", out), "--rank or --energy", 2),
+        ((sd, "--rank", "0", "-o", out), "1 or more", 2),
+        ((sd, "--energy", "2", "-o", out), "up to 1", 2),
+        ((sd, "--rank", "2", "-o", tmp_path / "o"), "one file", 2),
+        ((tmp_path / "gone.safetensors", "--rank", "2", "-o", out), "no such file", 2),
+        ((sd, xl, "--rank", "2", "-o", out), "sd.safetensors is for sd1.5, xl.safetensors is for sdxl", 1),
+        ((odd, "--rank", "2", "-o", out), "name it with --base", 1),
+        ((sd, "--base", "sdxl", "--rank", "2", "-o", out), "on sdxl", 1),
+    ):
+        assert words in weft_json("resize", *arguments, code=code)["error"]
+    assert not out.exists()
+
+
+def test_help_names_the_verbs_and_starts_without_torch() -> None:
+    done = process("--help")
+    for verb in ("merge", "extract", "resize"):
+        assert verb in done.stdout
+        assert weft(verb, "--help")
+    program = "import sys; from weft.cli.app import app\ntry:\n    app(['merge', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,426 @@
+"""Baking: the file on disk is `MergedSource`, tensor by tensor and bit for bit, in every layout; or there is no file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.support import random, tensor, write, write_sparse
+from tests.unit.weights.models import (
+    DENOISER,
+    adapter,
+    bits,
+    flux,
+    flux_lora,
+    merged_with,
+    pair,
+    write_file,
+    write_folder,
+    write_shards,
+)
+from weft.cli.merge import folders_of
+from weft.errors import ConfigError, FormatError, TargetError, WeftError
+from weft.exchange.load import open_base
+from weft.formats.files import read_header
+from weft.targets.resolve import resolve
+from weft.weights import bake as baking
+from weft.weights.bake import Baked, Layer, bake
+from weft.weights.merged import MergedSource
+from weft.weights.source import FileSource
+from weft.weights.stack import Strength
+
+STACK = [(flux_lora(1), Strength(0.7)), (flux_lora(50), Strength(components={"unet": -0.4, "te": 1.5}))]
+
+
+def baked(base: Path, out: Path, stack=STACK, **options) -> Baked:  # type: ignore[no-untyped-def]
+    index = open_base(base)
+    layers = [Layer(resolve(adapter(made), index), s, f"{n}.safetensors", "00") for n, (made, s) in enumerate(stack)]
+    return bake(base, layers, out, index=index, folders=folders_of(base), **options)
+
+
+def expected(base: Path, source: FileSource | None = None, component: str | None = None) -> MergedSource:
+    tensors = {name: (source or FileSource(base)).get(name) for name in (source or FileSource(base)).names()}
+    return merged_with(tensors, open_base(base), [(adapter(made), s) for made, s in STACK], component)
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def assert_same(path: Path, want: MergedSource, dtype: torch.dtype | None = None) -> None:
+    found = FileSource(path)
+    assert set(found.names()) == set(want.names())
+    for name in want.names():
+        plain = not want.spec(name).dtype.is_floating_point
+        exact = want.get(name, dtype=None if plain else dtype)
+        got = found.get(name)
+        assert got.dtype == exact.dtype and got.shape == exact.shape, name
+        assert bits(got) == bits(exact), name
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wanted", [None, torch.bfloat16, torch.float16, torch.float32])
+def test_a_file_is_the_merged_source_bit_for_bit(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype | None
+) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux(dtype=stored), **{"modelspec.title": "Warp"})
+    done = baked(base, tmp_path / "out.safetensors", dtype=wanted)
+    assert_same(tmp_path / "out.safetensors", expected(base), wanted)
+    assert done.merged == 7 and done.tensors == len(flux())
+    assert listed(tmp_path) == ["base.safetensors", "out.safetensors"]
+
+
+def test_8_bit_floats_merge_too(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux(dtype=torch.float8_e4m3fn))
+    baked(base, tmp_path / "out.safetensors")
+    assert_same(tmp_path / "out.safetensors", expected(base))
+    baked(base, tmp_path / "wide.safetensors", dtype=torch.bfloat16)
+    assert_same(tmp_path / "wide.safetensors", expected(base), torch.bfloat16)
+
+
+def test_metadata_is_kept_and_adapters_are_listed(tmp_path: Path) -> None:
+    metadata = {"modelspec.title": "Warp", "modelspec.hash_sha256": "0xold", "weft.merged": '[{"name": "first"}]'}
+    base = write_file(tmp_path / "base.safetensors", flux(), **metadata)
+    baked(base, tmp_path / "out.safetensors")
+    found = read_header(tmp_path / "out.safetensors").metadata
+    assert found["modelspec.title"] == "Warp"
+    assert found["format"] == "pt"  # transformers refuses files with metadata but without it
+    assert "modelspec.hash_sha256" not in found
+    assert json.loads(found["weft.merged"]) == [
+        {"name": "first"},
+        {"name": "0.safetensors", "sha256": "00", "strength": 0.7},
+        {"name": "1.safetensors", "sha256": "00", "strength": {"overall": 1.0, "unet": -0.4, "te": 1.5}},
+    ]
+
+
+def test_data_is_aligned_and_readable_by_others(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux(dtype=torch.float16))
+    baked(base, tmp_path / "out.safetensors")
+    header = read_header(tmp_path / "out.safetensors")
+    assert header.data_start % 8 == 0
+    for name, span in header.spans.items():
+        assert span.begin % torch.empty(0, dtype=FileSource(base).spec(name).dtype).itemsize == 0
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert set(file.keys()) == set(flux())
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+def test_shards_keep_their_files_and_index(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    index = write_shards(tmp_path / "base", flux())
+    done = baked(index, tmp_path / "out", dtype=dtype)
+    assert listed(tmp_path / "out") == listed(tmp_path / "base")
+    assert_same(tmp_path / "out" / index.name, expected(index), dtype)
+    before, after = (json.loads((tmp_path / name / index.name).read_text()) for name in ("base", "out"))
+    assert after["weight_map"] == before["weight_map"]
+    assert after["metadata"] == {"note": "kept", "total_size": done.bytes}
+    shard = next(path for path in (tmp_path / "out").glob("*.safetensors"))
+    assert read_header(shard).metadata["shard"] == shard.name
+    assert "weft.merged" in read_header(shard).metadata
+
+
+def test_a_bias_the_base_lacks_is_created(tmp_path: Path) -> None:
+    tensors = {"first.weight": torch.randn(4, 3), "second.weight": torch.randn(4, 4)}
+    index = write_shards(tmp_path / "base", tensors, 2)
+    made = pair("unet.first", 4, 3) | {"unet.first.diff_b": random(9, 4)}
+    done = baked(index, tmp_path / "out", [(made, Strength(0.5))])
+    assert done.created == ["first.bias"]
+    found = FileSource(tmp_path / "out" / index.name)
+    want = merged_with(tensors, open_base(index), [(adapter(made), Strength(0.5))])
+    assert set(found.names()) == {"first.weight", "second.weight", "first.bias"}
+    for name in found.names():
+        assert bits(found.get(name)) == bits(want.get(name))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_diffusers_folder_is_copied_with_its_networks_merged(tmp_path: Path, dtype: torch.dtype | None) -> None:
+    base = write_folder(tmp_path / "base", flux())
+    unet = base / "transformer" / "diffusion_pytorch_model.safetensors"
+    half = {name: value.half() for name, value in load_file(unet).items()}
+    write_file(unet.with_name("diffusion_pytorch_model.fp16.safetensors"), half)
+    (base / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"old")
+    write_file(base / "transformer" / "something_else_entirely.safetensors", {"x.weight": torch.ones(2)})
+    write_file(base / "model.safetensors", {"x.weight": torch.ones(2)})
+    (base / ".cache").mkdir()
+    (base / ".cache" / "lock").write_text("")
+    (tmp_path / "blob.txt").write_text("blob")
+    (base / "README.md").symlink_to(tmp_path / "blob.txt")  # how the hub's cache stores every file
+    done = baked(base, tmp_path / "out", dtype=dtype)
+    out = tmp_path / "out"
+    for name, component in ((unet, "unet"), (base / "text_encoder" / "model.safetensors", "te1")):
+        want = expected(base, FileSource(name), component)
+        assert_same(out / name.relative_to(base), want, dtype)
+    variant = unet.with_name("diffusion_pytorch_model.fp16.safetensors")
+    assert_same(out / variant.relative_to(base), expected(base, FileSource(variant), "unet"), dtype)
+    vae = Path("vae") / "diffusion_pytorch_model.safetensors"
+    if dtype is None:
+        assert (out / vae).read_bytes() == (base / vae).read_bytes()
+    else:
+        assert FileSource(out / vae).spec("decoder.conv_in.weight").dtype == dtype
+    for same in ("model_index.json", "scheduler/config.json", "transformer/config.json", "README.md"):
+        assert (out / same).read_text() == (base / same).read_text()
+    assert not (out / "README.md").is_symlink()
+    left = {str(Path(path).relative_to(base)) for path in done.left_out}
+    assert left == {"transformer/diffusion_pytorch_model.bin", "transformer/something_else_entirely.safetensors",
+                    "model.safetensors"}  # fmt: skip
+    for name in (*left, ".cache"):
+        assert not (out / name).exists()
+
+
+def test_a_network_nothing_touches_is_copied_as_it_is(tmp_path: Path) -> None:
+    base = write_folder(tmp_path / "base", flux())
+    baked(base, tmp_path / "out", [(pair("lora_unet_final_layer_linear", 6, 8), Strength())])
+    encoder = Path("text_encoder") / "model.safetensors"
+    assert (tmp_path / "out" / encoder).read_bytes() == (base / encoder).read_bytes()
+
+
+def test_one_network_in_a_folder_of_shards(tmp_path: Path) -> None:
+    tensors = {name.removeprefix(DENOISER): value for name, value in flux().items() if name.startswith(DENOISER)}
+    index = write_shards(tmp_path / "base", tensors, 2, "diffusion_pytorch_model")
+    (tmp_path / "base" / "config.json").write_text("{}")
+    made = {key: value for key, value in flux_lora().items() if "te1" not in key}
+    baked(tmp_path / "base", tmp_path / "out", [(made, Strength())])
+    assert listed(tmp_path / "out") == listed(tmp_path / "base")
+    want = merged_with(tensors, open_base(tmp_path / "base"), [(adapter(made), Strength())])
+    assert_same(tmp_path / "out" / index.name, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_tensor_is_merged_in_runs_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Fused rows, a part of them and the whole; each run within one rounding of the whole's."""
+    base = write_file(tmp_path / "base.safetensors", flux(dtype=dtype))
+    stack = [
+        (flux_lora(), Strength(0.7)),
+        (pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 5, 31), Strength(-1.0)),
+        (pair("transformer.single_transformer_blocks.0.attn.to_k", 8, 8, 2, 41), Strength(2.0)),
+    ]
+    monkeypatch.setattr(baking, "LARGE", 100)
+    monkeypatch.setattr(baking, "RUN", 7 * 8 * 4)
+    baked(base, tmp_path / "out.safetensors", stack)
+    tensors = load_file(base)
+    want = merged_with(tensors, open_base(base), [(adapter(made), strength) for made, strength in stack])
+    found = FileSource(tmp_path / "out.safetensors")
+    changed = 0
+    for name in want.names():
+        got, exact = found.get(name), want.get(name)
+        if exact.is_floating_point():
+            step = torch.finfo(dtype).eps * exact.abs().float().clamp_min(1)
+            assert ((got.float() - exact.float()).abs() <= step).all(), name
+            changed += not torch.equal(got, tensors[name])
+    assert changed == 7
+
+
+def test_strength_zero_is_the_base(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux())
+    done = baked(base, tmp_path / "out.safetensors", [(flux_lora(), Strength(0.0))])
+    assert done.merged == 0
+    assert {k: bits(v) for k, v in load_file(tmp_path / "out.safetensors").items()} == {
+        k: bits(v) for k, v in flux().items()
+    }
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux())
+    seen: list[tuple[int, int]] = []
+    done = baked(base, tmp_path / "out.safetensors", progress=lambda now, total: seen.append((now, total)))
+    assert seen[-1] == (done.bytes, done.bytes)
+    assert [now for now, _ in seen] == sorted(now for now, _ in seen)
+
+
+def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux())
+    folder = write_folder(tmp_path / "folder", flux())
+    (tmp_path / "there").mkdir()
+    for source, out, words in (
+        (base, tmp_path / "base.safetensors", "the base itself"),
+        (base, tmp_path / "out", r"one file, so --out ends in \.safetensors"),
+        (folder, tmp_path / "out.safetensors", "several files"),
+        (folder, folder / "out", "the base itself"),
+        (folder, tmp_path / "there", "exists already"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            baked(source, out)
+    with pytest.raises(FormatError, match="cannot be written"):
+        baked(base, tmp_path / "nowhere" / "out.safetensors")
+    with pytest.raises(FormatError, match="cannot be written"):
+        baked(folder, tmp_path / "nowhere" / "out")
+    (folder / "linked").symlink_to(tmp_path / "there")
+    with pytest.raises(ConfigError, match="a link to a folder"):
+        baked(folder, tmp_path / "out")
+
+
+def test_a_full_disk_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux())
+    monkeypatch.setattr(baking.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
+    with pytest.raises(ConfigError, match="10 are free"):
+        baked(base, tmp_path / "out.safetensors")
+
+
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+    name = "first.weight"
+    integers = write_file(tmp_path / "i.safetensors", {name: torch.ones(4, 3, dtype=torch.int8)})
+    scaled = write_file(
+        tmp_path / "s.safetensors",
+        {name: torch.ones(4, 3).to(torch.float8_e4m3fn), "first.scale_weight": torch.ones(1)},
+    )
+    for base in (integers, scaled):
+        with pytest.raises(TargetError, match="quantised"):
+            baked(base, tmp_path / "out.safetensors", [(pair("unet.first", 4, 3), Strength())])
+
+
+def test_overflow_is_an_error_and_old_nan_is_not(tmp_path: Path) -> None:
+    tensors = {"first.weight": torch.full((4, 3), 6e4).half(), "second.weight": torch.full((4, 3), float("nan")).half()}
+    base = write_file(tmp_path / "base.safetensors", tensors)
+    big = pair("unet.first", 4, 3) | {"unet.first.alpha": tensor(3e6)}
+    with pytest.raises(TargetError, match=r"first\.weight: the result exceeds F16"):
+        baked(base, tmp_path / "out.safetensors", [(big, Strength())])
+    baked(base, tmp_path / "wide.safetensors", [(big, Strength())], dtype=torch.float32)
+    baked(base, tmp_path / "nan.safetensors", [(pair("unet.second", 4, 3), Strength())])
+    wide = write_file(
+        tmp_path / "f32.safetensors", {"first.weight": torch.ones(4, 3), "second.weight": torch.full((2,), 1e6)}
+    )
+    with pytest.raises(TargetError, match=r"second\.weight: the result exceeds F16"):
+        baked(wide, tmp_path / "half.safetensors", [(pair("unet.first", 4, 3), Strength())], dtype=torch.float16)
+    assert sorted(p.name for p in tmp_path.glob("*")) == [
+        "base.safetensors", "f32.safetensors", "nan.safetensors", "wide.safetensors",
+    ]  # fmt: skip
+
+
+class Injected(Exception):
+    pass
+
+
+@pytest.mark.parametrize("layout", ["file", "shards", "folder"])
+def test_a_failure_at_any_piece_leaves_nothing_behind(tmp_path: Path, layout: str) -> None:
+    make = {"file": lambda: write_file(tmp_path / "base.safetensors", flux()),
+            "shards": lambda: write_shards(tmp_path / "base", flux()),
+            "folder": lambda: write_folder(tmp_path / "base", flux())}  # fmt: skip
+    base = make[layout]()
+    before = sorted(tmp_path.rglob("*"))
+    out = tmp_path / ("out.safetensors" if layout == "file" else "out")
+    for stop in (1, 2, 30, 60):
+        calls = itertools.count(1)
+
+        def failing(now: int, total: int, calls=calls, stop=stop) -> None:  # type: ignore[no-untyped-def]
+            if next(calls) == stop:
+                raise Injected
+
+        with pytest.raises(Injected):
+            baked(base, out, progress=failing)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_base_cut_while_it_is_read_is_a_clear_error(tmp_path: Path) -> None:
+    base = write_file(tmp_path / "base.safetensors", flux())
+
+    def cut(now: int, total: int) -> None:
+        os.truncate(base, base.stat().st_size // 2)
+
+    with pytest.raises(FormatError, match="cut while it was read"):
+        baked(base, tmp_path / "out.safetensors", progress=cut)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_shard_named_twice_is_refused(tmp_path: Path) -> None:
+    index = write_shards(tmp_path / "base", {"first.weight": torch.ones(4, 3), "second.weight": torch.ones(4, 3)}, 2)
+    for shard in (tmp_path / "base").glob("*.safetensors"):
+        write_file(shard, {"first.weight": torch.ones(4, 3), "second.weight": torch.ones(4, 3)})
+    with pytest.raises(FormatError, match="in an earlier shard too"):
+        baked(index, tmp_path / "out", [(pair("unet.first", 4, 3), Strength())])
+
+
+def test_a_plan_for_another_base_is_refused(tmp_path: Path) -> None:
+    one = write_file(tmp_path / "one.safetensors", {"first.weight": torch.ones(4, 3), "far.weight": torch.ones(2, 2)})
+    two = write_file(tmp_path / "two.safetensors", {"first.weight": torch.ones(8, 3), "far.weight": torch.ones(2, 2)})
+    index = open_base(one)
+    layer = Layer(resolve(adapter(pair("unet.first", 4, 3)), index), Strength())
+    with pytest.raises(TargetError, match=r"expects \[4, 3\], the file has \[8, 3\]"):
+        bake(two, [layer], tmp_path / "out.safetensors", index=index)
+
+
+MIB = 1024**2
+CHILD = """
+import resource, sys
+from pathlib import Path
+from weft.exchange.load import load, open_base
+from weft.targets.resolve import resolve
+from weft.weights.bake import Layer, bake
+from weft.weights.stack import Strength
+base, lora, out = sys.argv[1:]
+index = open_base(base)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bake(base, [Layer(resolve(load(lora), index), Strength(0.5))], out, index=index)
+print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """3 GB that take no disk, made like the largest checkpoints: one tensor of 680 MB (FLUX.2's linear1 in
+    bfloat16, 1.36 GB as float32) among many of 64 MB; and a rank-16 adapter for the large one and two others."""
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {"huge.weight": ("BF16", (55296, 6144))}
+    shapes |= {f"blocks.{number}.weight": ("BF16", (8192, 4096)) for number in range(36)}
+    folder = tmp_path_factory.mktemp("sparse")
+    base = write_sparse(folder / "base.safetensors", shapes)
+    made = pair("huge", 55296, 6144, 16) | pair("blocks.0", 8192, 4096, 16) | pair("blocks.7", 8192, 4096, 16)
+    return base, write(folder / "lora.safetensors", made)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+def test_memory_stays_far_below_the_checkpoint(tmp_path: Path, sparse: tuple[Path, Path]) -> None:
+    """A whole process with torch in it peaks below 1.25 GB over a 3 GB base; a larger base changes nothing, since
+    one tensor (or one run of its rows) is in memory at a time. So 24 GB stay under 2 GB."""
+    base, lora = sparse
+    assert base.stat().st_size > 3_000_000_000
+    out = tmp_path / "out.safetensors"
+    try:
+        done = subprocess.run([sys.executable, "-c", CHILD, str(base), str(lora), str(out)],
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        before, peak = (int(number) * 1024 for number in done.stdout.split())
+        assert out.stat().st_size > 3_000_000_000
+        assert peak < 1250 * MIB, f"{peak / MIB:.0f} MiB"
+        assert peak - before < 900 * MIB, f"{(peak - before) / MIB:.0f} MiB"
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def test_a_killed_process_leaves_no_file_under_the_name(tmp_path: Path, sparse: tuple[Path, Path]) -> None:
+    base, lora = sparse
+    out = tmp_path / "out.safetensors"
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(base), str(lora), str(out)])
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob(".out.safetensors.*.part")):
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+    assert not out.exists()
+    for part in tmp_path.glob(".out*"):
+        part.unlink()
+
+
+def test_every_error_is_ours(tmp_path: Path) -> None:
+    (tmp_path / "base.safetensors").write_bytes(b"no")
+    base = write_file(tmp_path / "good.safetensors", flux())
+    index = open_base(base)
+    layer = Layer(resolve(adapter(flux_lora()), index), Strength())
+    with pytest.raises(WeftError):
+        bake(tmp_path / "base.safetensors", [layer], tmp_path / "out.safetensors", index=index)
+    with pytest.raises(WeftError):
+        bake(tmp_path / "missing.safetensors", [layer], tmp_path / "out.safetensors", index=index)

@@ -43,7 +43,7 @@ from weft.targets.resolve import resolve
 from weft.weights.merged import MergedSource
 from weft.weights.source import DictSource
 
-RELAXED = settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 SIZES = st.integers(1, 17)
 WEIGHTS = st.sampled_from([1.0, 0.3, -1.5, 2.0])
 

@@ -175,3 +175,19 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     weaver.apply([(path, 1.0)])
     assert not torch.equal(net.first.weight, first)
+
+
+def test_layers_of_a_model_nobody_knows_are_saved_as_peft_and_injected_again(tmp_path: Path) -> None:
+    import weft
+
+    net = weft.inject(Net(), rank=3, alpha=6, targets=["first", "second"])
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    x = torch.randn(4, 10)
+    before = net.second(net.first(x))
+    weft.save(weft.collect(net), tmp_path / "peft", dialect="peft")
+    again = weft.inject(Net(), weft.load(tmp_path / "peft"))
+    torch.testing.assert_close(again.second(again.first(x)), before)
+    with_index = weft.save(weft.collect(net), tmp_path / "candle.safetensors", dialect="candle")
+    assert with_index.tensors == 4

@@ -20,9 +20,11 @@ from weft.formats.spell import Lost, Target, Written
 from weft.formats.writers import WRITERS
 from weft.targets.bases import known_index
 from weft.targets.detect import detect
+from weft.targets.fit import delta_shape
 from weft.targets.index import Component, ModelIndex
 from weft.targets.links import Naming
 from weft.targets.respell import BLOCKS, blocks_metadata, respell
+from weft.targets.tables import OWN
 
 #: dialects whose denoiser names are those of the original model; kohya only for what it trains under them
 _ORIGINAL = ("comfy", "bfl")
@@ -72,13 +74,13 @@ def save(
     out: str | os.PathLike[str],
     *,
     dialect: str = "kohya",
-    base: str | os.PathLike[str] | None = None,
+    base: str | os.PathLike[str] | ModelIndex | None = None,
     drop: bool = False,
 ) -> Conversion:
-    """Write ``adapter`` as ``dialect``; ``base`` names the model where it cannot be recognised."""
+    """Write ``adapter`` as ``dialect``; ``base`` names the model, or is its index, where it cannot be recognised."""
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
-    index = _index(adapter, base)
+    index = _index(adapter, base, dialect)
     if "model" in index.components and dialect not in GENERIC:
         raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
     written = rewrite(adapter, dialect, index)
@@ -129,14 +131,27 @@ def _encoder(component: Component) -> str:
     return {768: "clip_l", 1024: "clip_h", 1280: "clip_g"}.get(width, "t5xxl")
 
 
-def _index(adapter: Adapter, base: str | os.PathLike[str] | None) -> ModelIndex:
+def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, dialect: str) -> ModelIndex:
+    if isinstance(base, ModelIndex):
+        return base
     if base is not None:
         return open_base(base)
     found = detect(adapter)
     if found.base is None or found.confidence < 0.5:
+        if dialect in GENERIC and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
+            return _own_names(adapter)
         known = f" (the best guess is {found.base}, confidence {found.confidence:.2f})" if found.base else ""
         raise TargetError(f"which base model is this adapter for?{known} name it with base (--base)")
     return known_index(found.base)
+
+
+def _own_names(adapter: Adapter) -> ModelIndex:
+    """The index of a model nobody knows, as far as the adapter itself names it; enough where names stay as they are."""
+    shapes = {}
+    for entry in adapter:
+        shape = delta_shape(entry.factors)
+        shapes[f"{entry.ref.name}.{entry.param.removesuffix('?')}"] = tuple(max(size, 1) for size in shape)
+    return ModelIndex({"model": Component("model", OWN, "diffusers", shapes)})
 
 
 def _refusal(dialect: str, lost: list[Lost]) -> str:

@@ -171,6 +171,8 @@ def _lora_tensors(
         return f"{'a Tucker core' if isinstance(factors, Lora) else factors.kind} has no spelling here"
     if factors.residual is not None or (factors.widen is not None and not widening) or factors.stored_scale is not None:
         return "a sparse residual, widened weight or explicit scale has no spelling here"
+    if factors.embedding and factors.magnitude is not None:
+        return "a DoRA magnitude on an embedding has no spelling here"
     if factors.embedding and whole:
         return {"lora_embedding_A": factors.down, "lora_embedding_B": factors.up}
     if factors.transposed and not whole:

@@ -181,7 +181,7 @@ def extract(
         progress(number, len(work))
         if name not in after.names() or not before.spec(name).dtype.is_floating_point:
             continue
-        change = _difference(after, before, name, device)
+        change = _minus(after, before, name, device)
         if change is None:
             continue
         module, param = module_of(name)
@@ -207,29 +207,29 @@ def extract(
 
 def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[Component, Component]]:
     """The networks both have, (tuned's, base's), matched by what is in them; a denoiser must agree in every tensor."""
-    found: list[tuple[Component, Component]] = []
+    found, alone = list[tuple[Component, Component]](), list[tuple[str, str]]()
     for mine in base.index:
         encoder = mine.name.startswith("te")
         rivals = [other for other in tuned.index if other.name.startswith("te") == encoder]
-        if not rivals:
-            notes.append(f"{mine.name} is only in {base.index.source}; it was not compared")
-            continue
-        theirs = min(rivals, key=lambda other: (len(_unlike(other, mine)), other.name != mine.name))
-        unlike = _unlike(theirs, mine)
-        if unlike and not encoder:
+        theirs = min(rivals, key=lambda other: (len(_unlike(other, mine)), other.name != mine.name), default=None)
+        unlike = _unlike(theirs, mine) if theirs else list(mine.parts)
+        if theirs and unlike and not encoder:
             shapes = " and ".join(str(list(side.parts.get(unlike[0], ())) or "nothing") for side in (theirs, mine))
             raise TargetError(
                 f"{tuned} and {base} are different models: {len(unlike)} tensors of the {mine.name} differ in name or "
                 f"shape, {unlike[0]} first ({shapes})"
             )
-        if 2 * len(unlike) > len(mine.parts):
-            notes.append(f"{mine.name}: {tuned.index.source} has no text encoder like it; it was not compared")
+        if theirs is None or 2 * len(unlike) > len(mine.parts):
+            alone.append((mine.name, base.index.source))
             continue
         if unlike:
             notes.append(f"{mine.name}: {len(unlike)} tensors are in one of the two only, {unlike[0]} first")
         found.append((theirs, mine))
     if not found:
         raise TargetError(f"{tuned} and {base} are different models: no network is in both")
+    used = {theirs.name for theirs, _ in found}
+    alone += [(each.name, tuned.index.source) for each in tuned.index if each.name not in used]
+    notes += [f"{name} is only in {where}; it was not compared" for name, where in alone]
     return found
 
 
@@ -244,9 +244,7 @@ def _view(checkpoint: Checkpoint, component: Component, naming: Naming) -> Weigh
     return Stacked(parts, component) if naming == "original" else parts
 
 
-def _difference(
-    after: WeightSource, before: WeightSource, name: str, device: torch.device | str
-) -> torch.Tensor | None:
+def _minus(after: WeightSource, before: WeightSource, name: str, device: torch.device | str) -> torch.Tensor | None:
     """float32, or None where the two agree as far as the coarser dtype can tell."""
     old = before.get(name, device=device)
     new = after.get(name, device=device).reshape(old.shape)

@@ -281,6 +281,7 @@ def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry]
                 raise TargetError(f"{key}: two of the files carry a tensor of this name, and they differ")
     source = stack[0][0]
     metadata = {key: value for key, value in source.metadata.items() if key not in _STALE and (alone or key in _MODEL)}
+    metadata |= {key: a.metadata[key] for a, _ in stack for key in a.carried if key in a.metadata}  # marks them as such
     loras = [entry.factors for entry in named if isinstance(entry.factors, Lora)]
     if loras and not any(isinstance(entry.factors, Lokr) for entry in named):  # whose scale may need the old dimension
         for key, found in (("ss_network_dim", {f.rank for f in loras}), ("ss_network_alpha", {f.alpha for f in loras})):

@@ -111,6 +111,9 @@ def test_data_is_aligned_and_readable_by_others(tmp_path: Path) -> None:
     assert header.data_start % 8 == 0
     for name, span in header.spans.items():
         assert span.begin % torch.empty(0, dtype=FileSource(base).spec(name).dtype).itemsize == 0
+    order = sorted(header.spans, key=lambda name: header.spans[name].begin)
+    spans = read_header(base).spans
+    assert order == sorted(spans, key=lambda name: spans[name].begin)  # both files are read from front to end
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         assert set(file.keys()) == set(flux())
 

@@ -137,8 +137,9 @@ def test_one_file_keeps_the_bits_of_what_is_small_enough() -> None:
     assert entries["first"].rank == 4 and entries["first"].alpha == 4.0
     assert entries["second"].down.same(made["unet.second.lora_down.weight"])
     assert entries["second"].alpha == 5.0
-    same = resized([(made, 1.0)], rank=64)
-    assert all(entry.factors.up.same(made[f"unet.{entry.ref.name}.lora_up.weight"]) for entry in same.adapter.entries)
+    for rank in (8, 64):
+        same = resized([(made, 1.0)], rank=rank)
+        assert all(e.factors.up.same(made[f"unet.{e.ref.name}.lora_up.weight"]) for e in same.adapter.entries)
 
 
 def test_one_file_keeps_other_kinds_and_names_them() -> None:
@@ -310,6 +311,9 @@ def test_carried_tensors_travel_unless_they_clash() -> None:
     one = read(pair("unet.first", 20, 14, 6) | {"bundle_emb.word.string_to_param.*": random(1, 2, 8)})
     two = read(pair("unet.first", 20, 14, 6, 9) | {"bundle_emb.word.string_to_param.*": random(2, 2, 8)})
     assert set(resized([(one, 1.0), (one, 1.0)], rank=2).adapter.carried) == {"bundle_emb.word.string_to_param.*"}
+    listed = read(pair("unet.first", 20, 14, 6) | {"<s1>": random(1, 8)}, {"<s1>": "<embed>"})
+    both = resized([(two, 1.0), (listed, 1.0)], rank=2).adapter
+    assert both.metadata == {"<s1>": "<embed>"} and len(both.carried) == 2
     with pytest.raises(TargetError, match="they differ"):
         resized([(one, 1.0), (two, 1.0)], rank=2)
 

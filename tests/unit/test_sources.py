@@ -191,3 +191,17 @@ def test_layers_of_a_model_nobody_knows_are_saved_as_peft_and_injected_again(tmp
     torch.testing.assert_close(again.second(again.first(x)), before)
     with_index = weft.save(weft.collect(net), tmp_path / "candle.safetensors", dialect="candle")
     assert with_index.tensors == 4
+
+
+def test_a_bias_created_on_some_rows_of_a_fused_weight() -> None:
+    """A part's bias change on a base without biases: the created bias is as long as the fused weight."""
+    shapes = {name: shape for name, shape in BFL.items() if not name.endswith("qkv.bias")}
+    index = ModelIndex({"unet": component_from_names("unet", shapes)})
+    change = random(3, 8)
+    plan = resolve(read({"transformer.transformer_blocks.0.attn.to_k.diff_b": change}), index)
+    source = MergedSource(DictSource(numbers(shapes)), [(plan, 0.5)])
+    made = source.get("double_blocks.0.img_attn.qkv.bias")
+    assert made.shape == source.spec("double_blocks.0.img_attn.qkv.bias").shape == (24,)
+    assert not made[:8].any()
+    assert not made[16:].any()
+    torch.testing.assert_close(made[8:16], 0.5 * torch.frombuffer(bytearray(change.data), dtype=torch.float32))

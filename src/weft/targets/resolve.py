@@ -125,7 +125,8 @@ class _Resolver:
             tensor = home.tensor.removesuffix("weight") + "bias"
             target = (home.start, length) if home.length is not None else None
             source = (start, length) if len(biases) > 1 else None
-            made.append(Placement(match.component.name, tensor, (length,), factors, entry.keys, target, source,
+            whole = match.component.tensors[home.tensor][:1]  # as many rows as the weight, which may be fused
+            made.append(Placement(match.component.name, tensor, whole, factors, entry.keys, target, source,
                                   swap=use.swap != home.swap, creates=True))  # fmt: skip
             start += length
         return made

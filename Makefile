@@ -37,22 +37,24 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
 
-# a machine with a GPU that can install nothing: pure-Python wheels unpacked into one folder
+# a machine with a GPU that can install nothing: pure-Python wheels go there packed (10 MB) and are unpacked there
 BUNDLE := .gpu-bundle
+SITE   := $(BUNDLE)/site
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
 	markdown-it-py mdurl pygments click
 
 gpu-bundle: $(VENV)/.base
-	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)/wheels
-	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE)/wheels $(GPU_WHEELS)
-	for wheel in $(BUNDLE)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(BUNDLE); done
-	rm -rf $(BUNDLE)/wheels
+	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
+	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)
 
-test-gpu:
-	PYTHONPATH=src:.:$(BUNDLE) python3 -m pytest -p no:cacheprovider tests/gpu
+$(SITE):
+	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done
 
-bench-gpu:
-	PYTHONPATH=src:.:$(BUNDLE) python3 bench/weaving.py
+test-gpu: $(SITE)
+	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider tests/gpu
+
+bench-gpu: $(SITE)
+	PYTHONPATH=src:.:$(SITE) python3 bench/weaving.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

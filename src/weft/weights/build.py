@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from weft.errors import TargetError
+from weft.weights.collector import collector_waits
 from weft.weights.merged import MergedSource
 from weft.weights.source import WeightSource
 
@@ -37,7 +38,7 @@ def build(
     later: dict[str, torch.Tensor] = {}
     names = source.names()
     on_cuda = torch.device(device).type == "cuda"
-    with torch.no_grad():
+    with torch.no_grad(), collector_waits():
         for name, (owner, leaf, old) in slots.items():
             if id(old) in done:
                 new = done[id(old)]  # tied: one tensor under two names

@@ -27,6 +27,7 @@ from weft.ops.merge.dispatch import Launch, prepared
 from weft.targets.index import ModelIndex, component_from_names
 from weft.targets.plan import Placement, Plan
 from weft.targets.resolve import resolve
+from weft.weights.collector import collector_waits
 from weft.weights.factors import AdapterCache, Loaded, product_of
 from weft.weights.merge import is_product, merged
 from weft.weights.pristine import Keep, Pristine
@@ -101,7 +102,7 @@ class Weaver:
 
     def apply(self, stack: Iterable[Layer]) -> int:
         """Make the model's weights those of ``stack``; returns how many tensors were written."""
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), collector_waits():
             layers = [(self._cache.get(adapter), Strength.of(strength)) for adapter, strength in stack]
             for loaded, _ in layers:
                 if self._cuda is not None:

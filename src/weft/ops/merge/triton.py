@@ -27,6 +27,35 @@ from weft.ops.merge.work import Target
 
 
 @triton.jit
+def _slice(
+    up_start,
+    down_start,
+    rows,
+    columns,
+    start,
+    rows_left,
+    columns_left,
+    rank,
+    width,
+    BLOCK_RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """up @ down over one slice of the rank."""
+    k = start + tl.arange(0, BLOCK_RANK)
+    up = tl.load(
+        up_start + rows[:, None] * rank + k[None, :],
+        mask=(rows[:, None] < rows_left) & (k[None, :] < rank),
+        other=0.0,
+    )
+    down = tl.load(
+        down_start + k[:, None] * width + columns[None, :],
+        mask=(k[:, None] < rank) & (columns[None, :] < columns_left),
+        other=0.0,
+    )
+    return tl.dot(up, down, input_precision=PRECISION)
+
+
+@triton.jit
 def _merge_kernel(
     base_ptr,
     out_ptr,
@@ -69,32 +98,24 @@ def _merge_kernel(
         up_start = factor_ptr + up_offset + row0 * rank
         down_start = factor_ptr + down_offset + column0
         if ONE_SLICE:  # every rank fits one slice: no inner loop, so the next product's loads can start early
-            k = tl.arange(0, BLOCK_RANK)
-            up = tl.load(
-                up_start + rows[:, None] * rank + k[None, :],
-                mask=(rows[:, None] < rows_left) & (k[None, :] < rank),
-                other=0.0,
+            acc += scale * _slice(
+                up_start, down_start, rows, columns, 0, rows_left, columns_left, rank, width, BLOCK_RANK, PRECISION
             )
-            down = tl.load(
-                down_start + k[:, None] * width + columns[None, :],
-                mask=(k[:, None] < rank) & (columns[None, :] < columns_left),
-                other=0.0,
-            )
-            acc += scale * tl.dot(up, down, input_precision=PRECISION)
         else:
             for start in range(0, rank, BLOCK_RANK):
-                k = start + tl.arange(0, BLOCK_RANK)
-                up = tl.load(
-                    up_start + rows[:, None] * rank + k[None, :],
-                    mask=(rows[:, None] < rows_left) & (k[None, :] < rank),
-                    other=0.0,
+                acc += scale * _slice(
+                    up_start,
+                    down_start,
+                    rows,
+                    columns,
+                    start,
+                    rows_left,
+                    columns_left,
+                    rank,
+                    width,
+                    BLOCK_RANK,
+                    PRECISION,
                 )
-                down = tl.load(
-                    down_start + k[:, None] * width + columns[None, :],
-                    mask=(k[:, None] < rank) & (columns[None, :] < columns_left),
-                    other=0.0,
-                )
-                acc += scale * tl.dot(up, down, input_precision=PRECISION)
     tl.store(
         out_ptr + out_offset + places, acc.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first"
     )

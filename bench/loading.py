@@ -1,4 +1,4 @@
-"""Loading and drift on the CPU, beside diffusers + PEFT: a UNet of about 300 MB with three LoRAs.
+"""Loading and drift on the CPU, beside diffusers + PEFT: a UNet of about 870 MB with three LoRAs.
 
     .venv/bin/python bench/loading.py
 

@@ -277,6 +277,23 @@ def test_a_base_file_that_changed_on_disk_is_noticed_before_anything_is_written(
         weaver.apply([])
 
 
+def test_a_model_that_looks_at_the_map_gets_its_base_back(tmp_path: Path) -> None:
+    """Built on the CPU, weights are views of the mapped file; weaving writes there, so originals come from the file."""
+    save_file({k: v.clone() for k, v in Net().state_dict().items()}, tmp_path / "base.safetensors")
+    source = FileSource(tmp_path / "base.safetensors")
+    with torch.device("meta"):
+        net = Net()
+    build(net, source)
+    before, base = bits(net), source_of(net)
+    weaver = Weaver(net, sources=source)
+    for seed in (1, 40):
+        weaver.apply([(adapter(seed), 0.5)])
+        want = MergedSource(base, [(resolve(adapter(seed), weaver.index), 0.5)])
+        assert all(torch.equal(value, want.get(name)) for name, value in net.state_dict().items())
+    weaver.apply([])
+    assert bits(net) == before
+
+
 def test_two_threads_are_serialised() -> None:
     net = Net()
     base = source_of(net)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,13 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from tests.support import random, write  # noqa: E402
-from weft.errors import TargetError  # noqa: E402
+from weft.errors import FormatError, TargetError  # noqa: E402
 from weft.formats.read import read  # noqa: E402
 from weft.layers import inject, merge  # noqa: E402
 from weft.targets.index import ModelIndex, component_from_names  # noqa: E402
 from weft.targets.resolve import resolve  # noqa: E402
 from weft.weights.merged import MergedSource  # noqa: E402
+from weft.weights.network import Pieces, network_at  # noqa: E402
 from weft.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
 from weft.weights.weaver import Weaver  # noqa: E402
 
@@ -72,46 +75,118 @@ def test_a_file_is_mapped_not_copied_and_unknown_names_are_named(tmp_path: Path)
         source.get("no_such")
 
 
-def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path) -> None:
-    """In a process of its own: building a 256 MB network with a LoRA on every layer, while the base stays mapped."""
-    count, size = 16, 2048
-    save_file({f"layer{i}.weight": torch.randn(size, size) for i in range(count)}, tmp_path / "base.safetensors")
-    made = {}
-    for i in range(count):
-        made |= {
-            f"unet.layer{i}.lora_down.weight": random(i, 8, size),
-            f"unet.layer{i}.lora_up.weight": random(i, size, 8),
-        }
-    write(tmp_path / "lora.safetensors", made)
-    program = f"""
+#: builds a network with a LoRA on every layer in a process of its own, and prints by how many bytes its peak grew
+LOAD = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would round every tensor up to 2 MB
 import torch
 from torch import nn
 import weft
 from weft.targets.index import ModelIndex, component_from_names
 from weft.weights.source import FileSource
+base, lora, layers, size, dtype = sys.argv[1:]
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        for i in range({count}):
-            self.add_module(f"layer{{i}}", nn.Linear({size}, {size}, bias=False))
-source = FileSource(r"{tmp_path / "base.safetensors"}")
+        for i in range(int(layers)):
+            self.add_module(f"layer{i}", nn.Linear(int(size), int(size), bias=False, dtype=getattr(torch, dtype)))
 with torch.device("meta"):
     net = Net()
-index = ModelIndex({{"unet": component_from_names("unet", {{n: source.spec(n).shape for n in source.names()}})}})
-plan = weft.resolve(weft.load(r"{tmp_path / "lora.safetensors"}"), index)
-torch.ones(64, 64) @ torch.ones(64, 64)
-def high():  # unlike ru_maxrss, this does not remember the process that started us
-    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    return int(line.split()[1])
+source = FileSource(base)
+index = ModelIndex({"unet": component_from_names("unet", {n: source.spec(n).shape for n in source.names()})})
+plan = weft.resolve(weft.load(lora), index)
+warm = torch.ones(512, 512, dtype=source.spec("layer0.weight").dtype)  # libraries and threads, which stay
+torch.addmm(warm.float(), warm.float(), warm.float()).to(getattr(torch, dtype))
+merged = weft.MergedSource(source, [(plan, 1.0)])
+def high():  # unlike ru_maxrss, this does not remember the process that started us; mapped pages count
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+build = weft.build
 before = high()
-weft.build(net, weft.MergedSource(source, [(plan, 1.0)]))
-print((high() - before) / 1024)
+build(net, merged)
+print(high() - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16")]
+)
+def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path, stored: str, wanted: str) -> None:
+    """The base in the model's dtype, the adapter, one tensor as float32, and 4 MB for the interpreter's own needs."""
+    layers, size, rank = 16, 2048, 8
+    weights = {f"layer{i}.weight": torch.randn(size, size).to(getattr(torch, stored)) for i in range(layers)}
+    save_file(weights, tmp_path / "base.safetensors")
+    made = {}
+    for i in range(layers):
+        made |= {
+            f"unet.layer{i}.lora_down.weight": random(i, rank, size),
+            f"unet.layer{i}.lora_up.weight": random(i, size, rank),
+        }
+    write(tmp_path / "lora.safetensors", made)
+    arguments = [tmp_path / "base.safetensors", tmp_path / "lora.safetensors", layers, size, wanted]
+    environment = {**os.environ, "MIMALLOC_PURGE_DELAY": "0"}  # what is freed is gone, not kept for a while
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *map(str, arguments)],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    base, adapter, tensor_size = count * size * size * 4 / 2**20, count * 16 * size * 4 / 2**20, size * size * 4 / 2**20
-    # the merged copy and the mapped pages of the base it was made from, the adapter, and a few tensors in flight
-    assert base / 2 < float(done.stdout) < 2 * base + adapter + 4 * tensor_size
+    base = layers * size * size * getattr(torch, wanted).itemsize
+    adapter, one_tensor, allowance = layers * 2 * rank * size * 4, size * size * 4, 4 * 2**20
+    assert base / 2 < int(done.stdout) < base + adapter + one_tensor + allowance
+
+
+def test_rows_and_owned_memory_of_every_source(tmp_path: Path) -> None:
+    """Each view gives the same numbers whole, by rows and owned; what is owned can be written to and nobody notices."""
+    shapes = {name: shape for name, shape in BFL.items() if len(shape) == 2}
+    original = numbers(shapes)
+    save_file(original, tmp_path / "flux.safetensors")
+    file, component = FileSource(tmp_path / "flux.safetensors"), component_from_names("unet", shapes)
+    parts = Renamed(file, component)
+    opened = ExitStack()
+    plan = resolve(read({"transformer.transformer_blocks.0.attn.to_k.lora_A.weight": random(1, 2, 8),
+                         "transformer.transformer_blocks.0.attn.to_k.lora_B.weight": random(2, 8, 2)}),
+                   ModelIndex({"unet": component}))  # fmt: skip
+    merged = MergedSource(file, [(plan, 0.5)])
+    sources = [DictSource(original), file, parts, Stacked(parts, component), merged, Renamed(merged, component),
+               MergedSource(DictSource(original), [(plan, 0.5)]),
+               Pieces(network_at(tmp_path / "flux.safetensors"), opened)]  # fmt: skip
+    with opened:
+        for source in sources:
+            for name in source.names():
+                whole = source.get(name).clone()
+                length = whole.shape[0] // 2
+                torch.testing.assert_close(source.get(name, rows=(1, length)), whole[1 : 1 + length])
+                half = source.get(name, dtype=torch.float16, rows=(1, length))
+                torch.testing.assert_close(half, whole[1 : 1 + length].half())
+                source.get(name, owned=True).zero_()
+                source.get(name, rows=(0, length), owned=True).zero_()
+                assert torch.equal(source.get(name), whole), (source, name)
+    changed = merged.get("double_blocks.0.img_attn.qkv.weight") != original["double_blocks.0.img_attn.qkv.weight"]
+    assert changed.any(1).tolist() == [8 <= row < 16 for row in range(24)]
+
+
+def test_a_part_of_a_merged_weight_does_not_hold_the_rest(tmp_path: Path) -> None:
+    original = numbers(BFL)
+    component = component_from_names("unet", BFL)
+    plan = resolve(read({"transformer.transformer_blocks.0.attn.to_k.lora_A.weight": random(1, 2, 8),
+                         "transformer.transformer_blocks.0.attn.to_k.lora_B.weight": random(2, 8, 2)}),
+                   ModelIndex({"unet": component}))  # fmt: skip
+    parts = Renamed(MergedSource(DictSource(original), [(plan, 0.5)]), component)
+    part = parts.get("transformer_blocks.0.attn.to_k.weight")
+    assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_a_file_replaced_after_it_was_opened_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "flux.safetensors"
+    save_file(numbers(BFL), path)
+    source = FileSource(path)
+    save_file({name: value + 1 for name, value in numbers(BFL).items()}, tmp_path / "other")
+    (tmp_path / "other").replace(path)
+    with pytest.raises(FormatError, match="changed on disk"):
+        source.get("img_in.weight", owned=True)
+    path.unlink()
+    with pytest.raises(FormatError, match="cannot be read again"):
+        source.get("img_in.weight", owned=True)
 
 
 class Net(nn.Module):
@@ -164,8 +239,6 @@ def test_the_cache_is_bounded_in_bytes_and_drops_the_oldest(tmp_path: Path) -> N
 
 
 def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
-    import os
-
     net = Net()
     weaver = Weaver(net, keep="device")
     path = write(tmp_path / "a.safetensors", pairs(0))

@@ -19,7 +19,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,10 +31,10 @@ from weft.formats.files import read_json, write_atomic
 from weft.formats.gate import parse_header
 from weft.ops.decode import TORCH, decode
 from weft.targets.index import ModelIndex
-from weft.targets.plan import Plan
-from weft.weights.extract import PIECE, Network, Pieces, network_at, networks_in
-from weft.weights.merge import is_product, merged
+from weft.targets.plan import Plan, Rows
+from weft.weights.merge import is_product
 from weft.weights.merged import MergedSource
+from weft.weights.network import PIECE, Network, Pieces, network_at, networks_in
 from weft.weights.stack import Item, Strength, block_names, items_by_tensor
 
 LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merged in runs of rows
@@ -142,17 +143,20 @@ class _Job:
         if not items:
             for piece in self.base.pieces(name):
                 same = TORCH[piece.dtype] == wanted
-                yield memoryview(piece.data) if same else _bytes_of(name, decode(piece, dtype=wanted), decode(piece))
+                copy = partial(decode, piece)
+                yield memoryview(piece.data) if same else _bytes_of(name, copy(dtype=wanted), copy)
         elif 4 * math.prod(shape) > LARGE and all(is_product(item.placement) for item in items):
             count = min(shape[0], -(-4 * math.prod(shape) // RUN))
             for start, stop in pairwise(shape[0] * number // count for number in range(count + 1)):
-                rows = self.base.rows(name, start, stop)
-                result = merged(rows, _on_rows(items, start, stop), self.base.get, wanted)
-                yield _bytes_of(name, result, rows)
+                yield self._merged(name, wanted, (start, stop - start))
         else:
-            result = self.source.get(name, dtype=wanted)
-            before = result if _finite(result) else torch.zeros(1) if name in self.created else self.base.get(name)
-            yield _bytes_of(name, result, before)
+            yield self._merged(name, wanted, None)
+
+    def _merged(self, name: str, wanted: torch.dtype, rows: Rows | None) -> memoryview:
+        def before() -> torch.Tensor:
+            return torch.zeros(1) if name in self.created else self.base.get(name, rows=rows)
+
+        return _bytes_of(name, self.source.get(name, dtype=wanted, rows=rows), before)
 
     def index_document(self, index: Path) -> bytes:
         """The index of the shards, with created tensors and the new size."""
@@ -163,9 +167,9 @@ class _Job:
         return json.dumps(document, indent=2).encode() + b"\n"
 
 
-def _bytes_of(name: str, result: torch.Tensor, before: torch.Tensor) -> memoryview:
+def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
     """The bytes of a result that is finite, unless its origin was not."""
-    if not _finite(result) and _finite(before):
+    if not _finite(result) and _finite(before()):
         raise TargetError(f"{name}: the result exceeds {_NAMES[result.dtype]}; take a wider dtype or a lower strength")
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
@@ -173,19 +177,6 @@ def _bytes_of(name: str, result: torch.Tensor, before: torch.Tensor) -> memoryvi
 def _finite(tensor: torch.Tensor) -> bool:
     low, high = torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float())
     return bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-def _on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
-    """What rows start..stop of a tensor receive, for plain products."""
-    found = []
-    for item in items:
-        place, rows = item.placement, item.placement.rows()
-        first, last = max(start, rows.start), min(stop, rows.stop)
-        if first < last:
-            source = ((place.source[0] if place.source else 0) + first - rows.start, last - first)
-            here = replace(place, target=(first - start, last - first), source=source)
-            found.append(Item(replace(here, shape=(stop - start, *place.shape[1:])), item.strength))
-    return found
 
 
 def _history(metadata: Mapping[str, str]) -> list[object]:

@@ -16,103 +16,26 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
 from weft.adapter import Adapter, Entry, Factors, Full, Lora, Ref, Tensor
-from weft.errors import FormatError, TargetError
-from weft.formats.files import read_header, shard_files
-from weft.formats.gate import Header, Span
-from weft.ops.decode import TORCH, decode
+from weft.errors import TargetError
 from weft.targets.index import Component, ModelIndex, module_of
 from weft.targets.links import Naming
+from weft.weights.network import Pieces, network_at, networks_in
 from weft.weights.resize import Row, check_wishes, chosen_rank, encode
-from weft.weights.source import Renamed, Stacked, TensorSpec, WeightSource
+from weft.weights.source import Renamed, Stacked, WeightSource
 
-PIECE = 16 * 1024**2  #: bytes read at a time where a whole tensor is not needed
 LOW = 0.8  #: below this kept energy the report warns
 _TABLES = re.compile(
     r"(token|position|word|token_type)_embeddings?$|shared$|wte$|wpe$|embed_tokens$|relative_attention_bias$"
 )
 _ORDER = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # from coarse to fine
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """One set of weights: a file, or shards and their index. A ``variant`` repeats the one before it."""
-
-    files: tuple[Path, ...]
-    index: Path | None = None
-    component: str | None = None  # None: whatever is placed on its names
-    variant: bool = False
-
-
-def network_at(path: Path) -> Network:
-    return Network(tuple(shard_files(path)), path) if path.name.endswith(".index.json") else Network((path,))
-
-
-def networks_in(folder: Path, component: str | None = None) -> list[Network]:
-    """Every set of safetensors weights in a folder, first the one that counts: shards, then the plainest name."""
-    indexes = sorted(folder.glob("*.safetensors.index.json"), key=lambda path: len(path.name))
-    sets = [(tuple(shard_files(path)), path) for path in indexes]
-    shards = {path for files, _ in sets for path in files}
-    singles = sorted(folder.glob("*.safetensors"), key=lambda path: (len(path.name), path.name))
-    found = [*sets, *(((path,), None) for path in singles if path not in shards)]
-    return [Network(files, index, component, number > 0) for number, (files, index) in enumerate(found)]
-
-
-class Pieces:
-    """A network's tensors by plain reads: no page of the file stays in this process."""
-
-    def __init__(self, network: Network, opened: ExitStack) -> None:
-        self.headers: dict[Path, Header] = {path: read_header(path) for path in network.files}
-        self._where: dict[str, tuple[Path, Span]] = {}
-        self._files: dict[Path, BinaryIO] = {}
-        for path, header in self.headers.items():
-            if twice := header.spans.keys() & self._where.keys():
-                raise FormatError(f"{path}: tensor {min(twice)!r} is in an earlier shard too")
-            self._files[path] = opened.enter_context(path.open("rb"))
-            self._where |= {name: (path, span) for name, span in header.spans.items()}
-
-    def names(self) -> Collection[str]:
-        return self._where.keys()
-
-    def spec(self, name: str) -> TensorSpec:
-        span = self._where[name][1]
-        return TensorSpec(span.shape, TORCH[span.dtype])
-
-    def get(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
-        span = self._where[name][1]
-        stored = self._part(name, 0, span.end - span.begin, span.shape)
-        return decode(stored, dtype=dtype or TORCH[span.dtype], device=device)
-
-    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Some rows of a tensor, as stored."""
-        span = self._where[name][1]
-        stride = (span.end - span.begin) // span.shape[0]
-        stored = self._part(name, start * stride, (stop - start) * stride, (stop - start, *span.shape[1:]))
-        return decode(stored, dtype=TORCH[span.dtype])
-
-    def pieces(self, name: str) -> Iterator[Tensor]:
-        """A tensor from front to end, flat."""
-        span = self._where[name][1]
-        size, item = span.end - span.begin, TORCH[span.dtype].itemsize
-        for start in range(0, size, PIECE):
-            length = min(PIECE, size - start)
-            yield self._part(name, start, length, (length // item,))
-
-    def _part(self, name: str, begin: int, length: int, shape: tuple[int, ...]) -> Tensor:
-        path, span = self._where[name]
-        buffer = bytearray(length)
-        self._files[path].seek(self.headers[path].data_start + span.begin + begin)
-        if self._files[path].readinto(buffer) != length:  # type: ignore[attr-defined]
-            raise FormatError(f"{path}: ends inside {name!r}; it was cut while it was read")
-        return Tensor(span.dtype, shape, memoryview(buffer))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from weft.formats.files import Container, open_container
 from weft.formats.finite import scan
 from weft.formats.read import read
 from weft.ops.decode import TORCH, decode
-from weft.ops.merge import Product
+from weft.ops.merge import Product, Target
 from weft.targets.plan import Plan
 from weft.weights.stack import Item
 from weft.weights.template import Layout, is_template, layout_of, retargeted
@@ -122,6 +123,34 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
     return Product(up, down, factors.scale * item.strength)
 
 
+def targets_of(
+    original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
+) -> list[tuple[Target, list[Item]]]:
+    """``live`` as runs of rows that receive the same products, each with the items behind them, in order.
+
+    Every row is in one run: rows that receive nothing now may have received something from the stack before.
+    ``owners``: whose placement it is, by its identity.
+    """
+    out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
+    products = [product_of(item, owners[id(item.placement)], live.device) for item in items]
+    if all(item.placement.target is None for item in items):
+        return [(Target(base, out, tuple(products)), list(items))]
+    ranges = [item.placement.rows() for item in items]
+    borders = sorted({0, len(out), *(row for rows in ranges for row in (rows.start, rows.stop))})
+    found = []
+    for start, stop in pairwise(borders):
+        here = [number for number, rows in enumerate(ranges) if start in rows]
+        cut = tuple(
+            replace(
+                products[number], up=products[number].up[start - ranges[number].start : stop - ranges[number].start]
+            )
+            for number in here
+        )
+        if cut or base.data_ptr() != out.data_ptr():
+            found.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
+    return found
+
+
 class AdapterCache:
     """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``."""
 
@@ -151,6 +180,14 @@ class AdapterCache:
             self._kept[key] = loaded
             while self.bytes > self._limit and len(self._kept) > 1:
                 self._forget(self._kept.popitem(last=False)[0])
+            return loaded
+
+    def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
+        """Keep a plan that was made elsewhere for the same networks."""
+        with self._lock:
+            key = _key(adapter)
+            size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
+            loaded = self._kept[key] = Loaded(key, plan, size)
             return loaded
 
     def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:

@@ -8,6 +8,7 @@ and added by a single addmm; every other algorithm adds the change of the one fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -22,27 +23,60 @@ from weft.weights.stack import Item
 ReadBase = Callable[[str], torch.Tensor]
 
 
-def merged(base: torch.Tensor, items: Sequence[Item], read: ReadBase, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """``base`` with every item added, as a new tensor; ``base`` itself is left alone."""
+def merged(
+    base: torch.Tensor,
+    items: Sequence[Item],
+    read: ReadBase,
+    dtype: torch.dtype | None = None,
+    *,
+    owned: bool = False,
+) -> torch.Tensor:
+    """``base`` with every item added, in ``dtype``.
+
+    ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
+    otherwise it is left alone.
+    """
     wanted = dtype or base.dtype
     for item in items:
         if item.placement.widen is not None:
-            base = padded(base, item.placement.widen)
-    total = base.to(torch.float32, copy=True) if base.dtype != torch.float64 else base.clone()
-    products: dict[tuple[int, int], list[tuple[Lora, float, Placement]]] = {}
+            wider = padded(base, item.placement.widen)
+            base, owned = wider, owned or wider is not base
+    wide = torch.float64 if base.dtype == torch.float64 else torch.float32
+    products, others, needing = _sorted(items)
+    # an original is needed while changes are computed from it, and the first of them finds it in the sum
+    in_place = owned and base.dtype == wide and len(needing) < 2
+    total = base if in_place else base.to(wide, copy=True)
+    for number, item in enumerate((*needing, *others)):
+        target = _rows(total, item.placement)
+        original = _rows(base, item.placement) if 0 < number < len(needing) else target
+        target += placed_change(item.placement, original, item.strength, read).reshape(target.shape)
+    for (start, stop), pairs in products.items():
+        _add_products(total[start:stop] if (start, stop) != (0, total.shape[0]) else total, pairs)
+    if owned and not in_place and base.dtype == wanted:
+        return base.copy_(total)
+    return total.to(wanted)
+
+
+Pairs = list[tuple[Lora, float, Placement]]
+
+
+def _sorted(items: Sequence[Item]) -> tuple[dict[tuple[int, int], Pairs], list[Item], list[Item]]:
+    """Products by the rows they share, what else only adds, and what is computed from the original numbers."""
+    products: dict[tuple[int, int], Pairs] = {}
+    others, needing = list[Item](), list[Item]()
     for item in items:
         place, factors = item.placement, item.placement.factors
-        rows = place.rows()
         if isinstance(factors, Lora) and is_product(place):
+            rows = place.rows()
             products.setdefault((rows.start, rows.stop), []).append((factors, item.strength, place))
-            continue
-        target = total[rows.start : rows.stop] if place.target is not None else total
-        original = base[rows.start : rows.stop] if place.target is not None else base
-        target += placed_change(place, original, item.strength, read).reshape(target.shape)
-    for (start, stop), pairs in products.items():
-        rows_view = total[start:stop] if (start, stop) != (0, total.shape[0]) else total
-        _add_products(rows_view, pairs)
-    return total.to(wanted)
+        else:
+            (needing if factors.needs_base() and not place.whole else others).append(item)
+    return products, others, needing
+
+
+def _rows(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+    rows = place.rows()
+    return tensor[rows.start : rows.stop] if place.target is not None else tensor
 
 
 def is_product(place: Placement) -> bool:
@@ -58,7 +92,20 @@ def is_product(place: Placement) -> bool:
     )
 
 
-def _add_products(target: torch.Tensor, pairs: Sequence[tuple[Lora, float, Placement]]) -> None:
+def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
+    """What rows start..stop of a tensor receive, for plain products."""
+    found = []
+    for item in items:
+        place, rows = item.placement, item.placement.rows()
+        first, last = max(start, rows.start), min(stop, rows.stop)
+        if first < last:
+            source = ((place.source[0] if place.source else 0) + first - rows.start, last - first)
+            here = replace(place, target=(first - start, last - first), source=source)
+            found.append(Item(replace(here, shape=(stop - start, *place.shape[1:])), item.strength))
+    return found
+
+
+def _add_products(target: torch.Tensor, pairs: Pairs) -> None:
     """target += [s1*up1 s2*up2 ..] @ [down1; down2; ..], one addmm for the whole stack."""
     device, dtype = target.device, target.dtype
     ups, downs = [], []

@@ -2,22 +2,24 @@
 
     MergedSource(base, [(plan, strength), ...]).get(name) = round(base + sum_i strength_i * delta_i)
 
-Tensors no adapter touches come straight from the base, uncopied. Besides the base and the adapters, one
-tensor at a time is in memory.
+Tensors no adapter touches come straight from the base, uncopied. One that is touched is read into memory of its
+own, never through a map, and summed there: besides the result and the adapters, at most one tensor (in float32)
+is in memory, and what a change other than a plain LoRA's needs to be computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
 import torch
 
 from weft.errors import TargetError
-from weft.ops.merge import Target, merge_products
+from weft.ops.merge import merge_products
 from weft.targets.index import ModelIndex
-from weft.targets.plan import Plan
-from weft.weights.factors import Loaded, product_of
-from weft.weights.merge import is_product, merged
+from weft.targets.plan import Plan, Rows
+from weft.weights.factors import Loaded, targets_of
+from weft.weights.merge import is_product, merged, on_rows
 from weft.weights.source import TensorSpec, WeightSource
 from weft.weights.stack import Item, Strength, block_names, items_by_tensor
 
@@ -53,12 +55,12 @@ class MergedSource:
     def deferrable(self, name: str, dtype: torch.dtype) -> bool:
         """Whether ``name`` may be read plain and merged in place later, by `weave`, without rounding twice."""
         items = self._items.get(name, [])
-        plain = all(is_product(item.placement) and item.placement.target is None for item in items)
+        plain = all(is_product(item.placement) and not item.placement.creates for item in items)
         return plain and bool(items) and self._base.spec(name).dtype == dtype
 
     def plain(self, name: str, *, device: torch.device | str) -> torch.Tensor:
-        """The base's own tensor."""
-        return self._base.get(name, device=device)
+        """The base's tensor, to be merged into."""
+        return self._base.get(name, device=device, owned=True)
 
     def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Merge into tensors that were read plain, all of them in one launch."""
@@ -67,12 +69,9 @@ class MergedSource:
         device = next(iter(tensors.values())).device
         for each in loaded.values():
             each.upload(device)
-        targets = []
-        for name, tensor in tensors.items():
-            matrix = tensor.view(tensor.shape[0], -1)
-            products = tuple(product_of(item, owners[id(item.placement)], device) for item in self._items[name])
-            targets.append(Target(matrix, matrix, products))
-        merge_products(targets)
+        merge_products(
+            [t for name, tensor in tensors.items() for t, _ in targets_of(tensor, tensor, self._items[name], owners)]
+        )
 
     def names(self) -> Collection[str]:
         return self._names
@@ -85,12 +84,25 @@ class MergedSource:
         widened = next((item.placement.widen for item in items if item.placement.widen), None)
         return TensorSpec(widened, found.dtype) if widened else found
 
-    def get(self, name: str, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> torch.Tensor:
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
         items = self._items.get(name)
         if not items:
-            return self._base.get(name, dtype=dtype, device=device)
+            return self._base.get(name, dtype=dtype, device=device, rows=rows, owned=owned)
+        cut = rows if rows and all(is_product(i.placement) and not i.placement.creates for i in items) else None
         if name in self._created and name not in self._base.names():
             base = torch.zeros(items[0].placement.shape, device=device)
         else:
-            base = self._base.get(name, device=device)
-        return merged(base, items, lambda other: self._base.get(other, device=device), dtype or base.dtype)
+            base = self._base.get(name, device=device, rows=cut, owned=True)
+        if cut is not None:
+            items = on_rows(items, cut[0], sum(cut))
+        result = merged(base, items, partial(self._base.get, device=device, owned=True), dtype, owned=True)
+        # a copy of the rows, so that the others are let go
+        return result if rows is None or cut else result[rows[0] : sum(rows)].clone()

@@ -32,6 +32,7 @@ class Pristine:
         self.keep = keep
         self._source = source
         self._saved: dict[str, torch.Tensor] = {}
+        self._in_source: set[str] = set()
 
     def decide(self, device: torch.device, needed: int) -> None:
         """Settle `auto` for a device and the bytes of all weights that may change."""
@@ -50,16 +51,24 @@ class Pristine:
         if self.keep == "file" and isinstance(self._source, FileSource):
             self._source.check_unchanged()
 
+    def lies_in_source(self, name: str) -> None:
+        """The live tensor was merged while it was built: its original is the source's."""
+        if self._source is None:
+            raise TargetError(f"{name}: built with adapters, so its original must come from the model's source")
+        self._in_source.add(name)
+
     def save(self, name: str, live: torch.Tensor) -> None:
         """Remember ``live``; must be called while it is still original."""
         if self.keep == "file" or name in self._saved:
             return
         try:
+            if name in self._in_source:
+                live = self._from_source(name, live)
             if self.keep == "host" and live.is_cuda:
                 kept = torch.empty(live.shape, dtype=live.dtype, pin_memory=True)
                 kept.copy_(live)
             else:
-                kept = live.detach().clone()
+                kept = live if name in self._in_source else live.detach().clone()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise MemoryBudgetError(
                 f"no room to keep the original of {name} ({live.nbytes:,} bytes) with keep={self.keep!r}: {error}"
@@ -70,9 +79,16 @@ class Pristine:
         """The original of ``live``, in its dtype; on its device unless kept elsewhere."""
         if name in self._saved:
             return self._saved[name]
+        if name in self._in_source:
+            return self._from_source(name, live)
         if self.keep != "file" or self._source is None:
             return live  # never changed, so still original
-        return self._source.get(name, dtype=live.dtype, device="cpu")
+        # never a view: a model built on the CPU may be looking at the same map, and has written there
+        return self._source.get(name, dtype=live.dtype, device="cpu", owned=True)
+
+    def _from_source(self, name: str, live: torch.Tensor) -> torch.Tensor:
+        assert self._source is not None
+        return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
 
     def is_resident(self) -> bool:
         """Whether originals lie beside the weights, where a kernel can read them."""

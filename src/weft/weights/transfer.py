@@ -57,30 +57,35 @@ class PinnedRing:
                 size = min(BUFFER, length - start)
                 buffer, event = self._buffers[self._turn], self._events[self._turn]
                 event.synchronize()
-                _read_into(file.fileno(), buffer[:size].numpy(), offset + start, self._readers)
+                _read_into(file, buffer[:size].numpy(), offset + start, self._readers)
                 out[start : start + size].copy_(buffer[:size], non_blocking=True)
                 event.record()
                 self._turn ^= 1
         return out
 
 
-def _read_into(descriptor: int, target: np.ndarray, offset: int, readers: ThreadPoolExecutor) -> None:
+def _read_into(file: BinaryIO, target: np.ndarray, offset: int, readers: ThreadPoolExecutor) -> None:
     """Fill ``target`` from a file in equal shares; the kernel copies them at the same time."""
     share = max(-(-len(target) // READERS), SHARE)
+    starts = range(0, len(target), share)
+    list(readers.map(lambda at: _fill(file, target[at : at + share], offset + at), starts))
 
-    def read(start: int) -> None:
-        piece = target[start : start + share]
-        done = 0
-        while done < len(piece):
-            count = os.preadv(descriptor, [piece.data[done:]], offset + start + done)
-            if count == 0:
-                raise FormatError(f"the file ends before byte {offset + len(target):,}: it was cut while it was read")
-            done += count
 
-    if len(target) <= share:
-        read(0)
-    else:
-        list(readers.map(read, range(0, len(target), share)))
+def read_bytes(file: BinaryIO, offset: int, length: int) -> memoryview:
+    """Bytes of a file in new host memory, by plain reads."""
+    # numpy asks for huge pages from 4 MB on; below that torch's allocator is the faster one to fill
+    buffer = np.empty(length, np.uint8) if length >= 4 * 1024**2 else torch.empty(length, dtype=torch.uint8).numpy()
+    _fill(file, buffer, offset)
+    return buffer.data
+
+
+def _fill(file: BinaryIO, target: np.ndarray, offset: int) -> None:
+    done = 0
+    while done < len(target):
+        count = os.preadv(file.fileno(), [target.data[done:]], offset + done)
+        if count == 0:
+            raise FormatError(f"{file.name}: ends before byte {offset + len(target):,}; it was cut while it was read")
+        done += count
 
 
 _rings: dict[torch.device, PinnedRing] = {}

@@ -28,8 +28,9 @@ from weft.targets.index import ModelIndex, component_from_names
 from weft.targets.plan import Placement, Plan
 from weft.targets.resolve import resolve
 from weft.weights.collector import collector_waits
-from weft.weights.factors import AdapterCache, Loaded, product_of
+from weft.weights.factors import AdapterCache, Loaded, targets_of
 from weft.weights.merge import is_product, merged
+from weft.weights.planned import Planned
 from weft.weights.pristine import Keep, Pristine
 from weft.weights.source import WeightSource
 from weft.weights.stack import Item, Strength, block_names, items_by_tensor
@@ -54,7 +55,9 @@ class Weaver:
         sources: Mapping[str, WeightSource] | WeightSource | None = None,
         keep: Keep = "auto",
         cache_bytes: int = 4 * 1024**3,
+        built_with: Sequence[Planned] = (),
     ) -> None:
+        """``built_with``: the stack the networks were built with, by `MergedSource`; sources are the base's own."""
         modules = {"unet": networks} if isinstance(networks, nn.Module) else dict(networks)
         found = sources if isinstance(sources, Mapping) else dict.fromkeys(modules, sources)
         self._networks: dict[str, _Network] = {}
@@ -77,6 +80,26 @@ class Weaver:
         self._lock = threading.RLock()
         devices = {value.device for network in self._networks.values() for value in network.tensors.values()}
         self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+        self._fixed: set[Place] = set()  # changed in shape while building, so they cannot go back
+        if built_with:
+            self._take_over(built_with)
+
+    def _take_over(self, stack: Sequence[Planned]) -> None:
+        """Note what is merged already; the originals of those tensors are in the sources only."""
+        self._layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
+        items = items_by_tensor([(loaded.plan, strength) for loaded, strength in self._layers], self._blocks)
+        self._signatures = {
+            place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()
+        }
+        for place, found in items.items():
+            self._networks[place[0]].pristine.lies_in_source(place[1])
+            if any(item.placement.widen or item.placement.creates for item in found):
+                self._fixed.add(place)
+
+    def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
+        """Where every tensor of an adapter goes in these networks; kept for when it is applied."""
+        with self._lock:
+            return self._cache.get(adapter).plan
 
     @property
     def woven(self) -> bool:
@@ -149,6 +172,10 @@ class Weaver:
         wanted = {place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()}
         changed = [place for place, signature in wanted.items() if self._woven.get(place) != signature]
         dropped = [place for place in self._woven if place not in wanted]
+        if stuck := self._fixed.intersection(changed) or self._fixed.intersection(dropped):
+            raise TargetError(
+                f"{min(stuck)[1]}: the model was built with an adapter that changes its shape; build it again without it"
+            )
         if not changed and not dropped:
             return 0
         self._prepare(changed, items)
@@ -181,22 +208,18 @@ class Weaver:
         self._prepare(list(items), items)
         numbers = {id(p): i for i, (loaded, _) in enumerate(layers) for p in loaded.plan.placements}
         owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
-        targets: list[Target] = []
-        rows: list[tuple[Place, Item]] = []
-        for place, found in items.items():
-            network = self._networks[place[0]]
-            live = network.tensors[place[1]]
-            if not (live.is_cuda and network.pristine.is_resident() and self._groupable(found, live)):
-                return None
-            targets += self._targets(live, network.pristine.get(place[1], live), found, owners)
-            rows += [(place, item) for item in found]
+        if not all(self._groupable(place, found) for place, found in items.items()):
+            return None
+        pairs = [pair for place, found in items.items() for pair in self._targets(place, found, owners)]
+        targets = [target for target, _ in pairs]
         if len({t.base.dtype for t in targets}) > 1 or len({p.up.dtype for t in targets for p in t.products}) > 1:
             return None
-        places: dict[Place, list[tuple[int, int, Placement]]] = {}
-        for place, item in rows:
-            places.setdefault(place, []).append((id(item.placement), numbers[id(item.placement)], item.placement))
-        sole = layers[0][0] if len(layers) == 1 else None
-        return Program(places, prepared(targets), [(numbers[id(i.placement)], i.placement) for _, i in rows], sole)
+        places = {
+            place: [(id(i.placement), numbers[id(i.placement)], i.placement) for i in found]
+            for place, found in items.items()
+        }
+        products = [(numbers[id(item.placement)], item.placement) for _, used in pairs for item in used]
+        return Program(places, prepared(targets), products, layers[0][0] if len(layers) == 1 else None)
 
     def _forget(self, key: object) -> None:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
@@ -235,13 +258,10 @@ class Weaver:
     ) -> None:
         targets: list[Target] = []
         for place in changed:
-            network = self._networks[place[0]]
-            live = network.tensors[place[1]]
-            found = items[place]
-            if live.is_cuda and network.pristine.is_resident() and self._groupable(found, live):
-                targets += self._targets(live, network.pristine.get(place[1], live), found, owners)
+            if self._groupable(place, items[place]):
+                targets += [target for target, _ in self._targets(place, items[place], owners)]
             else:
-                self._write_one(place, found)
+                self._write_one(place, items[place])
         merge_products(targets)
 
     def _write_one(self, place: Place, found: Sequence[Item]) -> None:
@@ -255,22 +275,19 @@ class Weaver:
 
         live.copy_(merged(original(tensor), found, original, live.dtype))
 
-    def _groupable(self, found: Sequence[Item], live: torch.Tensor) -> bool:
-        """All products, on the whole tensor or on rows that do not overlap otherwise: the kernel's case."""
-        whole = {item.placement.target for item in found}
-        return (
-            live.is_contiguous() and live.dim() > 1 and len(whole) == 1 and all(is_product(i.placement) for i in found)
-        )
+    def _groupable(self, place: Place, found: Sequence[Item]) -> bool:
+        """All products, on any rows, and the original beside the weight: the kernel's case."""
+        network = self._networks[place[0]]
+        live = network.tensors[place[1]]
+        resident = live.is_cuda and network.pristine.is_resident()
+        return resident and live.is_contiguous() and live.dim() > 1 and all(is_product(i.placement) for i in found)
 
     def _targets(
-        self, live: torch.Tensor, original: torch.Tensor, found: Sequence[Item], owners: Mapping[int, Loaded]
-    ) -> list[Target]:
-        out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
-        if found[0].placement.target is not None:
-            rows = found[0].placement.rows()
-            out, base = out[rows.start : rows.stop], base[rows.start : rows.stop]
-        products = tuple(product_of(item, owners[id(item.placement)], live.device) for item in found)
-        return [Target(base, out, products)]
+        self, place: Place, found: Sequence[Item], owners: Mapping[int, Loaded]
+    ) -> list[tuple[Target, list[Item]]]:
+        network = self._networks[place[0]]
+        live = network.tensors[place[1]]
+        return targets_of(network.pristine.get(place[1], live), live, found, owners)
 
     def _restore(self, places: Iterable[Place]) -> None:
         lives, originals = [], []
@@ -303,6 +320,7 @@ class Program:
         self.places = places
         self.sole = sole  # the adapter, where there is only one
         self._launch = launch
+        self._products = products  # in the launch's order; one may be there for several runs of rows
         self._scales = np.array([placement.factors.scale for _, placement in products])
         components = {name: number for number, name in enumerate(dict.fromkeys(p.component for _, p in products))}
         self._samples = [next(p for _, p in products if p.component == name) for name in components]
@@ -317,7 +335,7 @@ class Program:
             place: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows]
             for place, rows in self.places.items()
         }
-        products = [(layer, p) for rows in places.values() for _, layer, p in rows]
+        products = [(layer, order[id(p)]) for layer, p in self._products]
         launch = self._launch.moved(self.sole.slabs[device].numbers, loaded.slabs[device].numbers)
         return Program(places, launch, products, loaded)
 

@@ -1,0 +1,110 @@
+"""Fused weights in one launch: every row of a tensor equals the stack's, whatever rows the adapters touch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.support import random
+from weft.formats.read import read
+from weft.ops.merge import merge_products
+from weft.targets.index import ModelIndex, component_from_names
+from weft.targets.plan import Plan
+from weft.targets.resolve import resolve
+from weft.weights.factors import Loaded, targets_of
+from weft.weights.merge import merged
+from weft.weights.merged import MergedSource
+from weft.weights.source import DictSource
+from weft.weights.stack import Item
+
+QKV = "double_blocks.0.img_attn.qkv.weight"
+SHAPES = {"img_in.weight": (8, 4), "txt_in.weight": (8, 6), QKV: (24, 8), "final_layer.linear.weight": (4, 8),
+          "double_blocks.0.img_attn.proj.weight": (8, 8), "single_blocks.0.linear1.weight": (56, 8)}  # fmt: skip
+INDEX = ModelIndex({"unet": component_from_names("unet", SHAPES)})
+
+
+def plan_of(seed: int, *leaves: str) -> Plan:
+    """LoRA pairs of different ranks on q, k, v, or on all of them as one."""
+    made = {}
+    for number, leaf in enumerate(leaves):
+        module = f"transformer.transformer_blocks.0.attn.to_{leaf}"
+        if leaf == "qkv":
+            module = "diffusion_model.double_blocks.0.img_attn.qkv"
+        rank, out = 2 + number, 24 if leaf == "qkv" else 8
+        made |= {
+            f"{module}.lora_A.weight": random(seed + number, rank, 8),
+            f"{module}.lora_B.weight": random(seed + 50 + number, out, rank),
+        }
+    return resolve(read(made), INDEX)
+
+
+def placed(*plans: Plan) -> tuple[list[Item], dict[int, Loaded]]:
+    owners = {id(p): Loaded(id(plan), plan, 0) for plan in plans for p in plan.placements}
+    items = [Item(p, 0.5 - 0.3 * i) for i, plan in enumerate(plans) for p in plan.placements if p.tensor == QKV]
+    return items, owners
+
+
+STACKS = [
+    ([("q", "v")], [8, 8, 8]),
+    ([("q", "k", "v")], [8, 8, 8]),
+    ([("k",)], [8, 8, 8]),
+    ([("qkv",)], [24]),
+    ([("q", "v"), ("v",)], [8, 8, 8]),
+    ([("qkv",), ("k",)], [8, 8, 8]),  # overlapping
+]
+
+
+@pytest.mark.parametrize(("stack", "runs"), STACKS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_row_is_that_of_the_stack(stack: list[tuple[str, ...]], runs: list[int], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    original = torch.randn(SHAPES[QKV]).to(dtype)
+    live = torch.full_like(original, 9.0)  # as another stack left it
+    items, owners = placed(*(plan_of(10 * number, *leaves) for number, leaves in enumerate(stack)))
+    found = targets_of(original, live, items, owners)
+    assert [len(target.out) for target, _ in found] == runs
+    for target, used in found:
+        assert [product.scale for product in target.products] == [i.strength * i.placement.factors.scale for i in used]
+    merge_products([target for target, _ in found])
+    want = merged(original, items, lambda name: original)
+    torch.testing.assert_close(live, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    untouched = [row for row in range(24) if not any(row in item.placement.rows() for item in items)]
+    assert torch.equal(live[untouched], original[untouched])
+
+
+def test_one_stack_after_the_other_leaves_nothing_of_the_first() -> None:
+    original = torch.randn(SHAPES[QKV])
+    live = original.clone()
+    for leaves in (("q", "v"), ("k",), ("v",)):
+        items, owners = placed(plan_of(3, *leaves))
+        merge_products([target for target, _ in targets_of(original, live, items, owners)])
+        torch.testing.assert_close(live, merged(original, items, lambda name: original), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_fused_weight_read_plain_is_merged_in_place(dtype: torch.dtype) -> None:
+    """What building on a GPU does: read, then weave; the source's own tensor is not touched."""
+    tensors = {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
+    kept = tensors[QKV].clone()
+    source = MergedSource(DictSource(tensors), [(plan_of(1, "q", "v"), 0.7), (plan_of(5, "qkv"), -0.4)])
+    assert source.deferrable(QKV, dtype)
+    later = {QKV: source.plain(QKV, device="cpu")}
+    source.weave(later)
+    torch.testing.assert_close(later[QKV], source.get(QKV), rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert torch.equal(tensors[QKV], kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_a_base_of_our_own_is_written_to(dtype: torch.dtype) -> None:
+    original = torch.randn(SHAPES[QKV]).to(dtype)
+    kept = original.clone()
+    items, _ = placed(plan_of(1, "qkv"))
+    wide = [Item(replace(items[0].placement, widen=SHAPES[QKV]), 0.5)]  # as wide as it is already
+    for found in (items, wide):
+        result = merged(original, found, lambda name: kept)
+        assert torch.equal(original, kept)
+        mine = original.clone()
+        assert merged(mine, found, lambda name: kept, owned=True).data_ptr() == mine.data_ptr()
+        assert torch.equal(mine, result)

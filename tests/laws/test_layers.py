@@ -1,5 +1,7 @@
 """Laws of the layers: merged = unmerged, zero is the base, and every way back ends at the same bits.
 
+They hold for LoRA, LoHa and LoKr alike, alone and on one layer together.
+
 The tolerance of the first law is derived, not chosen. The truth is the formula in float64 on the stored numbers.
 Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change beside the
 weight, and with the change added to it. Our error, merged or not, may be at most twice the larger of the two errors.
@@ -20,7 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, layer_of
+from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, layer_of, product_of
 from torch import nn
 from torch.nn import functional
 
@@ -38,6 +40,8 @@ from weft.layers import (
     trainable,
     unmerge,
 )
+from weft.layers.pair import Pair
+from weft.layers.term import Term
 from weft.ops.delta import change
 from weft.targets.resolve import resolve
 from weft.weights.merged import MergedSource
@@ -109,9 +113,13 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
         alpha, options = draw(st.sampled_from([0.5, 3.0, 7.25])), {}
         options["dora"], options["rslora"] = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
         stored = draw(st.sampled_from([torch.float32, dtype]))
+        if kind != "embedding":
+            options["network"] = draw(st.sampled_from(["lora", "loha", "lokr"]))
+        if options.get("network") == "lokr":
+            options["factor"], options["decompose_both"] = draw(st.sampled_from([-1, 2, 3])), draw(st.booleans())
         inject(model, draw(st.integers(1, 7)), alpha, ["layer"], name=name, dtype=stored, **options)
-        pair, weight = layer_of(model).pair(name), draw(WEIGHTS)
-        for role, parameter in pair.named_parameters():
+        term, weight = layer_of(model).term(name), draw(WEIGHTS)
+        for role, parameter in term.named_parameters():
             value = (
                 parameter.detach().float() * noise(parameter.shape).abs()
                 if role == "magnitude"
@@ -119,7 +127,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
             )
             parameter.data = value.to(stored)
         set_weight(model, name, weight)
-        text.append(f"{name}: {pair.extra_repr()} weight={weight} in {stored}")
+        text.append(f"{name}: {type(term).__name__}({term.extra_repr()}) weight={weight} in {stored}")
     x = (
         torch.randint(layer.num_embeddings, shape, generator=generator)
         if kind == "embedding"
@@ -153,6 +161,13 @@ def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torc
     )
 
 
+def beside_the_weight(layer: LoraLayer, x: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:
+    """scale * op(x, product): a pair in two steps, the others as a weight of their own."""
+    if isinstance(term, Pair):
+        return term.scale * in_two_steps(layer, x, term.up.detach().to(dtype), term.down.detach().to(dtype))
+    return term.scale * applied(layer, x, product_of(term, dtype).reshape(layer.out, *layer.into))
+
+
 def with_bias(layer: LoraLayer, y: torch.Tensor) -> torch.Tensor:
     bias = layer._parameters.get("bias")
     return y if bias is None else y + layer.along_outputs(bias.to(y.dtype))
@@ -166,14 +181,14 @@ def exactly(case: Case) -> tuple[torch.Tensor, float]:
     total, plain = weight.clone(), applied(layer, x, weight)
     terms = with_bias(layer, plain).abs()
     for name in layer.active:
-        pair, strength = layer.pair(name), layer.weights[name]
-        changed = changed_weight(layer, pair, weight, 1.0)
+        term, strength = layer.term(name), layer.weights[name]
+        changed = changed_weight(layer, term, weight, 1.0)
         total += strength * (changed - weight)
-        product = applied(layer, x, pair.scale * pair.product().detach().double().reshape(weight.shape))
-        if pair.magnitude is None:
+        product = applied(layer, x, term.scale * product_of(term).reshape(weight.shape))
+        if term.magnitude is None:
             terms += (strength * product).abs()
         else:
-            factor = layer.along_outputs(pair.magnitude.detach().double() / layer.norms(pair).double())
+            factor = layer.along_outputs(term.magnitude.detach().double() / layer.norms(term).double())
             terms += abs(strength) * ((factor.abs() + 1) * plain.abs() + (factor * product).abs())
     return with_bias(layer, applied(layer, x, total)), float(terms.max())
 
@@ -185,13 +200,12 @@ def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     plain = applied(layer, case.x, weight)
     beside, added = with_bias(layer, plain), weight.clone()
     for name in layer.active:
-        pair, strength = layer.pair(name), layer.weights[name]
-        up, down = pair.up.detach().to(weight.dtype).flatten(1), pair.down.detach().to(weight.dtype).flatten(1)
-        delta = pair.scale * (up @ down).reshape(weight.shape)
-        product = pair.scale * in_two_steps(layer, case.x, up.reshape(pair.up.shape), down.reshape(pair.down.shape))
-        if pair.magnitude is not None:
+        term, strength = layer.term(name), layer.weights[name]
+        delta = term.scale * product_of(term, weight.dtype).reshape(weight.shape)
+        product = beside_the_weight(layer, case.x, term, weight.dtype)
+        if term.magnitude is not None:
             turned = weight + delta
-            factor = pair.magnitude.detach().to(weight.dtype) / turned.flatten(1).norm(dim=1)
+            factor = term.magnitude.detach().to(weight.dtype) / turned.flatten(1).norm(dim=1)
             delta = factor.reshape(-1, *[1] * (weight.dim() - 1)) * turned - weight
             factor = layer.along_outputs(factor)
             product = (factor - 1) * plain + factor * product
@@ -273,8 +287,8 @@ def test_a_merged_source_is_inject_and_merge(data: st.DataObject) -> None:
     rows = weight.T if layer.transposed else weight
     exact, plain, size = rows.double(), rows.clone(), rows.double().abs()
     for name in layer.active:
-        pair, strength = layer.pair(name), layer.weights[name]
-        changed = changed_weight(layer, pair, rows.double(), 1.0)
+        strength = layer.weights[name]
+        changed = changed_weight(layer, layer.term(name), rows.double(), 1.0)
         exact = exact + strength * (changed - rows)
         plain = plain + strength * (changed - rows.double()).to(weight.dtype)
         size = size + abs(strength) * (changed.abs() + rows.abs())
@@ -338,11 +352,13 @@ class Steps:
             return self.delete()
         targets = self.random.sample(list(self.inputs), self.random.randint(1, len(self.inputs)))
         name = f"n{next(self.names)}"
+        networks = ["lora"] if "embedding" in targets else ["lora", "loha", "lokr"]
         inject(self.model, self.random.randint(1, 4), self.random.uniform(0.5, 9), targets, name=name,
-               dora=self.random.random() < 0.3, dtype=self.random.choice([None, torch.bfloat16]))  # fmt: skip
+               network=self.random.choice(networks), dora=self.random.random() < 0.3,
+               dtype=self.random.choice([None, torch.bfloat16]))  # fmt: skip
         for layer in lora_layers(self.model).values():
             if name in layer.adapters:
-                for parameter in (layer.pair(name).down, layer.pair(name).up):
+                for parameter in layer.term(name).roles().values():
                     parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(next(self.names)))
         return None
 
@@ -382,6 +398,8 @@ class Steps:
     def step(self) -> None:
         """One step of training, of whatever is active."""
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if not trained:
+            return
         name = self.random.choice(list(self.inputs))
         out = self.model[name](self.inputs[name]).float().square().mean()
         if out.requires_grad:

@@ -189,6 +189,8 @@ def _lora_tensors(
 def _loha_tensors(entry: Entry) -> dict[str, Tensor] | str:
     if not isinstance(entry.factors, Loha) or entry.factors.magnitude is not None:
         return "a PEFT LoHa directory holds plain LoHa only"
+    if entry.factors.transposed:
+        return "PEFT has no LoHa for a weight stored as (in, out)"
     return {f"hada_{role}": tensor for role, tensor in entry.factors.tensors().items()}
 
 

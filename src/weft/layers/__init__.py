@@ -1,4 +1,4 @@
-"""LoRA layers on live modules: named adapters that are trained, switched, weighted, merged and taken out.
+"""LoRA, LoHa and LoKr layers on live modules: named adapters that are trained, switched, weighted, merged and taken out.
 
     inject(model, 16, targets=["to_q", "to_v"])     or  inject(model, adapter)
     activate(model, {"style": 0.8, "detail": 0.5})  with disabled(model): ...

@@ -1,22 +1,30 @@
-"""A live pair of parameters <-> the canonical factors.
+"""Live parameters <-> the canonical factors.
 
-    Pair --to_factors--> Lora --weft.ops.delta--> what merging adds;  --weft.formats--> a file
-    Lora --to_pair-----> Pair
+    Pair | Hadamard | Kronecker --to_factors--> Lora | Loha | Lokr --weft.ops.delta--> what merging adds
+                                                                   --weft.formats----> a file
+    Lora | Loha | Lokr --to_term--> Pair | Hadamard | Kronecker
 
-The bytes are the parameters' own; a dtype changes only where it is asked for.
+The bytes are the parameters' own; a dtype changes only where it is asked for. A pair takes the layer's axes, the
+other two keep the axes of their file: their formulas flatten them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from weft.adapter import Factors, Lora, Magnitude, Tensor, algorithm
+from weft.adapter import Factors, Loha, Lokr, Lora, Magnitude, Tensor, algorithm
+from weft.layers.hadamard import Hadamard
+from weft.layers.kronecker import Kronecker
 from weft.layers.pair import Pair
+from weft.layers.term import Shared, Term
 from weft.ops.decode import TORCH, decode
 
 _NAMES = {dtype: name for name, dtype in TORCH.items()}
+_OWN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def encoded(tensor: torch.Tensor) -> Tensor:
@@ -25,25 +33,29 @@ def encoded(tensor: torch.Tensor) -> Tensor:
     return Tensor(_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
 
 
-def to_factors(pair: Pair, *, transposed: bool, embedding: bool = False) -> Lora:
-    return Lora(
-        down=encoded(pair.down),
-        up=encoded(pair.up),
-        mid=None if pair.mid is None else encoded(pair.mid),
-        magnitude=None if pair.magnitude is None else Magnitude(encoded(pair.magnitude), "out"),
-        alpha=pair.alpha,
-        stored_alpha=pair.stored_alpha,
-        stored_scale=pair.stored_scale,
-        stabilised=pair.stabilised,
+def to_factors(term: Term, *, transposed: bool, embedding: bool = False) -> Factors:
+    fields: dict[str, Any] = {role: encoded(value) for role, value in term.roles().items()}
+    if embedding:
+        fields["embedding"] = True
+    if isinstance(term, Kronecker):
+        fields["nominal_rank"] = term.nominal_rank
+    return term.canonical(
+        **fields,
+        magnitude=None if term.magnitude is None else Magnitude(encoded(term.magnitude), "out"),
+        alpha=term.alpha,
+        stored_alpha=term.stored_alpha,
+        stored_scale=term.stored_scale,
+        stabilised=term.stabilised,
         transposed=transposed,
-        embedding=embedding,
     )
 
 
-def obstacle(factors: Factors, out: int, into: tuple[int, ...], groups: int) -> str | None:
+def obstacle(factors: Factors, out: int, into: tuple[int, ...], groups: int, *, embedding: bool = False) -> str | None:
     """Why these factors cannot be a layer on a weight (out, into...), or None if they can."""
-    if not isinstance(factors, Lora):
-        return f"{algorithm(factors)} is not a low-rank pair"
+    if not isinstance(factors, Lora | Loha | Lokr):
+        return f"{algorithm(factors)} is neither a low-rank pair nor a LoHa or LoKr"
+    if embedding and not isinstance(factors, Lora):
+        return f"an embedding takes LoRA only, not {factors.kind}"
     if factors.residual is not None:
         return "it has a sparse residual"
     if factors.widen is not None:
@@ -52,6 +64,8 @@ def obstacle(factors: Factors, out: int, into: tuple[int, ...], groups: int) -> 
         return "its DoRA magnitude is along the inputs"
     if factors.magnitude is not None and factors.magnitude.tensor.numel != out:
         return f"its DoRA magnitude has {factors.magnitude.tensor.numel} numbers for {out} outputs"
+    if not isinstance(factors, Lora):
+        return _product_obstacle(factors, out, into)
     got = (factors.up.shape[0], math.prod(factors.shape()[1:]))
     if got != (out, math.prod(into)):
         return f"it changes {list(got)}, the layer has {[out, math.prod(into)]}"
@@ -63,33 +77,63 @@ def obstacle(factors: Factors, out: int, into: tuple[int, ...], groups: int) -> 
     return None
 
 
-def to_pair(
-    factors: Lora,
+def _product_obstacle(factors: Loha | Lokr, out: int, into: tuple[int, ...]) -> str | None:
+    """The formula itself is tried, on shapes without data."""
+    if isinstance(factors, Lokr) and not factors.complete():
+        return "one of its factors is missing"
+    term = _made(factors, lambda tensor: torch.empty(tensor.shape, device="meta"), {})
+    try:
+        shapes = [term.product().shape]
+        if isinstance(term, Hadamard):
+            shapes += [half.shape for half in term.halves()]  # a product would also stretch a half of one row
+    except (RuntimeError, IndexError) as error:
+        return f"its factors do not meet ({str(error).splitlines()[0]})"
+    wanted = (out, math.prod(into))
+    wrong = next((shape for shape in shapes if shape != wanted), None)
+    return None if wrong is None else f"it changes {list(wrong)}, the layer has {list(wanted)}"
+
+
+def _made(factors: Loha | Lokr, read: Callable[[Tensor], torch.Tensor], shared: Shared) -> Term:
+    roles: dict[str, Any] = {role: read(tensor) for role, tensor in factors.tensors().items()}
+    if isinstance(factors, Loha):
+        return Hadamard(**roles, **shared)
+    return Kronecker(**roles, nominal_rank=factors.nominal_rank, **shared)
+
+
+def to_term(
+    factors: Factors,
     out: int,
     into: tuple[int, ...],
     *,
     dtype: torch.dtype | None,
     device: torch.device,
     dropout: float = 0.0,
-) -> Pair:
-    """A pair of owned parameters with these numbers, in ``dtype`` or in the dtype they are stored in."""
+) -> Term:
+    """Owned parameters with these numbers, in ``dtype`` or in the dtype they are stored in.
 
-    def read(tensor: Tensor, *shape: int) -> torch.Tensor:
-        stored = TORCH[tensor.dtype]
-        kept = stored if stored in (torch.float64, torch.float32, torch.float16, torch.bfloat16) else torch.float32
-        return decode(tensor, dtype=dtype or kept, device=device).reshape(shape).clone()
+    The factors are those of a layer (out, into...), see `obstacle`.
+    """
 
+    def read(tensor: Tensor) -> torch.Tensor:
+        kept = stored if (stored := TORCH[tensor.dtype]) in _OWN else torch.float32
+        return decode(tensor, dtype=dtype or kept, device=device).clone()
+
+    shared: Shared = {
+        "magnitude": None if factors.magnitude is None else read(factors.magnitude.tensor).reshape(out),
+        "alpha": factors.alpha,
+        "stabilised": factors.stabilised,
+        "dropout": dropout,
+        "stored_alpha": factors.stored_alpha,
+        "stored_scale": factors.stored_scale,
+    }
+    if isinstance(factors, Loha | Lokr):
+        return _made(factors, read, shared)
+    assert isinstance(factors, Lora)
     flat = [1] * (len(into) - 1)
     rank, columns = factors.down.shape[0], factors.up.shape[1]
-    magnitude = factors.magnitude
     return Pair(
-        read(factors.down, rank, *((into[0], *flat) if factors.mid is not None else into)),
-        read(factors.up, out, columns, *flat),
-        mid=None if factors.mid is None else read(factors.mid, columns, rank, *into[1:]),
-        magnitude=None if magnitude is None else read(magnitude.tensor, out),
-        alpha=factors.alpha,
-        stabilised=factors.stabilised,
-        dropout=dropout,
-        stored_alpha=factors.stored_alpha,
-        stored_scale=factors.stored_scale,
+        read(factors.down).reshape(rank, *((into[0], *flat) if factors.mid is not None else into)),
+        read(factors.up).reshape(out, columns, *flat),
+        mid=None if factors.mid is None else read(factors.mid).reshape(columns, rank, *into[1:]),
+        **shared,
     )

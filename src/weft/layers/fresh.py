@@ -2,7 +2,9 @@
 
 rank, alpha   of a module: the first of the patterns that matches its name, else the general one
 scale         alpha / rank, alpha / sqrt(rank) with rslora, 1 without alpha
+              1 on a LoKr module where both factors are full: it has no rank to divide by (`weft.adapter.scale`)
 magnitude     with dora: the norms of the weight's rows, so that the layer's output does not change yet
+network       "lora", "loha" or "lokr": which product is trained, see `weft.layers.term`
 """
 
 from __future__ import annotations
@@ -10,17 +12,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from weft.errors import ConfigError, TargetError
 from weft.formats.config import PeftConfig
+from weft.layers.hadamard import Hadamard, fresh_hadamard
 from weft.layers.kinds import LoraLinear, kind_of
+from weft.layers.kronecker import Kronecker, fresh_kronecker
 from weft.layers.layer import LoraLayer
 from weft.layers.match import ALL_LINEAR, Targets, check_patterns, matching
-from weft.layers.pair import Pair, fresh_factors
+from weft.layers.pair import Pair, fresh_pair
 from weft.layers.sites import Site
+from weft.layers.term import Shared, Term
+
+Network = Literal["lora", "loha", "lokr"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,9 @@ class Options:
     alpha_pattern: Mapping[str, float]
     seed: int
     dtype: torch.dtype | None
+    network: Network
+    factor: int
+    decompose_both: bool
 
     @property
     def rules(self) -> PeftConfig:
@@ -59,6 +70,12 @@ class Options:
         ]
         if self.rslora and self.alpha is None:
             found.append("rslora scales by alpha / sqrt(rank): give alpha")
+        if self.network not in get_args(Network):
+            found.append(f"network must be one of {', '.join(get_args(Network))}, got {self.network!r}")
+        elif self.network != "lokr" and (self.factor != -1 or self.decompose_both):
+            found.append(f"factor and decompose_both belong to lokr; a {self.network} has no such choice")
+        if type(self.factor) is not int or self.factor == 0 or self.factor < -1:
+            found.append(f"factor must be a positive whole number, or -1 for the most even one, got {self.factor!r}")
         return found + check_sizes(self.dropout, self.dtype)
 
 
@@ -108,25 +125,37 @@ def _output_head(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def fresh_pair(layer: LoraLayer, options: Options) -> Pair:
+def fresh_term(layer: LoraLayer, options: Options) -> Term:
     """The numbers a new adapter starts from on ``layer``; they are drawn for the module's first name."""
     name, weight = layer.names[0], layer.weight.detach()
-    rules, device = options.rules, layer.device
-    rank = rules.rank_of(name)
+    rules, device, out, into = options.rules, layer.device, layer.out, layer.into
+    rank, seed = rules.rank_of(name), options.seed
     assert rank is not None
     dtype = options.dtype or torch.promote_types(weight.dtype, torch.float32)
-    down, up = fresh_factors(layer.out, layer.into, rank, seed=options.seed, name=name, embedding=layer.embedding)
-    magnitude = None
-    if options.dora:
-        if weight.is_meta:
-            raise TargetError(f"{layer.label}: DoRA starts from the weight's norms, and the weight has no data yet")
-        rows = weight.T if layer.transposed else weight.flatten(1)
-        magnitude = torch.linalg.vector_norm(rows.to(torch.promote_types(dtype, torch.float32)), dim=1).to(dtype)
-    return Pair(
-        down.to(device, dtype),
-        up.to(device, dtype),
-        magnitude=magnitude,
-        alpha=rules.alpha_of(name),
-        stabilised=options.rslora,
-        dropout=options.dropout,
-    )
+    shared: Shared = {
+        "magnitude": _row_norms(layer, weight, dtype) if options.dora else None,
+        "alpha": rules.alpha_of(name),
+        "stabilised": options.rslora,
+        "dropout": options.dropout,
+    }
+    if options.network == "lora":
+        made = fresh_pair(out, into, rank, seed=seed, name=name, embedding=layer.embedding)
+        return Pair(made["down"].to(device, dtype), made["up"].to(device, dtype), **shared)
+    if shared["alpha"] is None:  # the same scale; LyCORIS cannot read a file without alpha
+        shared["alpha"] = float(rank)
+    if options.network == "loha":
+        made = fresh_hadamard(out, into, rank, seed=seed, name=name)
+        return Hadamard(**{role: value.to(device, dtype) for role, value in made.items()}, **shared)
+    made = fresh_kronecker(out, into, rank, factor=options.factor, both=options.decompose_both, seed=seed, name=name)
+    if "w1" in made and "w2" in made:  # scale 1 whatever alpha says; to say it, LyCORIS stores the network's rank
+        shared["alpha"] = float(options.rank)
+    roles: dict[str, Any] = {role: value.to(device, dtype) for role, value in made.items()}
+    return Kronecker(**roles, **shared)
+
+
+def _row_norms(layer: LoraLayer, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if weight.is_meta:
+        raise TargetError(f"{layer.label}: DoRA starts from the weight's norms, and the weight has no data yet")
+    rows = weight.T if layer.transposed else weight.flatten(1)
+    norms: torch.Tensor = torch.linalg.vector_norm(rows.to(torch.promote_types(dtype, torch.float32)), dim=1)
+    return norms.to(dtype)

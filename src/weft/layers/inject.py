@@ -1,4 +1,4 @@
-"""Put LoRA into a live model, and take it out again.
+"""Put LoRA, LoHa or LoKr into a live model, and take it out again.
 
     inject(model, rank, alpha, targets)   new adapters on the modules meant (`weft.layers.fresh`)
     inject(model, adapter)                an adapter from a file, placed by its names (`weft.layers.placed`)
@@ -19,8 +19,8 @@ from torch import nn
 
 from weft.adapter import Adapter
 from weft.errors import ConfigError, MergeStateError, TargetError
-from weft.layers.factors import to_pair
-from weft.layers.fresh import Options, check_sizes, fresh_pair, meant
+from weft.layers.factors import to_term
+from weft.layers.fresh import Network, Options, check_sizes, fresh_term, meant
 from weft.layers.kinds import kind_of, unfit
 from weft.layers.layer import LoraLayer
 from weft.layers.match import ALL_LINEAR, Targets
@@ -41,6 +41,9 @@ def inject(
     *,
     name: str = "default",
     dropout: float = 0.0,
+    network: Network = "lora",
+    factor: int = -1,
+    decompose_both: bool = False,
     dora: bool = False,
     rslora: bool = False,
     rank_pattern: Mapping[str, int] = _NONE,
@@ -56,6 +59,10 @@ def inject(
     ``rank`` may be an `Adapter`, which brings its own modules and numbers: then only ``name``, ``dropout``,
     ``dtype``, ``allow_tied``, ``freeze`` and ``component`` may be given. Without ``alpha`` the scale is 1.
 
+    ``network``      "lora", "loha" or "lokr", as LyCORIS names and starts them; the last two not on embeddings
+    ``factor``       LoKr: the size of the small factor, where it divides; -1 cuts each axis most evenly
+    ``decompose_both``  LoKr: the small factor too is low-rank where that is smaller. Where both factors come out
+                     full, ``alpha`` has nothing to be divided by and the scale is 1
     ``dtype``        of the new parameters; float32 unless the base is wider, or as the adapter stores them
     ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
                      and a merge gives it a weight of its own
@@ -66,27 +73,29 @@ def inject(
     found = sites(model)
     if isinstance(rank, Adapter):
         given = {"alpha": alpha, "dora": dora, "rslora": rslora, "rank_pattern": rank_pattern,
-                 "alpha_pattern": alpha_pattern, "seed": seed}  # fmt: skip
+                 "alpha_pattern": alpha_pattern, "seed": seed, "network": network != "lora", "factor": factor != -1,
+                 "decompose_both": decompose_both}  # fmt: skip
         _check_alone(given | ({} if targets is ALL_LINEAR else {"targets": True}), dropout, dtype)
         plan = placed(model, rank, found, component)
         layers = _wrapped([site for site, _ in plan], found, allow_tied)
-        pairs = [
-            to_pair(factors, layer.out, layer.into, dtype=dtype, device=layer.device, dropout=dropout)
+        terms = [
+            to_term(factors, layer.out, layer.into, dtype=dtype, device=layer.device, dropout=dropout)
             for layer, (_, factors) in zip(layers.values(), plan, strict=True)
         ]
     else:
         if component is not None:
             raise ConfigError("component chooses a part of an adapter from a file; a new adapter has none")
-        options = Options(rank, alpha, dropout, dora, rslora, rank_pattern, alpha_pattern, seed, dtype)
-        layers = _wrapped(meant(model, found, targets, options), found, allow_tied)
-        pairs = [fresh_pair(layer, options) for layer in layers.values()]
+        options = Options(rank, alpha, dropout, dora, rslora, rank_pattern, alpha_pattern, seed, dtype,
+                          network, factor, decompose_both)  # fmt: skip
+        layers = _wrapped(meant(model, found, targets, options), found, allow_tied, network)
+        terms = [fresh_term(layer, options) for layer in layers.values()]
     if freeze:
         freeze_base(model)
     homes = {id(site.module): site for site in found}
-    for (module, layer), pair in zip(layers.items(), pairs, strict=True):
+    for (module, layer), term in zip(layers.items(), terms, strict=True):
         if layer is not module:
             homes[id(module)].replace(layer)
-        layer.add(name, pair)
+        layer.add(name, term)
     keep_called(found)
     return model
 
@@ -128,12 +137,16 @@ def _check_alone(given: Mapping[str, object], dropout: float, dtype: torch.dtype
         raise ConfigError(problems)
 
 
-def _wrapped(chosen: list[Site], found: list[Site], allow_tied: bool) -> dict[nn.Module, LoraLayer]:
+def _wrapped(
+    chosen: list[Site], found: list[Site], allow_tied: bool, network: Network = "lora"
+) -> dict[nn.Module, LoraLayer]:
     """module -> its layer, not yet in the model; raises with every module that cannot have one."""
     tied, problems = ties(found), []
     for site in chosen:
         if reason := unfit(site.module) or site.unused():
             problems.append(f"{' = '.join(site.names)}: {reason}")
+        elif network != "lora" and (kind := kind_of(site.module)) is not None and kind.embedding:
+            problems.append(f"{' = '.join(site.names)}: an embedding takes LoRA only, not {network}")
         elif (others := tied.get(id(site.module))) and not allow_tied:
             problems.append(
                 f"{' = '.join(site.names)}: its weight is also that of {', '.join(others)}, which would not be "

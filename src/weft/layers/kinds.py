@@ -1,4 +1,4 @@
-"""The layer kinds: how each one applies a low-rank pair, and which modules it can stand for.
+"""The layer kinds: how each one applies a low-rank pair or a whole product, and which modules it can stand for.
 
     Linear      up(down(x)) = (x @ down^T) @ up^T                     W (out, in)
     Conv1D      the same; transformers' GPT-2 layer stores            W (in, out)
@@ -8,6 +8,10 @@
                 so that delta = flat(up) @ flat(down) for any rank and any g
                 (with up (out, rank/g, 1...) each group has rank rows of `down` of its own)
     Embedding   down^T[x] @ up^T                                      W (rows, features) = (in, out)
+
+A whole product (out, into...) takes the weight's place: x @ product^T, or the convolution with the layer's own
+stride, padding, padding mode, dilation and groups. An embedding takes none: to look up a few rows it would have to
+be made for the whole table.
 
 A module that overrides `forward` is tried on a small input once: only if it computes what its kind computes do
 merged and unmerged agree. transformers' Conv1D is known by its structure; nothing is imported for it.
@@ -38,6 +42,9 @@ class LoraLinear(LoraLayer):
         hidden = hidden.reshape(*hidden.shape[:-1], pair.blocks, -1)
         return torch.einsum("...br,bor->...bo", hidden, up.reshape(pair.blocks, -1, up.shape[1])).flatten(-2)
 
+    def through(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)
+
 
 class LoraConv1D(LoraLinear):
     """On transformers' Conv1D: a Linear whose weight is stored (in, out)."""
@@ -60,6 +67,10 @@ class LoraConv(LoraLayer):
         base = cast("nn.Conv2d", self.base)
         hidden = base._conv_forward(x, down, None)
         return _CONVOLUTIONS[up.dim() - 2](hidden, up, groups=groups if groups > 1 else pair.blocks)
+
+    def through(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = cast("nn.Conv2d", self.base)._conv_forward(x, weight, None)
+        return made
 
     def along_outputs(self, vector: torch.Tensor) -> torch.Tensor:
         return vector.reshape(-1, *[1] * (self.weight.dim() - 2))

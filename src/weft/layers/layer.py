@@ -1,16 +1,20 @@
 """A module with adapters: the state of one layer, and the one forward formula.
 
-    y = base(x) + sum over the live adapters of  weight * scale * up(down(dropout(x)))
+    y = base(x) + sum over the live adapters of  weight * scale * op(dropout(x), product)
 
     live: active, of a weight other than 0, and the layer neither merged nor disabled
-    DoRA: V = W + scale * up @ down;  c = magnitude / |V|      |V| over the inputs, no gradient through it
-          y = base(x) + weight * ((c - 1) * (base(x) - bias) + c * scale * up(down(dropout(x))))
+    op:   the layer's own function with another weight and no bias (`through`); a low-rank pair goes in two steps,
+          up(down(x)), and its product is never made (`low_rank`)
+    DoRA: V = W + scale * product;  c = magnitude / |V|      |V| over the inputs, no gradient through it
+          y = base(x) + weight * ((c - 1) * (base(x) - bias) + c * scale * op(dropout(x), product))
 
-The base output is never scaled, and with nothing live the base is called and that is all.
+The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
+for every network: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it. LoHa's and LoKr's products
+are made anew in each forward, in float32, and rounded once to the input's dtype.
 
 A layer takes its module's place in the model and shares its parameter table: the same `Parameter` objects under
 the same names (`<module>.weight`), so nothing is copied and a state dict of the base loads and saves as before.
-An adapter's own parameters are `<module>.adapters.<name>.down` and `.up`.
+An adapter's own parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_a`, ... by role.
 
     merge    W <- round(W + sum of the changes), taken from the original W in float32; in place, one rounding
     unmerge  W <- the saved bits; nothing is ever subtracted
@@ -29,6 +33,7 @@ from torch.nn import functional
 from weft.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from weft.layers.factors import to_factors
 from weft.layers.pair import Pair
+from weft.layers.term import Term
 from weft.ops.delta import change
 
 
@@ -81,6 +86,10 @@ class LoraLayer(nn.Module):
         """up(down(x)), without the scale."""
         raise NotImplementedError(type(self).__name__)
 
+    def through(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The layer's own function with this weight (out, into...), without a bias."""
+        raise NotImplementedError(type(self).__name__)
+
     def along_outputs(self, vector: torch.Tensor) -> torch.Tensor:
         """One number an output, so that it broadcasts over the layer's result."""
         return vector
@@ -91,27 +100,32 @@ class LoraLayer(nn.Module):
         plain: torch.Tensor = self.base(x)
         result = plain
         for name in self._live:
-            pair, weight = self.pair(name), self.weights[name]
-            given = functional.dropout(x, pair.dropout, self.training) if pair.dropout and not self.embedding else x
-            branch = self.low_rank(given, pair, x.dtype if x.is_floating_point() else plain.dtype).to(plain.dtype)
-            if pair.magnitude is None:
-                result = torch.add(result, branch, alpha=weight * pair.scale)
+            term, weight = self.term(name), self.weights[name]
+            given = functional.dropout(x, term.dropout, self.training) if term.dropout and not self.embedding else x
+            dtype = x.dtype if x.is_floating_point() else plain.dtype
+            if isinstance(term, Pair):
+                branch = self.low_rank(given, term, dtype)
             else:
-                result = torch.add(result, self._decomposed(plain, branch, pair), alpha=weight)
+                branch = self.through(given, term.product().to(dtype).reshape(self.out, *self.into))
+            branch = branch.to(plain.dtype)
+            if term.magnitude is None:
+                result = torch.add(result, branch, alpha=weight * term.scale)
+            else:
+                result = torch.add(result, self._decomposed(plain, branch, term), alpha=weight)
         return result
 
-    def _decomposed(self, plain: torch.Tensor, branch: torch.Tensor, pair: Pair) -> torch.Tensor:
+    def _decomposed(self, plain: torch.Tensor, branch: torch.Tensor, term: Term) -> torch.Tensor:
         """(c - 1) * (base(x) - bias) + c * scale * branch"""
-        assert pair.magnitude is not None
-        factor = self.along_outputs(pair.magnitude / self.norms(pair))
+        assert term.magnitude is not None
+        factor = self.along_outputs(term.magnitude / self.norms(term))
         if (bias := self._parameters.get("bias")) is not None:
             plain = plain - self.along_outputs(bias)
-        return (factor - 1).to(plain.dtype) * plain + (factor * pair.scale).to(plain.dtype) * branch
+        return (factor - 1).to(plain.dtype) * plain + (factor * term.scale).to(plain.dtype) * branch
 
     @torch.no_grad()
-    def norms(self, pair: Pair) -> torch.Tensor:
+    def norms(self, term: Term) -> torch.Tensor:
         """|W + scale * product| over the inputs, one a row, in float32."""
-        changed = pair.product() * pair.scale
+        changed = term.product() * term.scale
         weight = self.weight.T if self.transposed else self.weight.flatten(1)
         norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
@@ -122,15 +136,20 @@ class LoraLayer(nn.Module):
     def label(self) -> str:
         return " = ".join(self.names) or type(self).__name__
 
+    def term(self, name: str) -> Term:
+        """What the adapter called ``name`` adds here."""
+        return cast("Term", self.adapters[name])
+
     def pair(self, name: str) -> Pair:
+        """The same, of an adapter that is known to be LoRA."""
         return cast("Pair", self.adapters[name])
 
-    def add(self, name: str, pair: Pair, weight: float = 1.0) -> None:
+    def add(self, name: str, term: Term, weight: float = 1.0) -> None:
         """A new adapter, active from the start."""
         self.require_unmerged("add an adapter")
         if name in self.adapters:
             raise ConfigError(f"{self.label}: an adapter {name!r} is already there; delete it or take another name")
-        self.adapters[name] = pair
+        self.adapters[name] = term
         self.weights[name] = weight
         self.active = (*self.active, name)
         self._refresh()
@@ -227,7 +246,7 @@ class LoraLayer(nn.Module):
     def _woven(self, weight: torch.Tensor) -> torch.Tensor:
         total = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
         for name in self._live:
-            factors = to_factors(self.pair(name), transposed=self.transposed, embedding=self.embedding)
+            factors = to_factors(self.term(name), transposed=self.transposed, embedding=self.embedding)
             total += change(factors, weight, self.weights[name])
         return total
 

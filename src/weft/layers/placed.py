@@ -1,13 +1,13 @@
 """An adapter's factors, one set a module of a live model.
 
-    resolve(adapter, names and shapes of the model)  ->  placements  ->  {module: Lora}
+    resolve(adapter, names and shapes of the model)  ->  placements  ->  {module: Lora | Loha | Lokr}
 
     source rows   some rows of a fused change belong here: `Factors.rows`
     target rows   several parts make up one fused weight: `weft.targets.cut.join`, zeros where no part is
     swap          halves exchanged: `weft.targets.cut.swapped`
 
 Whether a weight is stored as (in, out) is seen on the module: PEFT's `fan_in_fan_out` names the whole model.
-What is no low-rank pair cannot be a layer: it is refused with every module's name, and can be merged instead.
+What is none of the three cannot be a layer: it is refused with every module's name, and can be merged instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from weft.adapter import Adapter, Factors, Lora
+from weft.adapter import Adapter, Factors
 from weft.errors import ConfigError, TargetError
 from weft.layers.factors import obstacle
 from weft.layers.kinds import kind_of, unfit
@@ -36,7 +36,7 @@ def model_index(model: nn.Module) -> ModelIndex:
     return _index(model)[0]
 
 
-def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str | None) -> list[tuple[Site, Lora]]:
+def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str | None) -> list[tuple[Site, Factors]]:
     """What each module of ``model`` receives from ``adapter``."""
     index, own = _index(model)
     chosen = adapter if component is None else _of_component(adapter, component)
@@ -49,7 +49,7 @@ def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str
             raise TargetError(f"{error}\nthe adapter holds {named}: choose one with component=...") from None
         raise
     homes = {name: site for site in found for name in site.names}
-    received: list[tuple[Site, Lora]] = []
+    received: list[tuple[Site, Factors]] = []
     problems: list[str] = []
     for (_, tensor), placements in plan.by_tensor().items():
         name, _, leaf = own.get(tensor, tensor).rpartition(".")
@@ -68,8 +68,8 @@ def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str
     return received
 
 
-def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Lora | str:
-    """The pair a module receives, or why there is none."""
+def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Factors | str:
+    """What a module receives, or why it cannot."""
     if site is None or leaf != "weight":
         return "only the weights of modules take LoRA"
     if reason := unfit(site.module) or site.unused():
@@ -84,15 +84,15 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Lora 
     if len(parts) > 1 or placements[0].target is not None:
         joined = _joined(parts)
         if joined is None:
-            return f"its {len(parts)} parts have no common pair (different scales, or a magnitude on some rows only)"
+            return (
+                f"its {len(parts)} parts have no common pair or product "
+                "(different algorithms, factors or scales, or a magnitude on some rows only)"
+            )
         factors = joined
     kind = kind_of(site.module)
     assert kind is not None
     layer = site.module if isinstance(site.module, LoraLayer) else kind(site.module, site.names)
-    if reason := obstacle(factors, layer.out, layer.into, layer.groups):
-        return reason
-    assert isinstance(factors, Lora)
-    return factors
+    return obstacle(factors, layer.out, layer.into, layer.groups, embedding=layer.embedding) or factors
 
 
 def _part(placement: Placement) -> Factors | str:
@@ -112,7 +112,7 @@ def _part(placement: Placement) -> Factors | str:
 
 
 def _joined(parts: list[tuple[Placement, Factors]]) -> Factors | None:
-    """One pair for a fused weight; rows that no part names stay as they are."""
+    """One set of factors for a fused weight; rows that no part names stay as they are."""
     slots: list[Factors | None] = []
     sizes: list[int] = []
     end, total = 0, parts[0][0].shape[0]

@@ -164,7 +164,10 @@ def refused_kinds() -> dict[str, tuple[dict[str, Tensor], str]]:
     name = "blocks.0.to_q"
     pair = {f"{name}.lora_down.weight": random(0, 2, 6), f"{name}.lora_up.weight": random(1, 6, 2)}
     return {
-        "loha": ({f"{name}.hada_w{i}_{j}": random(i, *(6, 2) if j == "a" else (2, 6)) for i in (1, 2) for j in "ab"}, "loha"),
+        "glora": (
+            {f"{name}.{a}{i}.weight": random(i, *(6, 2) if i == 1 else (2, 6)) for i in (1, 2) for a in "ab"},
+            "glora is neither",
+        ),
         "full": ({f"{name}.diff": random(0, 6, 6)}, "full"),
         "input dora": (pair | {f"{name}.dora_scale": random(2, 1, 6)}, "along the inputs"),
         "bias": ({f"{name}.diff_b": random(0, 6)}, "only the weights"),
@@ -173,7 +176,7 @@ def refused_kinds() -> dict[str, tuple[dict[str, Tensor], str]]:
 
 
 @pytest.mark.parametrize("case", refused_kinds())
-def test_what_is_no_low_rank_pair_is_refused_with_its_name(case: str) -> None:
+def test_what_cannot_be_a_layer_is_refused_with_its_name(case: str) -> None:
     tensors, says = refused_kinds()[case]
     adapter = read({f"diffusion_model.{key}": value for key, value in tensors.items()})
     assert not adapter.problems

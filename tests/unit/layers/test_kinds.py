@@ -13,7 +13,7 @@ from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill,
 from weft.adapter import Lora
 from weft.errors import TargetError
 from weft.layers import eject, inject, lora_layers, merge, unmerge
-from weft.layers.factors import encoded, obstacle, to_factors, to_pair
+from weft.layers.factors import encoded, obstacle, to_factors, to_term
 
 OPTIONS = {
     "lora": {},
@@ -135,7 +135,7 @@ def test_a_grouped_pair_from_a_file_keeps_its_blocks(kind: str) -> None:
         alpha=1.5,
     )
     assert obstacle(factors, layer.out, layer.into, layer.groups) is None
-    layer.add("grouped", to_pair(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
+    layer.add("grouped", to_term(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
     layer.activate(["grouped"])
     assert layer.pair("grouped").blocks == groups
     expected = reference(model, x)
@@ -158,7 +158,7 @@ def test_a_tucker_core(kind: str) -> None:
         alpha=2.0,
     )
     assert obstacle(factors, layer.out, layer.into, layer.groups) is None
-    layer.add("tucker", to_pair(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
+    layer.add("tucker", to_term(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
     layer.activate(["tucker"])
     expected = reference(model, x)
     torch.testing.assert_close(model["layer"](x).double(), expected, rtol=1e-4, atol=1e-4)

@@ -52,9 +52,16 @@ def train(model: nn.Module, steps: int = 60) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("options", [{}, {"dora": True}, {"rslora": True}, {"dropout": 0.2}], ids=str)
+OPTIONS = [
+    {}, {"dora": True}, {"rslora": True}, {"dropout": 0.2}, {"network": "loha"}, {"network": "loha", "dora": True},
+    {"network": "lokr"}, {"network": "lokr", "dropout": 0.2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_loss_falls_and_only_adapters_change(options: dict[str, object]) -> None:
-    model = inject(Net(), 4, 8.0, TARGETS, **options)  # type: ignore[arg-type]
+    targets = TARGETS[1:] if "network" in options else TARGETS  # an embedding takes LoRA only
+    model = inject(Net(), 4, 8.0, targets, **options)  # type: ignore[arg-type]
     before, start = base_bits(model), {name: bits(p) for name, p in model.named_parameters() if p.requires_grad}
     losses = train(model)
     assert losses[-1] < 0.7 * losses[0]
@@ -72,8 +79,9 @@ def test_training_is_repeatable() -> None:
     assert train(inject(Net(), 4, 8.0, TARGETS), 5) == train(inject(Net(), 4, 8.0, TARGETS), 5)
 
 
-def test_bf16_base_trains_float32_adapters() -> None:
-    model = inject(Net().bfloat16(), 4, 8.0, TARGETS)
+@pytest.mark.parametrize("network", ["lora", "loha", "lokr"])
+def test_bf16_base_trains_float32_adapters(network: str) -> None:
+    model = inject(Net().bfloat16(), 4, 8.0, TARGETS if network == "lora" else TARGETS[1:], network=network)  # type: ignore[arg-type]
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     before = base_bits(model)
     losses = train(model)

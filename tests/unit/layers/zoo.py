@@ -1,4 +1,4 @@
-"""Small layers of every kind with inputs for them, and what LoRA on them must compute, written a second time.
+"""Small layers of every kind with inputs for them, and what adapters on them must compute, written a second time.
 
 The reference knows nothing of weft: a float64 copy of the module whose weight is W + the change, by einsum.
 """
@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from weft.layers import LoraLayer, inject, lora_layers
-from weft.layers.pair import Pair
+from weft.layers.hadamard import Hadamard
+from weft.layers.kronecker import Kronecker
+from weft.layers.term import Term
 
 
 class Conv1D(nn.Module):
@@ -70,6 +72,18 @@ KINDS: dict[str, Kind] = {
     "conv2d-same": Kind(lambda: nn.Conv2d(3, 4, (2, 4), padding="same", dilation=2), (2, 3, 6, 6)),
     "conv3d": Kind(lambda: nn.Conv3d(2, 3, (3, 1, 2), padding=(1, 0, 1)), (2, 2, 4, 3, 3)),
 }
+#: what may be trained, with sizes so small that every form of a factor comes up
+NETWORKS: dict[str, dict[str, object]] = {
+    "loha": {"network": "loha"},
+    "loha-dora": {"network": "loha", "dora": True},
+    "loha-rslora": {"network": "loha", "rslora": True},
+    "lokr": {"network": "lokr", "rank": 1},
+    "lokr-full": {"network": "lokr", "rank": 9},
+    "lokr-both": {"network": "lokr", "rank": 1, "factor": 3, "decompose_both": True},
+    "lokr-dora": {"network": "lokr", "rank": 1, "factor": 2, "dora": True},
+}
+#: the kinds that take them: all but embeddings
+OPERATORS = tuple(kind for kind in KINDS if not kind.startswith("embedding"))
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -81,7 +95,7 @@ def fill(model: nn.Module, seed: int = 3, spread: float = 0.5, name: str = "defa
     """Give every number of an adapter a value, so that nothing is proved on zeros."""
     generator = torch.Generator().manual_seed(seed)
     for layer in lora_layers(model).values():
-        for role, parameter in layer.pair(name).named_parameters():
+        for role, parameter in layer.term(name).named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * spread
             with torch.no_grad():
                 parameter.copy_(parameter.float().abs() + noise.abs() if role == "magnitude" else noise)
@@ -95,21 +109,45 @@ def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: obje
     return model
 
 
-def changed_weight(layer: LoraLayer, pair: Pair, weight: torch.Tensor, strength: float) -> torch.Tensor:
-    """W + strength * change, all in float64; W as (out, in, ...)."""
-    up, down = pair.up.detach().double().flatten(1), pair.down.detach().double()
-    if pair.mid is not None:
-        down = torch.einsum("ab...,bi->ai...", pair.mid.detach().double(), down.flatten(1))
-    blocks = []
+def networked(kind: str, network: str, dtype: torch.dtype = torch.float32, **options: object) -> nn.Module:
+    """The same, with one of `NETWORKS`."""
+    model = KINDS[kind].module(dtype=dtype)
+    inject(model, **{"rank": 3, "alpha": 5.0, "targets": ["layer"]} | NETWORKS[network] | options)  # type: ignore[arg-type]
+    fill(model)
+    return model
+
+
+def product_of(term: Term, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """(out, all inputs), every step in ``dtype``."""
+    of = {role: value.detach().to(dtype) for role, value in term.roles().items()}
+
+    def half(a: str, b: str, core: str) -> torch.Tensor:
+        if core in of:
+            return torch.einsum("pq...,po,qi->oi...", of[core], of[a], of[b]).flatten(1)
+        return of[a].flatten(1) @ of[b].flatten(1)
+
+    if isinstance(term, Hadamard):
+        return half("w1_a", "w1_b", "t1") * half("w2_a", "w2_b", "t2")
+    if isinstance(term, Kronecker):
+        left = of["w1"].flatten(1) if "w1" in of else half("w1_a", "w1_b", "")
+        right = of["w2"].flatten(1) if "w2" in of else half("w2_a", "w2_b", "t2")
+        return torch.cat([torch.cat([number * right for number in row], dim=1) for row in left])
+    up, down = of["up"].flatten(1), of["down"]
+    if "mid" in of:
+        down = torch.einsum("ab...,bi->ai...", of["mid"], down.flatten(1))
     count = down.shape[0] // up.shape[1]
-    for rows, columns in zip(up.chunk(count), down.flatten(1).chunk(count), strict=True):
-        blocks.append(rows @ columns)
-    change = pair.scale * torch.cat(blocks).reshape(weight.shape)
-    if pair.magnitude is None:
+    blocks = zip(up.chunk(count), down.flatten(1).chunk(count), strict=True)
+    return torch.cat([rows @ columns for rows, columns in blocks])
+
+
+def changed_weight(layer: LoraLayer, term: Term, weight: torch.Tensor, strength: float) -> torch.Tensor:
+    """W + strength * change, all in float64; W as (out, in, ...)."""
+    change = term.scale * product_of(term).reshape(weight.shape)
+    if term.magnitude is None:
         return weight + strength * change
     turned = weight + change
     norm = turned.flatten(1).norm(dim=1)
-    turned = turned * (pair.magnitude.detach().double() / norm).reshape(-1, *[1] * (weight.dim() - 1))
+    turned = turned * (term.magnitude.detach().double() / norm).reshape(-1, *[1] * (weight.dim() - 1))
     return weight + strength * (turned - weight)
 
 
@@ -121,7 +159,7 @@ def reference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     weight = stored.T if layer.transposed else stored
     total = weight.clone()
     for name in layer.active:
-        total += changed_weight(layer, layer.pair(name), weight, layer.weights[name]) - weight
+        total += changed_weight(layer, layer.term(name), weight, layer.weights[name]) - weight
     base.weight = nn.Parameter(total.T.contiguous() if layer.transposed else total)
     with torch.no_grad():
         return base(x.double() if x.is_floating_point() else x)

@@ -8,6 +8,7 @@
     |   `-- NotMerged      unmerged before merging
     |-- ConfigError        options or a configuration file; collects all problems before it is raised
     |-- RequestError       a request that cannot be served
+    |-- Cancelled          stopped between steps because somebody asked for it
     `-- MemoryBudgetError  the work does not fit the memory it was given
 
 A message names the thing, what was expected, what came and what to do.
@@ -52,6 +53,10 @@ class ConfigError(WeftError):
 
 class RequestError(WeftError):
     """A request that cannot be served."""
+
+
+class Cancelled(WeftError):
+    """The work was stopped on request; nothing is wrong."""
 
 
 class MemoryBudgetError(WeftError):

@@ -126,9 +126,12 @@ def target_of(index: ModelIndex) -> Target:
 
 
 def _encoder(component: Component) -> str:
-    """CLIP-L, OpenCLIP-H and bigG differ in width; anything else here is a T5."""
-    width = component.parts.get("text_model.embeddings.token_embedding.weight", (0, 0))[1]
-    return {768: "clip_l", 1024: "clip_h", 1280: "clip_g"}.get(width, "t5xxl")
+    """T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of no known width goes by its place."""
+    widths = [shape[1] for name, shape in component.parts.items() if name.endswith("embeddings.token_embedding.weight")]
+    if not widths:
+        return "t5xxl"
+    known = {768: "clip_l", 1024: "clip_h", 1280: "clip_g"}.get(widths[0])
+    return known or {"te2": "clip_g"}.get(component.name, "clip_l")
 
 
 def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, dialect: str) -> ModelIndex:

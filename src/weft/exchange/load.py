@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.adapter import Adapter
 from weft.errors import ConfigError, FormatError
-from weft.formats.files import open_container, read_header, shard_files
+from weft.formats.files import network_file, open_container, read_header, shard_files
 from weft.formats.read import read
 from weft.targets.bases import KNOWN, Known, find, known_index
 from weft.targets.index import Component, ModelIndex, component_from_names, index_from_names
@@ -60,12 +60,10 @@ def _open_folder(folder: Path) -> ModelIndex:
 
 
 def _folder_shapes(folder: Path) -> dict[str, Shape]:
-    """One network's tensors: the full-precision file if there are variants, else whatever there is."""
-    indexes = sorted(folder.glob("*.safetensors.index.json"), key=lambda p: len(p.name))
-    if indexes:
-        return _shards_shapes(indexes[0])
-    files = sorted(folder.glob("*.safetensors"), key=lambda p: (len(p.name), p.name))
-    return _shapes(files[0]) if files else {}
+    place = network_file(folder)
+    if place is None:
+        return {}
+    return _shards_shapes(place) if place.name.endswith(".index.json") else _shapes(place)
 
 
 def _shards_shapes(index: Path) -> dict[str, Shape]:

@@ -130,6 +130,15 @@ def _header(path: Path, file: BinaryIO) -> Header:
         raise FormatError(f"{path}: {error}") from None
 
 
+def network_file(folder: Path) -> Path | None:
+    """Where one network's weights lie: an index of shards, or the full-precision file if there are variants."""
+    for pattern in ("*.safetensors.index.json", "*.safetensors"):
+        found = sorted(folder.glob(pattern), key=lambda place: (len(place.name), place.name))
+        if found:
+            return found[0]
+    return None
+
+
 def shard_files(index: Path) -> list[Path]:
     """The files an index of shards names, all of them beside it."""
     return _shards(index, _weight_map(index))

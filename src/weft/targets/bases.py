@@ -90,6 +90,7 @@ KNOWN: tuple[Known, ...] = (
     Known("wan2.1-i2v-14b", (_dit("wan2.1-i2v-14b", "wan"),), ("wan-i2v",), variant_of="wan2.1-t2v-14b"),
     Known("wan2.1-t2v-1.3b", (_dit("wan2.1-t2v-1.3b", "wan"),), ("wan-1.3b", "wan2.1-1.3b")),
     Known("wan2.2-ti2v-5b", (_dit("wan2.2-ti2v-5b", "wan"),), ("wan2.2-5b", "wan-5b")),
+    Known("weft/emoji", (_unet("unet-emoji"), Part("te1", "clip-emoji", "own", "cond_stage_model.transformer.")), ("emoji", "weft-emoji"), ("weft-emoji", "weft/emoji")),
     Known("clip-l", (Part("te1", "clip-l", "own", ""),), ("clip-vit-l-14", "clip-vit-large-patch14")),
     Known("clip-h", (Part("te1", "clip-h", "openclip", "", "clip-h-layer23"),), ("openclip-h", "openclip-vit-h-14")),
     Known("clip-g", (Part("te1", "clip-g", "openclip", ""),), ("openclip-bigg", "clip-bigg", "openclip-vit-bigg-14")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from weft.targets.links import IdentityTable, Table
 from weft.targets.rules import RuleTable
 from weft.targets.unet import UnetTable
+from weft.targets.vae import VaeTable
 
 _DOUBLE_ATTENTION = """
 transformer_blocks.{i}.attn.to_q          double_blocks.{i}.img_attn.qkv   qkv:0
@@ -259,5 +260,5 @@ text_model.final_layer_norm                              ln_final
 OWN = IdentityTable()
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, OWN)
+    table.name: table for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, VaeTable(), OWN)
 }

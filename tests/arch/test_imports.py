@@ -21,6 +21,11 @@ TIERS = {
     "exchange": 3,
     "weights": 3,
     "layers": 3,
+    "models": 4,
+    "generate": 5,
+    "train": 6,
+    "bench": 7,
+    "demo": 8,
     "cli": 9,
     "__main__": 10,
     "__init__": 10,
@@ -35,6 +40,11 @@ ALLOWED = {
     "layers": {"torch"},
     "ops": {"torch", "triton", "numpy"},
     "exchange": set(),
+    "models": {"torch", "numpy", "diffusers", "transformers", "huggingface_hub"},
+    "generate": {"torch", "numpy", "PIL", "pydantic"},
+    "train": {"torch", "numpy", "PIL", "pydantic", "safetensors", "yaml", "accelerate"},
+    "bench": {"numpy", "PIL"},
+    "demo": {"PIL"},
     "cli": {"typer", "rich"},
     "__main__": set(),
     "__init__": set(),
@@ -55,6 +65,8 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module or "")
+            if node.module == "weft":  # `from weft import models` is an import of the package below
+                found |= {f"weft.{alias.name}" for alias in node.names if alias.name in TIERS}
     return found
 
 
@@ -75,6 +87,16 @@ def test_third_party_imports_are_those_of_the_page(path: Path) -> None:
         if root in ("weft", "__future__") or root in sys.stdlib_module_names:
             continue
         assert root in ALLOWED[package_of(path)], f"{path.name} imports {root}"
+
+
+def test_one_package_knows_the_model_libraries() -> None:
+    for library in ("diffusers", "transformers", "huggingface_hub"):
+        assert [package for package, allowed in ALLOWED.items() if library in allowed] == ["models"]
+
+
+def test_every_package_has_a_place() -> None:
+    packages = {package_of(path) for path in FILES}
+    assert packages == TIERS.keys() == ALLOWED.keys()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))

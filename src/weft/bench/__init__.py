@@ -1,0 +1,1 @@
+"""Measuring what adapters and models do."""

@@ -1,0 +1,238 @@
+"""What the demo does, step by step; every step leaves a picture and the commands that make it.
+
+1  base       a sheet of what the model draws by itself
+2  training   a style LoRA from the shipped pictures, with its loss
+3  strength   the same seeds at strength 0, 0.5 and 1
+4  stack      two LoRAs alone and together
+5  edit       image to image, and a repainted part
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from weft.errors import ConfigError
+from weft.exchange.convert import save
+from weft.generate.config import GenerateConfig, LoraChoice
+from weft.generate.pipeline import Pipeline, pipeline
+from weft.generate.sheet import Sheet
+from weft.models import embedded
+
+#: drawn by name, recoloured, on a ground, together: things the model was and was not shown
+BASE = (
+    "red apple", "cat face", "rocket", "pizza", "octopus", "crown",
+    "a blue cat face", "a purple pizza", "a green rocket", "red apple on a blue background", "cat face and dog face",
+    "four butterflies",
+)  # fmt: skip
+SUBJECTS = ("cat face", "pizza", "rocket", "octopus", "a blue cat face")
+STYLE, OTHER = "pixel", "ink"
+CELL = 128
+
+Say = Callable[[str], None]
+Tick = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Chapter:
+    """One step as the page shows it."""
+
+    title: str
+    text: str
+    image: str
+    commands: list[str]
+
+
+@dataclass(slots=True)
+class Story:
+    folder: Path
+    chapters: list[Chapter] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def tell(folder: Path, *, steps: int = 300, say: Say = print, tick: Tick | None = None) -> Story:
+    """Run the whole demo into ``folder``."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: a file; the demo writes into a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    pipe = pipeline(embedded.NAME)
+    story = Story(folder)
+    loaded = time.perf_counter()
+    say(f"{embedded.NAME} is loaded ({loaded - started:.1f} s, imports included)")
+    _base(pipe, story, tick)
+    drawn = time.perf_counter()
+    say(f"base.png: {len(BASE)} pictures, {(drawn - loaded) / len(BASE):.2f} s each")
+    style = _train(pipe, story, steps, tick)
+    trained = time.perf_counter()
+    say(f"{style.name}: {steps} steps in {trained - drawn:.0f} s, {style.stat().st_size / 1e6:.2f} MB")
+    _strengths(pipe, story, style, tick)
+    say("strength.png: the same seeds at strength 0, 0.5 and 1")
+    _stack(pipe, story, style, tick)
+    say("stack.png: two LoRAs, alone and together")
+    _edits(pipe, story, style, tick)
+    say("edit.png: image to image and inpainting")
+    story.facts = {
+        "load": f"{loaded - started:.1f} s",
+        "one picture": f"{(drawn - loaded) / len(BASE):.2f} s",
+        "training": f"{steps} steps, {trained - drawn:.0f} s",
+        "all of it": f"{time.perf_counter() - started:.0f} s",
+    }
+    return story
+
+
+def _draw(pipe: Pipeline, prompt: str, seed: int, loras: tuple[tuple[str, float], ...] = ()) -> Image.Image:
+    choices = tuple(LoraChoice.read(f"{where}:{strength:g}") for where, strength in loras)
+    return pipe(GenerateConfig.of(prompt=prompt, seed=seed, loras=choices)).images[0]
+
+
+def _base(pipe: Pipeline, story: Story, tick: Tick | None) -> None:
+    pictures = []
+    for number, prompt in enumerate(BASE):
+        pictures.append(_draw(pipe, prompt, 7))
+        _tick(tick, "drawing", number + 1, len(BASE))
+    columns = 6
+    rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
+    captioned = [
+        [_captioned(image, BASE[i * columns + j]) for j, image in enumerate(row)] for i, row in enumerate(rows)
+    ]
+    Sheet(captioned, [], []).draw().save(story.folder / "base.png")
+    story.chapters.append(
+        Chapter(
+            "What the model draws",
+            "A Stable Diffusion of 28 MB, trained on Noto emoji. The second row asks for colours, grounds and "
+            "company it never saw together.",
+            "base.png",
+            [f'weft generate "{prompt}" --seed 7' for prompt in BASE],
+        )
+    )
+
+
+def _train(pipe: Pipeline, story: Story, steps: int, tick: Tick | None) -> Path:
+    from weft.train.pictures import captioned_pictures
+    from weft.train.plain import train_style
+
+    captions, pictures = captioned_pictures(embedded.style_folder(STYLE))
+    pipe.swap([])
+    adapter, story.losses = train_style(
+        pipe.model, pictures, captions, steps=steps, seed=1, progress=lambda at, of, _: _tick(tick, "training", at, of)
+    )
+    path = story.folder / f"{STYLE}.safetensors"
+    named = replace(adapter, metadata={"ss_output_name": f"demo-{STYLE}", "ss_base_model_version": embedded.NAME})
+    save(named, path, dialect="kohya", base=embedded.NAME)
+    columns = 8
+    cells = [pictures[i : i + columns] for i in range(0, len(pictures) // columns * columns, columns)]
+    Sheet(cells, [], []).draw(72).save(story.folder / "training.png")
+    story.chapters.append(
+        Chapter(
+            f"A style of {len(pictures)} pictures",
+            f"Rank 8, {steps} steps of 4 pictures, on the CPU. None of the subjects below is among them.",
+            "training.png",
+            [
+                f"weft.train.plain.train_style(model, pictures, captions, steps={steps}, seed=1)",
+                f"weft inspect {story.folder.name}/{path.name}",
+            ],
+        )
+    )
+    return path
+
+
+def _strengths(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
+    values = (0.0, 0.5, 1.0)
+    cells = []
+    for number, subject in enumerate(SUBJECTS):
+        cells.append([_draw(pipe, subject, 11, ((str(style), value),)) for value in values])
+        _tick(tick, "strengths", number + 1, len(SUBJECTS))
+    Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).draw().save(story.folder / "strength.png")
+    lora = f"{story.folder.name}/{style.name}"
+    story.chapters.append(
+        Chapter(
+            "Before and after",
+            "The same seed with the new LoRA at strength 0, 0.5 and 1. Strength 0 is the base, bit for bit.",
+            "strength.png",
+            [f'weft generate "{s}" --seed 11 --lora {lora} --grid strength=0,0.5,1' for s in SUBJECTS],
+        )
+    )
+
+
+def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
+    stacks: list[tuple[str, tuple[tuple[str, float], ...]]] = [
+        ("base", ()),
+        (f"{STYLE} 1", ((str(style), 1.0),)),
+        (f"{OTHER} 1", ((OTHER, 1.0),)),
+        (f"{STYLE} 0.7 + {OTHER} 0.5", ((str(style), 0.7), (OTHER, 0.5))),
+    ]
+    cells = []
+    for number, subject in enumerate(SUBJECTS):
+        cells.append([_draw(pipe, subject, 11, loras) for _, loras in stacks])
+        _tick(tick, "stacking", number + 1, len(SUBJECTS))
+    Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).draw().save(story.folder / "stack.png")
+    lora = f"{story.folder.name}/{style.name}"
+    story.chapters.append(
+        Chapter(
+            "Two LoRAs at once",
+            f"The one just trained and the shipped `{OTHER}`, each alone and woven together. Swapping takes "
+            "milliseconds, and taking both out again restores the base's bits.",
+            "stack.png",
+            [f'weft generate "{s}" --seed 11 --lora {lora}:0.7 --lora {OTHER}:0.5' for s in SUBJECTS],
+        )
+    )
+
+
+def _edits(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
+    start = _draw(pipe, "red apple", 7)
+    start.save(story.folder / "apple.png")
+    mask = Image.new("L", start.size, 0)
+    ImageDraw.Draw(mask).rectangle((0, 64, 127, 127), fill=255)
+    mask.save(story.folder / "mask.png")
+    edits = [
+        ("start", start),
+        ("green apple, 0.6", pipe("green apple", seed=3, init=start, strength=0.6).images[0]),
+        (f"{STYLE}, 0.5", pipe("red apple", seed=3, init=start, strength=0.5, loras=[str(style)]).images[0]),
+        ("mask", mask.convert("RGB")),
+        ("repainted: pizza", pipe("pizza", seed=5, init=start, mask=mask, strength=1.0, feather=6).images[0]),
+    ]
+    _tick(tick, "editing", 1, 1)
+    Sheet([[image for _, image in edits]], [name for name, _ in edits], []).draw().save(story.folder / "edit.png")
+    name = story.folder.name
+    story.chapters.append(
+        Chapter(
+            "From a picture",
+            "Image to image at strength 0.6 and, with the LoRA, 0.5; and one half repainted. What the mask leaves black "
+            "keeps its bits.",
+            "edit.png",
+            [
+                f'weft generate "red apple" --seed 7 -o {name}/apple.png',
+                f'weft generate "green apple" --seed 3 --init {name}/apple.png --strength 0.6',
+                f'weft generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {name}/{style.name}',
+                f'weft generate "pizza" --seed 5 --init {name}/apple.png --mask {name}/mask.png --strength 1 --feather 6',
+            ],
+        )
+    )
+
+
+def _captioned(image: Image.Image, text: str) -> Image.Image:
+    """A picture with its caption below, as wide as the picture."""
+    from weft.generate.sheet import FAINT, PAPER, font
+
+    paper = Image.new("RGB", (image.width, image.height + 30), PAPER)
+    paper.paste(image, (0, 0))
+    pen, words = ImageDraw.Draw(paper), text.split()
+    small = font(11)
+    lines = [""]
+    for word in words:
+        longer = f"{lines[-1]} {word}".strip()
+        lines = [*lines[:-1], longer] if pen.textlength(longer, font=small) <= image.width - 6 else [*lines, word]
+    for number, line in enumerate(lines[:2]):
+        pen.text((image.width / 2, image.height + 3 + number * 13), line, fill=FAINT, font=small, anchor="mt")
+    return paper
+
+
+def _tick(tick: Tick | None, what: str, at: int, of: int) -> None:
+    if tick is not None:
+        tick(what, at, of)

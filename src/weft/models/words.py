@@ -1,0 +1,29 @@
+"""Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.errors import FormatError
+from weft.formats.files import network_file
+
+
+def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """(model, tokenizer) of a folder; no code in it is ever run."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if network_file(folder) is None:
+        raise FormatError(f"{folder}: no .safetensors weights in this folder")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(
+            f"{folder}: not a causal language model that can be read: {str(error).splitlines()[0]}"
+        ) from None
+    return model.to(device).eval().requires_grad_(False), tokenizer

@@ -1,0 +1,224 @@
+"""The same picture as diffusers, for every family: text to image, LoRAs, image to image, inpainting, samplers.
+
+Both sides read one folder and one seed. Nothing here knows how a picture comes about: whatever differs in tokens,
+encoders, noise, schedule, guidance, merging or decoding shows in the pixels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from tests.peers import tiny_models as tiny  # noqa: E402
+from weft.generate.pipeline import Pipeline  # noqa: E402
+from weft.models import samplers, shipped  # noqa: E402
+from weft.models.model import load_model  # noqa: E402
+
+PROMPT = "a red apple on a wooden table, 4k"
+SEED, STEPS, SIDE = 7, 3, 64
+#: one step of rounding, where sums are taken in another order: a LoRA beside the weight instead of in it, or tensors
+#: of another layout in memory; everything else is equal
+CLOSE = 1
+FAR = 8  #: the largest difference of two pictures, where it should show
+
+GUIDED = {"sdxl-turbo": 0.0, "flux1-schnell": 0.0, "flux1-dev": 3.5}
+TEXT_TO_IMAGE = tuple(variant for variant in tiny.VARIANTS if "inpaint" not in variant)
+INPAINTING = tuple(variant for variant in tiny.VARIANTS if "inpaint" in variant)
+CLASSES = {
+    "sd1": "StableDiffusion", "sd2": "StableDiffusion", "sdx": "StableDiffusionXL", "sd3": "StableDiffusion3",
+    "flu": "Flux",
+}  # fmt: skip
+SAMPLERS = {
+    "euler": "EulerDiscreteScheduler", "euler_ancestral": "EulerAncestralDiscreteScheduler", "ddim": "DDIMScheduler",
+    "ddpm": "DDPMScheduler", "dpm_solver_multistep": "DPMSolverMultistepScheduler", "uni_pc": "UniPCMultistepScheduler",
+}  # fmt: skip
+
+
+@cache
+def ours(variant: str) -> Pipeline:
+    with tiny.quick_tokenizers():
+        return Pipeline(load_model(tiny.folder(variant)))
+
+
+@cache
+def _loaded(variant: str) -> Any:
+    kind = "InpaintPipeline" if "inpaint" in variant else "Pipeline"
+    given = {part: tiny.tokenizer(variant, part) for part in shipped.folders(variant) if part.startswith("tokenizer")}
+    return getattr(diffusers, CLASSES[variant[:3]] + kind).from_pretrained(tiny.folder(variant), **given)
+
+
+def theirs(variant: str, task: str = "", sampler: str | None = None, **options: Any) -> Any:
+    """diffusers' pipeline for a task, with the scheduler weft chooses unless another is named."""
+    found = _loaded(variant)
+    pipe = getattr(diffusers, f"{CLASSES[variant[:3]]}{task}Pipeline")(**found.components)
+    pipe.set_progress_bar_config(disable=True)
+    flow = variant.startswith(("sd3", "flux"))
+    sampler = sampler or samplers.own_sampler(found.scheduler.config)
+    kind = "FlowMatchEulerDiscreteScheduler" if flow and sampler == "euler" else SAMPLERS[sampler]
+    if flow and sampler != "euler":
+        options |= {
+            "use_flow_sigmas": True,
+            "prediction_type": "flow_prediction",
+            "flow_shift": found.scheduler.config.shift,
+        }
+    pipe.scheduler = getattr(diffusers, kind).from_config(found.scheduler.config, **options)
+    return pipe
+
+
+def asked(variant: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One request in both vocabularies."""
+    guidance = GUIDED.get(variant, 5.0)
+    negative = "blurry, dark" if not variant.startswith("flux") and guidance > 1 else ""
+    common: dict[str, Any] = {"negative_prompt": negative} if negative else {}
+    steps = more.pop("steps", STEPS)
+    mine = common | {"steps": steps, "guidance": guidance, "seed": SEED, "width": SIDE, "height": SIDE} | more
+    other = common | {"num_inference_steps": steps, "guidance_scale": guidance, "height": SIDE, "width": SIDE} | more
+    other["generator"] = torch.Generator("cpu").manual_seed(SEED)
+    if variant == "flux1-schnell":
+        other["max_sequence_length"] = 256
+    return mine, other
+
+
+def pixels(picture: Image.Image) -> np.ndarray:
+    return np.asarray(picture).astype(int)
+
+
+def difference(one: Image.Image, other: Image.Image) -> int:
+    """The largest of any pixel."""
+    assert one.size == other.size
+    return int(np.abs(pixels(one) - pixels(other)).max())
+
+
+def assert_same(mine: Image.Image, other: Image.Image, close: int = CLOSE) -> None:
+    spread, found = float(pixels(mine).std()), difference(mine, other)
+    assert spread > 20, "a picture of one colour proves nothing"
+    assert found <= close
+
+
+def assert_other(mine: Image.Image, other: Image.Image) -> None:
+    found = difference(mine, other)
+    assert found > FAR
+
+
+def picture(seed: int = 0) -> Image.Image:
+    """Something with edges and colours."""
+    rng = np.random.default_rng(seed)
+    return Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
+        (SIDE, SIDE), Image.Resampling.BICUBIC
+    )
+
+
+def hole() -> Image.Image:
+    """Off the grid of the latents on two sides."""
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    mask[13:48, 16:43] = 255
+    return Image.fromarray(mask)
+
+
+@pytest.mark.parametrize("variant", TEXT_TO_IMAGE)
+def test_text_to_image(variant: str) -> None:
+    mine, other = asked(variant)
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium"])
+def test_an_empty_negative_prompt_is_none_at_all(variant: str) -> None:
+    mine, other = asked(variant)
+    del mine["negative_prompt"], other["negative_prompt"]
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev"])
+def test_a_picture_that_is_not_square(variant: str) -> None:
+    mine, other = asked(variant)
+    mine["width"] = other["width"] = 2 * SIDE
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "dialect"),
+    [
+        (variant, "diffusers" if variant.startswith(("sd3", "flux")) else "kohya")  # all that diffusers reads of these
+        for variant in TEXT_TO_IMAGE
+    ],
+)
+def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
+    """On the denoiser and the text encoders; the picture without it is another one."""
+    file = tiny.lora(tmp_path / "style.safetensors", variant, dialect=dialect)
+    mine, other = asked(variant)
+    pipe = theirs(variant)
+    try:
+        pipe.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name="style")
+        pipe.set_adapters(["style"], [0.7])
+        wanted = pipe(PROMPT, **other).images[0]
+    finally:
+        pipe.unload_lora_weights()
+    plain = ours(variant)(PROMPT, **mine).images[0]
+    found = ours(variant)(PROMPT, **mine, loras=[f"{file}:0.7"]).images[0]
+    assert_other(plain, wanted)
+    assert_same(found, wanted)
+    encoders = ours(variant)(PROMPT, **mine, loras=[{"path": str(file), "te": 0.7, "unet": 0.0}]).images[0]
+    assert pixels(encoders).tolist() != pixels(plain).tolist()
+    assert_same(ours(variant)(PROMPT, **mine).images[0], plain, 0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "strength"), [(variant, 0.6) for variant in TEXT_TO_IMAGE] + [("sd1.5", 1.0), ("flux1-dev", 1.0)]
+)
+def test_image_to_image(variant: str, strength: float) -> None:
+    mine, other = asked(variant, steps=4, strength=strength)
+    if variant.startswith("sd") and not variant.startswith("sd3"):
+        del other["width"], other["height"]  # taken from the picture
+    found = ours(variant)(PROMPT, init=picture(), **mine).images[0]
+    assert_same(found, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0], 0)
+    if strength < 1:
+        assert_other(found, ours(variant)(PROMPT, init=picture(1), **mine).images[0])
+
+
+@pytest.mark.parametrize("strength", [0.6, 1.0])
+@pytest.mark.parametrize("variant", ["sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", *INPAINTING])
+def test_inpainting(variant: str, strength: float) -> None:
+    mine, other = asked(variant, steps=4, strength=strength)
+    pipe = theirs(variant, "Inpaint")
+    found = ours(variant)(PROMPT, init=picture(), mask=hole(), keep_unmasked=False, **mine).images[0]
+    if variant.startswith("sd3"):  # diffusers forgets the autoencoder's shift when it decodes here, and only here
+        latents = pipe(PROMPT, image=picture(), mask_image=hole(), output_type="latent", **other).images
+        latents = latents / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor
+        with torch.no_grad():
+            wanted = pipe.image_processor.postprocess(pipe.vae.decode(latents).sample)[0]
+    else:
+        wanted = pipe(PROMPT, image=picture(), mask_image=hole(), **other).images[0]
+    assert_same(found, wanted)
+    assert_other(found, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
+
+
+@pytest.mark.parametrize("sampler", samplers.SAMPLERS)
+def test_samplers(sampler: str) -> None:
+    mine, other = asked("sd1.5", steps=5)
+    found = ours("sd1.5")(PROMPT, sampler=sampler, **mine).images[0]
+    assert_same(found, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0], 0)
+
+
+@pytest.mark.parametrize(
+    ("variant", "sampler"),
+    [
+        (variant, sampler)
+        for variant in ("sd3-medium", "flux1-dev", "flux1-schnell")
+        for sampler in samplers.FLOW_SAMPLERS
+        if (variant, sampler) != ("flux1-schnell", "dpm_solver_multistep")  # diffusers refuses this pair
+    ],
+)
+def test_flow_samplers(variant: str, sampler: str) -> None:
+    mine, other = asked(variant, steps=5)
+    found = ours(variant)(PROMPT, sampler=sampler, **mine).images[0]
+    assert_same(found, theirs(variant, sampler=sampler)(PROMPT, **other).images[0], 0)

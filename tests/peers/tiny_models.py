@@ -1,0 +1,199 @@
+"""Whole diffusion models of every family, a few megabytes each: the published configurations with small numbers in them.
+
+Only widths and depths differ from the models people use: classes, tokenizers, schedulers, activations and options are
+those of the variant. Every parameter is random, biases and norms too, since a layer that starts at zero would hide
+whatever goes wrong in it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+import transformers
+
+from tests.peers.models import adapter_from, index_of, random_lora
+from weft.adapter import Tensor
+from weft.exchange.convert import rewrite
+from weft.formats.files import write_file
+from weft.models import folder as reading
+from weft.models import shipped
+from weft.models.blueprint import CLASSES
+from weft.models.variants import find_variant
+
+#: every variant whose structure differs from the others'
+VARIANTS = (
+    "sd1.5", "sd1.5-inpaint", "sd2.1", "sd2-inpaint", "sdxl", "sdxl-turbo", "sdxl-inpaint", "sd3-medium",
+    "sd3.5-medium", "flux1-dev", "flux1-schnell",
+)  # fmt: skip
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+_CLIPS = (transformers.CLIPTextModel, transformers.CLIPTextModelWithProjection)
+
+WIDTH, SECOND = 16, 24  # of the CLIPs: two that differ, so that no file fits the wrong one
+_CLIP = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 3,
+         "projection_dim": WIDTH}  # fmt: skip
+_VAE = {"block_out_channels": [4, 4, 8, 8], "layers_per_block": 1, "norm_num_groups": 2, "sample_size": 64}
+_SD = {"block_out_channels": [8, 8, 16, 16], "cross_attention_dim": WIDTH, "layers_per_block": 1, "norm_num_groups": 4,
+       "sample_size": 8}  # fmt: skip
+_SDXL = {"block_out_channels": [8, 16, 16], "cross_attention_dim": WIDTH + SECOND, "attention_head_dim": [2, 2, 4],
+         "layers_per_block": 2, "norm_num_groups": 4, "sample_size": 8, "transformer_layers_per_block": [1, 1, 2],
+         "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 6 * 8 + SECOND}  # fmt: skip
+_SD3 = {"attention_head_dim": 8, "num_attention_heads": 2, "caption_projection_dim": 16, "num_layers": 3,
+        "joint_attention_dim": WIDTH + SECOND, "pooled_projection_dim": WIDTH + SECOND, "pos_embed_max_size": 12,
+        "sample_size": 8}  # fmt: skip
+_FLUX = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "num_attention_heads": 2, "num_layers": 2,
+         "num_single_layers": 2, "joint_attention_dim": WIDTH + SECOND, "pooled_projection_dim": WIDTH}  # fmt: skip
+_T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
+
+_PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux"}
+_TOKENIZERS: dict[str, Any] = {}
+_KEEP = tempfile.TemporaryDirectory(prefix="weft-tiny-")  # until the process ends
+
+
+@cache
+def folder(variant: str) -> Path:
+    """A model of this variant as diffusers saves it."""
+    place = Path(_KEEP.name) / f"tiny-{variant}"
+    for library in (diffusers, transformers):
+        library.utils.logging.disable_progress_bar()
+    pipeline(variant).save_pretrained(place, safe_serialization=True)
+    return place
+
+
+@cache
+def pipeline(variant: str) -> Any:
+    """The pipeline that is saved; nobody changes it."""
+    known = find_variant(variant)
+    assert known is not None
+    parts: dict[str, Any] = {}
+    for number, part in enumerate(shipped.folders(variant)):
+        class_name, config = shipped.component_config(variant, part)
+        if part.startswith("tokenizer"):
+            parts[part] = tokenizer(variant, part)
+        elif part == "scheduler":
+            parts[part] = getattr(diffusers, class_name).from_config(config)
+        else:
+            parts[part] = _network(class_name, config | _small(variant, part, class_name), 100 * len(variant) + number)
+    kind = _PIPELINES[known.family] + ("InpaintPipeline" if known.inpaint else "Pipeline")
+    if known.family == "sd":
+        parts |= {"safety_checker": None, "feature_extractor": None, "requires_safety_checker": False}
+    return getattr(diffusers, kind)(**parts)
+
+
+def tokenizer(variant: str, part: str) -> Any:
+    """There are three: two of CLIP that differ in their padding, and T5's."""
+    config = str(shipped.component_config(variant, part))
+    if config not in _TOKENIZERS:
+        _TOKENIZERS[config] = shipped.tokenizer(variant, part)
+    return _TOKENIZERS[config]
+
+
+@contextmanager
+def quick_tokenizers() -> Iterator[None]:
+    """Reading a vocabulary takes longer than all else in a tiny model, and there are three: each is read once."""
+    real = reading._tokenizer
+
+    def remembered(place: Path, class_name: str) -> Any:
+        pad = json.loads((place / "tokenizer_config.json").read_text())["pad_token"]
+        key = f"{class_name} {pad}"
+        if key not in _TOKENIZERS:
+            _TOKENIZERS[key] = real(place, class_name)
+        return _TOKENIZERS[key]
+
+    reading._tokenizer = remembered
+    try:
+        yield
+    finally:
+        reading._tokenizer = real
+
+
+def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
+    if class_name == "UNet2DConditionModel":
+        heads = {"attention_head_dim": [2, 2, 4, 4]} if variant.startswith("sd2") else {"attention_head_dim": 2}
+        return _SDXL if variant.startswith("sdxl") else _SD | heads
+    if class_name == "SD3Transformer2DModel":
+        return _SD3 | ({"dual_attention_layers": [0, 1]} if variant == "sd3.5-medium" else {})
+    sizes = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5}
+    second = {"hidden_size": SECOND, "projection_dim": SECOND} if part == "text_encoder_2" else {}
+    return sizes.get(class_name, _CLIP | second)
+
+
+def _network(class_name: str, config: dict[str, Any], seed: int) -> torch.nn.Module:
+    if CLASSES[class_name] == "diffusers":
+        made = getattr(diffusers, class_name).from_config(config)
+    else:
+        kind = getattr(transformers, class_name)
+        made = kind(kind.config_class.from_dict(config))
+    randomise(made, seed)
+    return made.eval()
+
+
+def randomise(network: torch.nn.Module, seed: int) -> None:
+    """Numbers that keep the size of what passes through: every one matters, none overflows."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.dim() == 1:
+                weight.copy_(0.1 * noise if name.endswith("bias") else 1 + 0.1 * noise)
+            elif "embed" in name and weight.shape[0] > 1000:  # a vocabulary
+                weight.copy_(0.5 * noise)
+            else:
+                weight.copy_(noise / weight[0].numel() ** 0.5)
+
+
+def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 4) -> Path:
+    """A LoRA on attention and feed-forward of the denoiser and of every CLIP, with an alpha of half its rank."""
+    pipe = pipeline(variant)
+    prefix = "unet." if hasattr(pipe, "unet") else "transformer."
+    networks = {"unet": getattr(pipe, prefix[:-1])}
+    tensors = random_lora(prefix, networks["unet"], _layer, alpha=rank / 2, ranks=(rank,))
+    clips = {part: clip for part in ENCODERS if isinstance(clip := getattr(pipe, part, None), _CLIPS)}
+    beside: dict[str, Tensor] = {}  # encoders in kohya's spelling, which is theirs by number
+    for number, (part, clip) in enumerate(clips.items(), 1):
+        inside = getattr(clip, "text_model", clip)
+        found = random_lora(f"{part}.text_model.", inside, _encoder_layer, alpha=rank / 2, ranks=(rank,))
+        if dialect == "kohya":
+            root = "lora_te" if len(clips) == 1 else f"lora_te{number}"
+            beside |= {_kohya(key.replace(part, root, 1)): value for key, value in found.items()}
+        else:
+            networks[f"te{number}"] = clip
+            tensors |= found
+    written = rewrite(adapter_from(tensors), dialect, index_of(**networks))
+    assert not written.lost
+    both = written.tensors | beside
+    stirred = {key: _stirred(value, seed, number) for number, (key, value) in enumerate(sorted(both.items()))}
+    downs = ("lora_A.weight", "lora_down.weight")
+    assert sum(key.endswith(downs) for key in stirred) == sum(key.endswith(downs) for key in (*tensors, *beside))
+    return write_file(place, stirred, written.metadata)
+
+
+def _kohya(key: str) -> str:
+    module, _, leaf = key.replace("lora_A", "lora_down").replace("lora_B", "lora_up").rpartition(".lora_")
+    if not module:
+        module, leaf = key.removesuffix(".alpha"), ""
+    return f"{module.replace('.', '_')}.{f'lora_{leaf}' if leaf else 'alpha'}"
+
+
+def _layer(name: str) -> bool:
+    return name.split(".")[-1] != "attn" and (".attn" in name or ".ff" in name)
+
+
+def _encoder_layer(name: str) -> bool:
+    return ".self_attn." in name or ".mlp." in name
+
+
+def _stirred(tensor: Tensor, seed: int, number: int) -> Tensor:
+    """Other numbers for every file and every tensor; an alpha stays what it is."""
+    if not tensor.shape:
+        return tensor
+    numbers = np.random.default_rng((seed, number)).standard_normal(tensor.shape) * 0.35
+    return Tensor("F32", tensor.shape, numbers.astype("<f4").tobytes())

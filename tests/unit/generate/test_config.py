@@ -1,0 +1,92 @@
+"""A request is checked whole: every limit, all problems at once, in words that name the field."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.generate.config import GenerateConfig, LoraChoice, read_loras
+from weft.generate.find import LoraFinder, checked_request
+
+EDGES = [
+    ("steps", 1, 150, 0, 151),
+    ("guidance", 0.0, 30.0, -0.1, 30.1),
+    ("width", 64, 4096, 56, 4104),
+    ("height", 64, 4096, 60, 4100),
+    ("seed", -1, 2**64 - 1, -2, 2**64),
+    ("strength", 0.0, 1.0, -0.01, 1.01),
+    ("count", 1, 100, 0, 101),
+    ("clip_skip", 1, 12, 0, 13),
+    ("feather", 0, 256, -1, 257),
+]
+
+
+@pytest.mark.parametrize(("field", "low", "high", "below", "above"), EDGES)
+def test_limits_hold_at_their_edges(field: str, low: float, high: float, below: float, above: float) -> None:
+    for value in (low, high):
+        assert getattr(GenerateConfig.of(prompt="x", **{field: value}), field) == value
+    for value in (below, above, "many", math.nan):
+        with pytest.raises(ConfigError, match=field):
+            GenerateConfig.of(prompt="x", **{field: value})
+
+
+def test_sizes_are_multiples_of_eight() -> None:
+    with pytest.raises(ConfigError, match=r"width.*multiple of 8"):
+        GenerateConfig.of(prompt="x", width=100)
+
+
+def test_all_problems_come_back_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        GenerateConfig.of(prompt=" ", steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
+    told = "\n".join(caught.value.problems)
+    for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
+        assert word in told
+    assert len(caught.value.problems) == 7
+
+
+def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        checked_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
+    told = "\n".join(caught.value.problems)
+    assert "steps" in told and "gone" in told and "absent" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pixel", {"name": "pixel", "te": 1.0, "unet": 1.0}),
+        ("pixel:0.8", {"name": "pixel", "te": 0.8, "unet": 0.8}),
+        ("pixel:0.2:0.9", {"name": "pixel", "te": 0.2, "unet": 0.9}),
+        ("dir/a.safetensors:-1.5", {"path": "dir/a.safetensors", "te": -1.5, "unet": -1.5}),
+        ("C:\\a.safetensors", {"path": "C:\\a.safetensors", "te": 1.0, "unet": 1.0}),
+        ("a:b:0.5", {"name": "a:b", "te": 0.5, "unet": 0.5}),
+    ],
+)
+def test_choices_are_read_from_text(text: str, expected: dict[str, object]) -> None:
+    choice = LoraChoice.read(text)
+    found = {"path": choice.path, "name": choice.name, **choice.strengths()}
+    assert {key: value for key, value in found.items() if value is not None} == expected
+
+
+def test_a_choice_needs_one_place() -> None:
+    for wrong in ({}, {"name": "a", "path": "b"}, {"name": "a", "strength": math.inf}, {"nam": "a"}):
+        with pytest.raises(ConfigError):
+            read_loras([wrong])
+
+
+@pytest.mark.parametrize(
+    ("said", "sampler", "schedule"),
+    [
+        ("Euler a", "euler_ancestral", "simple"),
+        ("DPM++ 2M Karras", "dpm_solver_multistep", "karras"),
+        ("dpmpp", "dpm_solver_multistep", "simple"),
+        ("UniPC", "uni_pc", "simple"),
+        ("DDIM", "ddim", "simple"),
+    ],
+)
+def test_samplers_by_the_names_others_use(said: str, sampler: str, schedule: str) -> None:
+    config = GenerateConfig.of(prompt="x", sampler=said)
+    assert (config.sampler, config.schedule) == (sampler, schedule)

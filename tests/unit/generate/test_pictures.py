@@ -1,0 +1,88 @@
+"""Pictures of any size in, multiples of a patch inside, and untouched pixels out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from weft.errors import RequestError
+from weft.generate.pictures import open_mask, open_picture, pasted, to_picture, to_tensor, working_size
+from weft.generate.sheet import Sheet
+
+
+def noise(size: tuple[int, int], seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+@given(st.integers(1, 6000), st.integers(1, 6000), st.sampled_from([128, 512, 1024]), st.sampled_from([8, 16]))
+def test_the_working_size_is_always_allowed(width: int, height: int, native: int, patch: int) -> None:
+    for side in working_size((width, height), native, patch):
+        assert side % patch == 0 and 64 <= side <= 4096
+
+
+def test_a_picture_near_the_models_size_keeps_its_own() -> None:
+    assert working_size((512, 768), 512, 8) == (512, 768)
+    assert working_size((4000, 3000), 512, 8) == (592, 440)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 40), st.integers(0, 10_000))
+def test_pixels_outside_the_mask_keep_their_bits(feather: int, seed: int) -> None:
+    old, new = noise((61, 47), seed), noise((61, 47), seed + 1)
+    hole = np.random.default_rng(seed).random((47, 61)) < 0.3
+    mask = Image.fromarray((hole * 255).astype(np.uint8))
+    found = np.asarray(pasted(new, old, mask, feather))
+    assert (found[~hole] == np.asarray(old)[~hole]).all()
+    if feather == 0:
+        assert (found[hole] == np.asarray(new)[hole]).all()
+
+
+def test_feathering_fades_inside_the_mask() -> None:
+    old, new = Image.new("RGB", (64, 64), "black"), Image.new("RGB", (64, 64), "white")
+    mask = Image.new("L", (64, 64), 0)
+    mask.paste(255, (32, 0, 64, 64))
+    row = np.asarray(pasted(new, old, mask, 12))[32, :, 0].astype(int)
+    assert (row[:32] == 0).all() and row[63] == 255
+    assert 0 <= row[32] < 128 < row[44] and (np.diff(row) >= 0).all()
+
+
+def test_numbers_and_pixels_are_inverse() -> None:
+    picture = noise((24, 16), 3)
+    assert to_picture(to_tensor(picture, (24, 16))).tobytes() == picture.tobytes()
+
+
+def test_transparency_is_white_and_masks_are_black_and_white() -> None:
+    clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
+    assert open_picture(clear, "init").getpixel((0, 0)) == (255, 255, 255)
+    grey = Image.new("L", (4, 4), 127)
+    grey.putpixel((1, 1), 128)
+    mask = open_mask(grey, (8, 8))
+    assert mask.size == (8, 8) and sorted({v for _, v in mask.getcolors()}) == [0, 255]
+
+
+def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"init .*gone.png: no such file"):
+        open_picture(tmp_path / "gone.png", "init")
+    (tmp_path / "text.png").write_text("hello")
+    with pytest.raises(RequestError, match=r"text.png: not a picture"):
+        open_picture(tmp_path / "text.png", "init")
+    whole = tmp_path / "cut.png"
+    noise((64, 64), 1).save(whole)
+    whole.write_bytes(whole.read_bytes()[:600])
+    with pytest.raises(RequestError, match=r"cut.png: not a picture"):
+        open_picture(whole, "mask")
+
+
+def test_a_sheet_has_room_for_every_cell_and_label() -> None:
+    cells = [[noise((32, 32), i * 3 + j) for j in range(3)] for i in range(2)]
+    plain = Sheet(cells, [], []).draw()
+    labelled = Sheet(cells, ["a", "b", "c"], ["first row", "second"], "a title").draw()
+    assert labelled.width > plain.width and labelled.height > plain.height
+    raw = plain.tobytes()
+    assert all(cell.crop((0, 0, 32, 1)).tobytes() in raw for row in cells for cell in row)

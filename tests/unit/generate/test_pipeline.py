@@ -1,0 +1,194 @@
+"""Requests on the model inside the package: seeds, stacks, pictures in, progress, cancelling, errors before work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from weft.errors import Cancelled, ConfigError
+from weft.generate.config import GenerateConfig
+from weft.generate.denoise import Progress
+from weft.generate.pipeline import Pipeline, pipeline
+from weft.generate.sweep import Axis, compare, sweep
+from weft.models import embedded
+from weft.models.samplers import SAMPLERS, SCHEDULES, problems
+
+QUICK = {"steps": 4, "seed": 7}
+SD15 = Path(__file__).parents[2] / "data" / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Iterator[Pipeline]:
+    yield pipeline("weft/emoji", device="cpu")
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image, dtype=np.int16)
+
+
+def bits(pipe: Pipeline) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in pipe.model.denoiser.state_dict().items()}
+
+
+def test_the_same_seed_gives_the_same_bits_after_other_work_and_swaps(pipe: Pipeline) -> None:
+    first = pipe("cat face", loras=["pixel:0.8"], **QUICK).images[0]
+    pipe("rocket", loras=["ink:1", "pixel:-0.3"], steps=2, seed=1)
+    pipe("pizza", steps=2, seed=2)
+    again = pipe("cat face", loras=["pixel:0.8"], **QUICK).images[0]
+    other = pipe("cat face", loras=["pixel:0.8"], steps=4, seed=8).images[0]
+    assert first.tobytes() == again.tobytes() != other.tobytes()
+
+
+def test_pictures_of_a_batch_are_those_of_their_seeds(pipe: Pipeline) -> None:
+    several = pipe("cat face", steps=2, seed=3, count=3)
+    assert [record["config"]["seed"] for record in several.records] == [3, 4, 5]
+    assert several.images[2].tobytes() == pipe("cat face", steps=2, seed=5).images[0].tobytes()
+
+
+def test_loras_of_a_request_are_woven_for_it_only(pipe: Pipeline) -> None:
+    before = bits(pipe)
+    plain = pipe("cat face", **QUICK).images[0]
+    styled = pipe("cat face", loras=["pixel:1"], **QUICK)
+    zero = pipe("cat face", loras=["pixel:0"], **QUICK).images[0]
+    tagged = pipe("cat face <lora:pixel:1>", **QUICK)
+    assert np.abs(pixels(plain) - pixels(styled.images[0])).mean() > 2
+    assert zero.tobytes() == plain.tobytes()
+    assert tagged.images[0].tobytes() == styled.images[0].tobytes()
+    assert styled.loras[0].modules > 10 and tagged.loras[0].in_prompt
+    pipe.swap([])
+    assert all(torch.equal(value, before[name]) for name, value in bits(pipe).items())
+
+
+def test_the_pipelines_own_stack_stays_below_every_request() -> None:
+    with_pixel = pipeline("weft/emoji", loras=["pixel:0.6"], device="cpu")
+    plain = pipeline("weft/emoji", device="cpu")
+    wanted = plain("cat face", loras=["pixel:0.6", "ink:0.4"], **QUICK).images[0]
+    assert with_pixel("cat face", loras=["ink:0.4"], **QUICK).images[0].tobytes() == wanted.tobytes()
+    with_pixel.swap([])
+    assert with_pixel("cat face", **QUICK).images[0].tobytes() == plain("cat face", **QUICK).images[0].tobytes()
+
+
+def test_a_lora_by_path_by_name_and_by_hash_is_the_same(pipe: Pipeline) -> None:
+    from weft.exchange.hashes import hash_file
+
+    path = embedded.loras()["pixel"]
+    hashes = hash_file(path)
+    choices = [
+        {"path": str(path)},
+        {"name": "pixel"},
+        {"hash": hashes.autov2},
+        {"hash": hashes.autov3},
+        {"hash": hashes.sha256},
+    ]
+    found = {pipe("rocket", loras=[choice], steps=1, seed=1).images[0].tobytes() for choice in choices}
+    assert len(found) == 1
+
+
+def test_strength_zero_gives_the_picture_back_and_one_forgets_it(pipe: Pipeline) -> None:
+    start = pipe("red apple", seed=7, steps=12).images[0]
+    kept = pipe("pizza", init=start, strength=0.0, **QUICK).images[0]
+    assert np.abs(pixels(kept) - pixels(start)).mean() < 6
+    near = pipe("green apple", init=start, strength=0.3, guidance=1, steps=12, seed=1).images[0]
+    far = pipe("pizza", init=start, strength=1.0, steps=12, seed=1).images[0]
+    distances = [np.abs(pixels(image) - pixels(start)).mean() for image in (kept, near, far)]
+    assert distances == sorted(distances)
+
+
+def test_a_picture_of_any_size_comes_back_in_that_size(pipe: Pipeline) -> None:
+    start = pipe("red apple", seed=7, steps=4).images[0].resize((333, 211))
+    assert pipe("red apple", init=start, strength=0.5, **QUICK).images[0].size == (333, 211)
+
+
+def test_inpainting_changes_the_mask_and_nothing_else(pipe: Pipeline) -> None:
+    start = pipe("red apple", seed=7, steps=8).images[0].resize((150, 130))
+    mask = Image.new("L", (150, 130), 0)
+    ImageDraw.Draw(mask).ellipse((40, 30, 110, 100), fill=255)
+    hole = np.asarray(mask) > 0
+    painted = pixels(pipe("pizza", init=start, mask=mask, strength=1.0, feather=4, **QUICK).images[0])
+    assert (painted[~hole] == pixels(start)[~hole]).all()
+    assert np.abs(painted - pixels(start))[hole].mean() > 5
+    loose = pixels(pipe("pizza", init=start, mask=mask, strength=1.0, keep_unmasked=False, **QUICK).images[0])
+    assert not (loose[~hole] == pixels(start)[~hole]).all()
+
+
+def test_progress_and_preview(pipe: Pipeline) -> None:
+    seen: list[Progress] = []
+    pipe("cat face", progress=seen.append, preview_every=2, steps=4, seed=1, count=2)
+    assert [(at.picture, at.step, at.total) for at in seen] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
+    assert [at.preview is not None for at in seen[:4]] == [False, True, False, False]
+    assert seen[3].eta == 0 and seen[0].eta > 0
+
+
+def test_cancelling_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
+    seen: list[int] = []
+    with pytest.raises(Cancelled):
+        pipe("cat face", progress=lambda at: seen.append(at.step), cancelled=lambda: len(seen) == 2, steps=9, seed=1)
+    assert seen == [1, 2]
+    assert pipe("cat face", steps=1, seed=1).images
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_sampler_runs_on_every_schedule_it_has(pipe: Pipeline, sampler: str, schedule: str) -> None:
+    wrong = problems(sampler, schedule, flow=False)
+    if wrong:
+        with pytest.raises(ConfigError, match=schedule):
+            pipe("cat face", sampler=sampler, schedule=schedule, steps=2, seed=1)
+        return
+    image = pipe("cat face", sampler=sampler, schedule=schedule, steps=5, seed=1).images[0]
+    assert np.isfinite(pixels(image)).all() and pixels(image).std() > 5
+
+
+def test_a_lora_for_another_base_is_refused_before_work_with_both_named(pipe: Pipeline) -> None:
+    with pytest.raises(ConfigError, match=r"made for sd1\.5.*weft/emoji"):
+        pipe("cat face", loras=[str(SD15)], steps=150)
+
+
+def test_everything_wrong_with_a_request_is_told_at_once(pipe: Pipeline) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pipe("cat face", loras=[str(SD15)], sampler="ddim", schedule="karras", init="/gone.png", steps=3)
+    told = "\n".join(caught.value.problems)
+    assert "sd1.5" in told and "karras" in told and "gone.png" in told
+    with pytest.raises(ConfigError, match="no picture to repaint"):
+        pipe("cat face", mask=Image.new("L", (8, 8)), steps=3)
+
+
+def test_weights_and_long_prompts_change_the_picture(pipe: Pipeline) -> None:
+    plain = pipe("red apple on a blue background", **QUICK).images[0]
+    stressed = pipe("red apple on a (blue:1.8) background", **QUICK).images[0]
+    long = pipe("red apple on a blue background, " + ", ".join(["fruit, sweet, fresh, red"] * 12), **QUICK).images[0]
+    assert len({image.tobytes() for image in (plain, stressed, long)}) == 3
+
+
+def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
+    config = GenerateConfig.of(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4)
+    made = sweep(pipe, config, [Axis.read("strength=0,1"), Axis.read("seed=4,5")])
+    assert [len(row) for row in made.results] == [2, 2]
+    plain = pipe("cat face", steps=2, seed=4).images[0].tobytes()
+    assert made.results[0][0].images[0].tobytes() == plain
+    assert made.results[0][1].images[0].tobytes() == pipe(config).images[0].tobytes()
+    beside = compare(pipe, config)
+    assert list(beside.sheet.columns) == ["no LoRA", "pixel 0.8", "ink 0.5", "all"]
+    assert beside.results[0][0].images[0].tobytes() == plain
+    assert beside.results[0][3].images[0].tobytes() == pipe(config).images[0].tobytes()
+    for wrong in ("strength", "size=1,2", "seed=1,x"):
+        with pytest.raises(ConfigError, match="grid"):
+            Axis.read(wrong)
+
+
+def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tmp_path: Path) -> None:
+    shipped = embedded.loras()["ink"].read_bytes()
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "mine.safetensors").write_bytes(shipped)
+    found = Pipeline(pipe.model, lora_folders=[tmp_path])
+    assert found("cat face", loras=["mine:0.5"], steps=1, seed=1).loras[0].path == tmp_path / "mine.safetensors"
+    (tmp_path / "sub" / "mine.safetensors").write_bytes(shipped)
+    with pytest.raises(ConfigError, match="several files"):
+        found("cat face", loras=["mine:0.5"], steps=1)
+    with pytest.raises(ConfigError, match="did you mean 'mine'"):
+        found("cat face", loras=["min"], steps=1)

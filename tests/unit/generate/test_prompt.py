@@ -1,0 +1,63 @@
+"""The grammar of prompts: weights, breaks, LoRA tags."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.generate.prompt import BREAK, parse, weights
+
+
+def near(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a red apple", [("a red apple", 1.0)]),
+        ("a (red) apple", [("a", 1.0), ("red", 1.1), ("apple", 1.0)]),
+        ("a (red:1.3) apple", [("a", 1.0), ("red", 1.3), ("apple", 1.0)]),
+        ("a [red] apple", [("a", 1.0), ("red", 1 / 1.1), ("apple", 1.0)]),
+        ("((red))", [("red", 1.21)]),
+        ("(a (b:0.5) c:1.2)", [("a", 1.2), ("b", 0.6), ("c", 1.2)]),
+        ("[(a:2)]", [("a", 2 / 1.1)]),
+        (r"smile \(happy\)", [("smile (happy)", 1.0)]),
+        ("ratio 16:9", [("ratio 16:9", 1.0)]),
+        (":) a smile", [(":) a smile", 1.0)]),
+        ("unclosed (paren", [("unclosed", 1.0), ("paren", 1.1)]),
+        ("stray) paren", [("stray) paren", 1.0)]),
+        ("a BREAK b", [("a", 1.0), (BREAK, 1.0), ("b", 1.0)]),
+        ("(a BREAK b:1.5)", [("a", 1.5), (BREAK, 1.0), ("b", 1.5)]),
+        ("BREAKFAST", [("BREAKFAST", 1.0)]),
+        ("(x:-0.5)", [("x", -0.5)]),
+        ("", []),
+        ("()", []),
+    ],
+)
+def test_weights(text: str, expected: list[tuple[str, float]]) -> None:
+    near(weights(text), expected)
+
+
+def test_tags_leave_the_text() -> None:
+    found = parse("a cat <lora:pixel:0.8> sitting <lyco:ink:0.5:0.9>")
+    assert found.text == "a cat sitting"
+    assert [(tag.name, tag.te, tag.unet) for tag in found.tags] == [("pixel", 0.8, 0.8), ("ink", 0.5, 0.9)]
+    assert not found.problems
+
+
+def test_strength_defaults_to_one_and_may_be_named() -> None:
+    found = parse("<lora:a> <lora:b:te=0.2:unet=-1> <lora:c:unet=0.5> x").tags
+    assert [(tag.te, tag.unet) for tag in found] == [(1.0, 1.0), (0.2, -1.0), (1.0, 0.5)]
+
+
+@pytest.mark.parametrize("tag", ["<lora:a:strong>", "<lora: :1>", "<lora:a:1:2:3>", "<lora:a:size=3>"])
+def test_a_tag_that_cannot_be_read_is_a_problem_that_names_it(tag: str) -> None:
+    (problem,) = parse(f"x {tag}").problems
+    assert tag in problem
+
+
+def test_an_unknown_tag_is_reported() -> None:
+    found = parse("x <hypernet:y:1>")
+    assert found.text == "x"
+    assert "<hypernet:y:1>" in found.warnings[0]

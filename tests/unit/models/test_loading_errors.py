@@ -1,0 +1,108 @@
+"""What cannot be loaded is refused with the file, the reason and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers import tiny_models as tiny
+from weft.errors import ConfigError, FormatError, RequestError, TargetError, WeftError
+from weft.models import open as opening
+from weft.models.model import load_model
+
+pytestmark = pytest.mark.usefixtures("quick_tokenizers")
+
+
+def changed_index(folder: Path, **entries: Any) -> None:
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | entries))
+
+
+def test_a_missing_part(folder: Path) -> None:
+    changed_index(folder, text_encoder=[None, None])
+    with pytest.raises(FormatError, match="text_encoder missing"):
+        load_model(folder)
+    with pytest.raises(ConfigError, match="has no part 'text_encoder'; its parts are"):
+        load_model(folder, parts={"text_encoder": tiny.folder("sd1.5") / "text_encoder"})
+
+
+def test_classes_that_are_not_ours(folder: Path) -> None:
+    changed_index(folder, unet=["diffusers", "UNetSpatioTemporalConditionModel"])
+    with pytest.raises(FormatError, match=r"'UNetSpatioTemporalConditionModel'; known are UNet2DConditionModel"):
+        load_model(folder)
+    changed_index(folder, unet=["diffusers", "AutoencoderKL"])
+    with pytest.raises(WeftError, match="AutoencoderKL"):
+        load_model(folder)
+    changed_index(folder, unet=["diffusers", "UNet2DConditionModel"], tokenizer=["os", "system"])
+    with pytest.raises(FormatError, match="a tokenizer of class 'system'"):
+        load_model(folder)
+
+
+def test_no_model_at_all(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"no model_index\.json"):
+        load_model(tmp_path)
+
+
+def test_pickles_are_named_and_not_opened(folder: Path) -> None:
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    file.rename(file.with_suffix(".bin"))
+    with pytest.raises(FormatError, match=r"diffusion_pytorch_model\.bin is a pickle, which weft never opens"):
+        load_model(folder)
+
+
+def test_a_truncated_file(folder: Path) -> None:
+    file = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(FormatError, match=r"diffusion_pytorch_model\.safetensors"):
+        load_model(folder)
+
+
+def test_no_configuration(folder: Path) -> None:
+    (folder / "unet" / "config.json").unlink()
+    with pytest.raises(FormatError, match=r"unet/config\.json"):
+        load_model(folder)
+
+
+def test_a_configuration_of_another_size_lists_what_differs(folder: Path) -> None:
+    file = folder / "unet" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"cross_attention_dim": 24}))
+    with pytest.raises(TargetError, match=r"does not fit the model \(\d+ problems\)[\s\S]*attn2\.to_k\.weight"):
+        load_model(folder)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"block_out_channels": [8, 8]}))
+    with pytest.raises(FormatError, match="unet: its configuration cannot be used"):
+        load_model(folder)
+
+
+def test_a_whole_configuration_is_only_for_single_files(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="config is for single-file checkpoints"):
+        load_model(folder, config=folder)
+
+
+def test_names_that_mean_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such file or folder.*weft/emoji is built in"):
+        load_model("no-such-model")
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        load_model(tmp_path / "gone.safetensors")
+    with pytest.raises(ConfigError, match="no model variant is called 'sd9'"):
+        load_model(tiny.folder("sd1.5"), variant="sd9")
+
+
+def test_the_hub_is_not_asked_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked: list[tuple[str, bool]] = []
+    real = huggingface_hub.snapshot_download
+
+    def spy(repo: str, **options: Any) -> str:
+        asked.append((repo, options["local_files_only"]))
+        return real(repo, cache_dir=tmp_path, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", spy)
+    with pytest.raises(RequestError, match=r"someone/something: not on this machine.*--allow-download"):
+        opening.open_model("someone/something")
+    with pytest.raises(RequestError, match=r"stable-diffusion-xl-base-1\.0: not on this machine"):
+        opening.open_model("sdxl")
+    assert asked == [("someone/something", True), ("stabilityai/stable-diffusion-xl-base-1.0", True)]

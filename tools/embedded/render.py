@@ -1,0 +1,120 @@
+"""Render art sets to RGBA sprites: SVG with resvg at twice the size, then reduced with a Lanczos filter.
+
+    <work>/sprites/<set>.npz    images: uint8 (n, size, size, 4), straight alpha
+    <work>/sprites/<set>.json   what each picture shows, in the same order
+
+An emoji is found in a set by its code points, else by its name spelt as the set spells names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tools.embedded.captions import Emoji, all_emoji
+from tools.embedded.places import add_work, npm_folder, sprite_file
+
+SIZE = 128
+ICONIFY = {
+    "noto": "@iconify-json/noto",
+    "blob": "@iconify-json/noto-v1",
+    "ink": "@iconify-json/fluent-emoji-high-contrast",
+    "flat": "@iconify-json/fluent-emoji-flat",
+}
+THREE_D = "@lobehub/fluent-emoji-3d"
+SETS = (*ICONIFY, "3d")
+Find = Callable[[Emoji], str | None]
+Draw = Callable[[str], Image.Image]
+
+
+def _bare(code: str) -> str:
+    """Code points without the variation selector, which sets write or leave out as they like."""
+    return code.replace("-fe0f", "")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.replace("'", "")).strip("-")
+
+
+def vector_set(work: Path, name: str) -> tuple[Find, Draw]:
+    """A set of SVG bodies in Iconify's JSON."""
+    import resvg_py
+
+    folder = npm_folder(work, ICONIFY[name])
+    document = json.loads((folder / "icons.json").read_text())
+    icons, aliases = document["icons"], document.get("aliases", {})
+    characters = json.loads((folder / "chars.json").read_text()) if (folder / "chars.json").exists() else {}
+    characters |= {_bare(code): icon for code, icon in characters.items()}
+
+    def find(emoji: Emoji) -> str | None:
+        icon = characters.get(emoji.code) or characters.get(_bare(emoji.code)) or _slug(emoji.name)
+        icon = aliases[icon]["parent"] if icon in aliases else icon
+        return icon if icon in icons else None
+
+    def draw(icon: str) -> Image.Image:
+        row = icons[icon]
+        width, height = (row.get(side, document.get(side, 16)) for side in ("width", "height"))
+        svg = (
+            '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" color="black" '
+            f'width="{width}" height="{height}" viewBox="{row.get("left", 0)} {row.get("top", 0)} {width} {height}">'
+            f"{row['body']}</svg>"
+        )
+        png = resvg_py.svg_to_bytes(svg_string=svg, width=2 * SIZE, height=2 * SIZE, skip_system_fonts=True)
+        return Image.open(io.BytesIO(bytes(png)))
+
+    return find, draw
+
+
+def bitmap_set(work: Path) -> tuple[Find, Draw]:
+    """The 3D set: one webp an emoji, named by its code points."""
+    folder = npm_folder(work, THREE_D) / "assets"
+    files = {path.stem: str(path) for path in sorted(folder.glob("*.webp"))}
+    files |= {_bare(stem): path for stem, path in files.items()}
+    return lambda emoji: files.get(emoji.code) or files.get(_bare(emoji.code)), Image.open
+
+
+def render(work: Path, name: str, limit: int = 0) -> tuple[NDArray[np.uint8], list[Emoji]]:
+    """All emoji of a set, each picture once; skin tones only in the set the model learns to draw."""
+    find, draw = bitmap_set(work) if name == "3d" else vector_set(work, name)
+    pictures: list[NDArray[np.uint8]] = []
+    shown: list[Emoji] = []
+    seen: set[str] = set()
+    for emoji in all_emoji(work, tones=name == "noto"):
+        key = find(emoji)
+        if key is None or key in seen:
+            continue
+        seen.add(key)
+        picture = np.asarray(draw(key).convert("RGBA").resize((SIZE, SIZE), Image.Resampling.LANCZOS))
+        if picture[..., 3].max() < 32:  # nothing to see
+            continue
+        pictures.append(picture)
+        shown.append(emoji)
+        if limit and len(shown) == limit:
+            break
+    return np.stack(pictures), shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_work(parser)
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS)
+    parser.add_argument("--limit", type=int, default=0, help="only the first emoji of each set (0: all)")
+    options = parser.parse_args()
+    for name in options.sets:
+        pictures, shown = render(options.work, name, options.limit)
+        path = sprite_file(options.work, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, images=pictures)
+        path.with_suffix(".json").write_text(json.dumps([emoji.as_dict() for emoji in shown]))
+        print(f"{name}: {len(shown)} pictures, {path.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

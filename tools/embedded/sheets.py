@@ -1,0 +1,42 @@
+"""Contact sheets: pictures in a grid, with words beside the rows and above the columns where they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+_GAP = 4
+_GREY = (200, 200, 200)
+
+
+def to_images(pictures: torch.Tensor) -> list[Image.Image]:
+    """(n, 3, h, w) in [-1, 1]."""
+    values = ((pictures.float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return [Image.fromarray(np.ascontiguousarray(value)) for value in values]
+
+
+def sheet(
+    images: Sequence[Image.Image],
+    columns: int,
+    *,
+    heads: Sequence[str] = (),
+    rows: Sequence[str] = (),
+) -> Image.Image:
+    """``images`` row by row; ``heads`` name the columns, ``rows`` the rows."""
+    width, height = images[0].size
+    left, top = (150 if rows else 0), (18 if heads else 0)
+    count = -(-len(images) // columns)
+    size = (left + columns * (width + _GAP), top + count * (height + _GAP))
+    canvas = Image.new("RGB", size, _GREY if not (rows or heads) else "white")
+    pen = ImageDraw.Draw(canvas)
+    for i, image in enumerate(images):
+        row, column = divmod(i, columns)
+        canvas.paste(image, (left + column * (width + _GAP) + _GAP // 2, top + row * (height + _GAP) + _GAP // 2))
+    for i, words in enumerate(heads):
+        pen.text((left + i * (width + _GAP) + 4, 4), words, fill="black")
+    for i, words in enumerate(rows):
+        pen.text((4, top + i * (height + _GAP) + height // 2), words, fill="black")
+    return canvas

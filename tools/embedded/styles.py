@@ -1,0 +1,139 @@
+"""Make the two style datasets: the same 24 emoji, drawn as pixel art and in ink.
+
+    pixel   16x16 cells, each one latent cell; a cell has the colour, of six levels a channel, that holds the largest
+            share of it, shares weighted by how far a colour stands out from its surroundings: eyes stay
+    ink     1 - max(outline, lines, darkness): slopes of alpha and of the strongest colour channel, and dark areas
+
+Both are computed from Noto's pictures, so that a style changes how a thing is drawn and never what it looks like.
+The names of UNSEEN are in no dataset: they show whether a style was learned or the pictures were.
+
+    src/weft/models/emoji/styles/<style>/<name>.png   128x128, on white
+    src/weft/models/emoji/styles/<style>/<name>.txt   its caption: the emoji's name
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tools.embedded.places import SHIPPED, add_work
+from tools.embedded.sprites import read_set
+
+Floats = NDArray[np.float64]
+
+NAMES = (
+    "grinning face", "smiling face with sunglasses", "crying face", "ghost",
+    "fox", "panda", "penguin", "tropical fish", "turtle", "lady beetle", "unicorn", "cactus",
+    "hamburger", "banana", "strawberry", "doughnut", "cupcake",
+    "automobile", "sailboat", "airplane", "castle",
+    "light bulb", "camera", "soccer ball",
+)  # fmt: skip
+UNSEEN = (
+    "cat face", "rocket", "pizza", "octopus", "crown", "robot", "frog", "house", "birthday cake", "dog face",
+    "red apple", "snowman", "guitar", "butterfly", "elephant",
+)  # fmt: skip
+
+CELLS = 16
+SALIENCE = 4.0
+LEVEL = 51  # 0, 51, ..., 255
+_LUMINANCE = (0.299, 0.587, 0.114)
+
+
+def blur(plane: Floats, sigma: float) -> Floats:
+    """A Gaussian over both axes; borders continue as they end."""
+    reach = int(3 * sigma + 1)
+    kernel = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * sigma**2))
+    kernel /= kernel.sum()
+    for axis in (0, 1):
+        padding = [(reach, reach) if a == axis else (0, 0) for a in (0, 1)]
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(plane, padding, mode="edge"), len(kernel), axis)
+        plane = windows @ kernel
+    return plane
+
+
+def ramp(values: Floats, low: float, high: float) -> Floats:
+    """0 below ``low``, 1 above ``high``, straight between."""
+    return np.clip((values - low) / (high - low), 0, 1)
+
+
+def slope(plane: Floats, sigma: float) -> Floats:
+    down, right = np.gradient(blur(plane, sigma))
+    return np.hypot(down, right)
+
+
+def on_white(sprite: NDArray[np.uint8]) -> Floats:
+    """RGB in [0, 1] of straight RGBA."""
+    alpha = sprite[..., 3:] / 255
+    return sprite[..., :3] / 255 * alpha + (1 - alpha)
+
+
+def pixel(sprite: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    size = sprite.shape[0] // CELLS
+    colours = _cells(on_white(sprite) * 255)
+    cover = _cells(sprite[..., 3:] / 255)[..., 0]
+    solid = cover.mean(-1) > 0.45
+    means = (colours * cover[..., None]).sum(2) / np.maximum(cover.sum(2), 1e-3)[..., None]
+    around = np.stack([blur(means[..., i], 1.2) for i in range(3)], -1)
+    drawn = np.full((CELLS, CELLS, 3), 255, np.uint8)
+    for row, column in np.argwhere(solid):
+        drawn[row, column] = _chief_colour(colours[row, column], cover[row, column], around[row, column])
+    return drawn.repeat(size, 0).repeat(size, 1)
+
+
+def _cells(planes: Floats) -> Floats:
+    """(rows, columns, pixels of a cell, channels)."""
+    size = planes.shape[0] // CELLS
+    cut = planes.reshape(CELLS, size, CELLS, size, -1).swapaxes(1, 2)
+    return cut.reshape(CELLS, CELLS, size * size, -1)
+
+
+def _chief_colour(colours: Floats, cover: Floats, around: Floats) -> Floats:
+    """The level, of those the pixels of one cell have, with the largest weighted share."""
+    levels, member = np.unique(np.round(colours / LEVEL), axis=0, return_inverse=True)
+    shares = np.bincount(member.ravel(), weights=cover + 1e-3)
+    standing_out = np.abs(levels * LEVEL - around).mean(1) / 255
+    return np.asarray(levels[np.argmax(shares * (1 + SALIENCE * standing_out))] * LEVEL)
+
+
+def ink(sprite: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    colour = on_white(sprite)
+    outline = ramp(slope(sprite[..., 3] / 255, 1.3), 0.08, 0.18)
+    lines = ramp(np.max([slope(colour[..., i], 1.0) for i in range(3)], axis=0), 0.06, 0.13)
+    darkness = 1 - ramp(blur(colour @ np.array(_LUMINANCE), 0.6), 0.22, 0.36)
+    grey = 255 * (1 - np.max([outline, lines, darkness], axis=0))
+    return np.repeat(grey.round().astype(np.uint8)[..., None], 3, -1)
+
+
+STYLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {"pixel": pixel, "ink": ink}
+
+
+def write_style(work: Path, name: str, out: Path) -> int:
+    """Write one dataset; returns its size in bytes."""
+    pictures, shown = read_set(work, "noto")
+    index = {emoji.name: i for i, emoji in enumerate(shown)}
+    out.mkdir(parents=True, exist_ok=True)
+    total = 0
+    for caption in NAMES:
+        path = out / f"{caption.replace(' ', '-')}.png"
+        Image.fromarray(STYLES[name](pictures[index[caption]])).save(path, optimize=True)
+        path.with_suffix(".txt").write_text(caption + "\n")
+        total += path.stat().st_size
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_work(parser)
+    parser.add_argument("--out", type=Path, default=SHIPPED / "styles")
+    options = parser.parse_args()
+    for name in STYLES:
+        size = write_style(options.work, name, options.out / name)
+        print(f"{name}: {len(NAMES)} pictures, {size / 1e3:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

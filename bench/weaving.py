@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from weft.formats.read import read
 from weft.targets.bases import known_index
 from weft.targets.resolve import resolve
 from weft.weights.build import build
+from weft.weights.collector import collector_waits
 from weft.weights.factors import _key
 from weft.weights.merged import MergedSource
 from weft.weights.source import FileSource
@@ -200,12 +202,15 @@ def loading(folder: Path, checkpoint: Path, loras: list[Path]) -> list[tuple[str
             return UNet2DConditionModel(**SDXL).to(torch.bfloat16)
 
     def base() -> torch.nn.Module:
-        return build(empty(), FileSource(checkpoint), device="cuda")
+        with collector_waits():
+            return build(empty(), FileSource(checkpoint), device="cuda")
 
     def woven() -> torch.nn.Module:
-        source = FileSource(checkpoint)
-        plans = [(resolve(load(path), known_index("sdxl")), 0.7) for path in loras]
-        return build(empty(), MergedSource(source, plans, component="unet"), device="cuda")
+        with collector_waits():  # as `load_model` does it
+            source = FileSource(checkpoint)
+            with ThreadPoolExecutor(1) as pool:
+                plans = pool.submit(lambda: [(resolve(load(path), known_index("sdxl")), 0.7) for path in loras])
+                return build(empty(), MergedSource(source, plans, component="unet"), device="cuda")
 
     def peer() -> torch.nn.Module:
         unet = UNet2DConditionModel.from_pretrained(folder / "unet", torch_dtype=torch.bfloat16).to("cuda")

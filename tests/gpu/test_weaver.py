@@ -9,6 +9,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
+from concurrent.futures import Future  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from tests.support import random, tensor, write  # noqa: E402
@@ -16,6 +17,7 @@ from torch import nn  # noqa: E402
 
 from weft.errors import MemoryBudgetError, TargetError  # noqa: E402
 from weft.formats.read import read  # noqa: E402
+from weft.weights.build import build  # noqa: E402
 from weft.weights.merged import MergedSource  # noqa: E402
 from weft.weights.source import DictSource  # noqa: E402
 from weft.weights.weaver import Weaver  # noqa: E402
@@ -127,3 +129,31 @@ def test_memory_that_runs_out_is_said_and_nothing_is_left_half_merged() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     weaver.apply([])
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("kinds", ["lora", "mixed"])
+def test_weights_read_while_the_stack_is_resolved_end_up_the_same(kinds: str) -> None:
+    """Tensors that reached the device before the stack was known are merged there, or read again where they must be."""
+    net = Net(torch.float16)
+    stored = {name: value.cpu() for name, value in copies(net).items()}
+    weaver = Weaver(net)
+    plans = [(weaver._resolve(read(lora(net, seed, kinds=kinds), {})), 0.7) for seed in (1, 500)]
+    pending: Future[object] = Future()
+
+    class Slow(DictSource):
+        """Lets the stack arrive after the third tensor was read."""
+
+        reads = 0
+
+        def get(self, name: str, **wanted: object) -> torch.Tensor:  # type: ignore[override]
+            Slow.reads += 1
+            if Slow.reads == 3:
+                pending.set_result(plans)
+            return super().get(name, **wanted)  # type: ignore[arg-type]
+
+    late, whole = Net(torch.float16), Net(torch.float16)
+    build(late, MergedSource(Slow(stored), pending), device="cuda")  # type: ignore[arg-type]
+    assert pending.done()
+    build(whole, MergedSource(DictSource(stored), plans), device="cuda")
+    for (name, one), two in zip(late.state_dict().items(), whole.state_dict().values(), strict=True):
+        assert torch.equal(one, two), name

@@ -12,7 +12,9 @@ configuration asks for it (`force_upcast`: SDXL's) stays in float32.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,8 +29,8 @@ from weft.models.open import open_model
 from weft.targets.index import ModelIndex, component_from_names
 from weft.weights.build import build
 from weft.weights.collector import collector_waits
-from weft.weights.merged import MergedSource
-from weft.weights.planned import planned
+from weft.weights.merged import MergedSource, Stack
+from weft.weights.planned import Planned, planned
 from weft.weights.pristine import Keep
 from weft.weights.source import WeightSource
 from weft.weights.weaver import Layer, Weaver
@@ -150,12 +152,13 @@ def load_model(
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)
-        stack = [planned(adapter, strength, index) for adapter, strength in loras]
-        plans = [(each.plan, each.strength) for each in stack]
+        layers = list(loras)
+        stack = _resolving(layers, index)
+        plans = _plans_of(stack)
         for folder, network in networks.items():
             source = sources[folder]
             component = COMPONENTS.get(folder)
-            if plans and component is not None:
+            if layers and component is not None:
                 source = MergedSource(Cast(source, kind), plans, component=component, index=index)
             build(network, source, device=place, dtype=vae_kind if folder == "vae" else kind)
             _fill_buffers(network, place)
@@ -163,13 +166,43 @@ def load_model(
             network.eval().requires_grad_(False)
     woven = {COMPONENTS[folder]: network for folder, network in networks.items() if folder in COMPONENTS}
     origins = {COMPONENTS[folder]: source for folder, source in sources.items() if folder in COMPONENTS}
-    weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack)
+    weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     tokenizers = {
         folder: make()
         for folder, make in blueprint.tokenizers.items()
         if folder.replace("tokenizer", "text_encoder") in networks
     }
     return Model(blueprint, networks, tokenizers, weaver, place, kind)
+
+
+def _resolving(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
+    """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
+    made: Future[list[Planned]] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result([planned(adapter, strength, index) for adapter, strength in layers])
+        except BaseException as error:
+            made.set_exception(error)
+
+    if layers:
+        threading.Thread(target=work, name="weft-resolve", daemon=True).start()
+    else:
+        made.set_result([])
+    return made
+
+
+def _plans_of(stack: Future[list[Planned]]) -> Future[Stack]:
+    plans: Future[Stack] = Future()
+
+    def hand_on(done: Future[list[Planned]]) -> None:
+        if (error := done.exception()) is not None:
+            plans.set_exception(error)
+        else:
+            plans.set_result([(each.plan, each.strength) for each in done.result()])
+
+    stack.add_done_callback(hand_on)
+    return plans
 
 
 def file_index(model: Model) -> ModelIndex:

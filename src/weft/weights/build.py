@@ -18,6 +18,8 @@ from weft.weights.collector import collector_waits
 from weft.weights.merged import MergedSource
 from weft.weights.source import WeightSource
 
+Slot = tuple[nn.Module, str, torch.Tensor]
+
 
 def build(
     model: nn.Module,
@@ -33,20 +35,23 @@ def build(
     that the model may leave unused.
     """
     slots = _slots(model)
-    _check(slots, source, ignore)
+    target = torch.device(device)
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
-    names = source.names()
-    on_cuda = torch.device(device).type == "cuda"
     with torch.no_grad(), collector_waits():
+        early = _read_ahead(slots, source, target, dtype)
+        _check(slots, source, ignore)
+        names = source.names()
         for name, (owner, leaf, old) in slots.items():
             if id(old) in done:
                 new = done[id(old)]  # tied: one tensor under two names
             else:
-                wanted = dtype if dtype is not None and old.is_floating_point() else old.dtype
+                wanted = _wanted(old, dtype)
                 known = name if name in names else _source_name(name, slots, source)
-                if on_cuda and isinstance(source, MergedSource) and source.deferrable(known, wanted):
-                    new = later[known] = source.plain(known, device=device)
+                if target.type == "cuda" and isinstance(source, MergedSource) and source.deferrable(known, wanted):
+                    new = later[known] = early[known] if known in early else source.plain(known, device=device)
+                elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
+                    new = early[known]
                 else:
                     new = source.get(known, dtype=wanted, device=device)
                 if isinstance(old, nn.Parameter):
@@ -61,7 +66,24 @@ def build(
     return model
 
 
-Slot = tuple[nn.Module, str, torch.Tensor]
+def _read_ahead(
+    slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """While a stack is being resolved elsewhere, the base's tensors go to the GPU as they are: merging follows there."""
+    early: dict[str, torch.Tensor] = {}
+    if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
+        return early
+    names = source.base.names()
+    for name, (_, _, old) in slots.items():
+        if source.settled:
+            break
+        if name in names and source.base.spec(name).dtype == _wanted(old, dtype):
+            early[name] = source.plain(name, device=device)
+    return early
+
+
+def _wanted(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and old.is_floating_point() else old.dtype
 
 
 def _slots(model: nn.Module) -> dict[str, Slot]:

@@ -10,6 +10,7 @@ is in memory, and what a change other than a plain LoRA's needs to be computed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
 
 import torch
@@ -27,12 +28,38 @@ Stack = Iterable[tuple[Plan, float | Strength]]
 
 
 class MergedSource:
-    """``component`` names the network ``base`` holds; placements for other networks are not its business."""
+    """``component`` names the network ``base`` holds; placements for other networks are not its business.
+
+    ``stack`` may still be in the making, in another thread: what does not depend on it can be read meanwhile.
+    """
 
     def __init__(
-        self, base: WeightSource, stack: Stack, *, component: str | None = None, index: ModelIndex | None = None
+        self,
+        base: WeightSource,
+        stack: Stack | Future[Stack],
+        *,
+        component: str | None = None,
+        index: ModelIndex | None = None,
     ) -> None:
-        self._base = base
+        self.base = self._base = base
+        self._component, self._index = component, index
+        self._pending = stack if isinstance(stack, Future) else None
+        if not isinstance(stack, Future):
+            self._take(stack)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the stack is known; asking never waits."""
+        return self._pending is None or self._pending.done()
+
+    def settle(self) -> None:
+        """Wait for the stack; what went wrong in its making is raised here."""
+        if self._pending is not None:
+            stack, self._pending = self._pending.result(), None
+            self._take(stack)
+
+    def _take(self, stack: Stack) -> None:
+        base, component, index = self._base, self._component, self._index
         checked = [(plan, Strength.of(strength)) for plan, strength in stack]
         self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}
@@ -52,8 +79,14 @@ class MergedSource:
                 "the plan was made for another base or another naming"
             )
 
+    def changes(self, name: str) -> bool:
+        """Whether an adapter touches ``name``."""
+        self.settle()
+        return name in self._items
+
     def deferrable(self, name: str, dtype: torch.dtype) -> bool:
         """Whether ``name`` may be read plain and merged in place later, by `weave`, without rounding twice."""
+        self.settle()
         items = self._items.get(name, [])
         plain = all(is_product(item.placement) and not item.placement.creates for item in items)
         return plain and bool(items) and self._base.spec(name).dtype == dtype
@@ -74,9 +107,11 @@ class MergedSource:
         )
 
     def names(self) -> Collection[str]:
+        self.settle()
         return self._names
 
     def spec(self, name: str) -> TensorSpec:
+        self.settle()
         items = self._items.get(name, [])
         if items and name in self._created and name not in self._base.names():
             return TensorSpec(items[0].placement.shape, torch.float32)
@@ -93,6 +128,7 @@ class MergedSource:
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
+        self.settle()
         items = self._items.get(name)
         if not items:
             return self._base.get(name, dtype=dtype, device=device, rows=rows, owned=owned)

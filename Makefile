@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-gpu check bench bench-gpu gpu-bundle format clean
+.PHONY: demo demo-reading test test-gpu check bench bench-gpu gpu-bundle format clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -13,13 +13,21 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	$(PIP) install --quiet -c constraints.txt -e .
 	touch $@
 
-# tests run against the real libraries: torch first and pinned, so nothing later replaces it
-$(VENV)/.dev: $(VENV)/.base
+# generating needs torch, diffusers and transformers: torch first and pinned, so nothing later replaces it
+$(VENV)/.generate: $(VENV)/.base
 	$(PIP) install --quiet -c constraints.txt torch==2.13.0
+	$(PIP) install --quiet -c constraints.txt -e ".[generate]"
+	touch $@
+
+# tests run against the real libraries
+$(VENV)/.dev: $(VENV)/.generate
 	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
-demo: $(VENV)/.base
+demo: $(VENV)/.generate
+	@$(BIN)/weft demo --out demo
+
+demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev check

@@ -8,6 +8,8 @@
     weaver = weft.Weaver({"unet": unet})                  # hot swap in a live model
     weaver.apply([("style.safetensors", 0.8)])
     weft.inject(model, rank=16, targets=["to_q", "to_v"]) # LoRA layers for any torch model
+    pipe = weft.pipeline("weft/emoji", loras=["pixel:0.8"])
+    pipe("a red apple", seed=7).save("apple.png")
 
 Names are imported when first used: `import weft` alone is cheap and never imports torch.
 """
@@ -22,6 +24,7 @@ _HOME = {
     "Adapter": "weft.adapter",
     "ConfigError": "weft.errors",
     "FormatError": "weft.errors",
+    "GenerateConfig": "weft.generate.config",
     "MergedSource": "weft.weights.merged",
     "Strength": "weft.weights.stack",
     "TargetError": "weft.errors",
@@ -39,6 +42,7 @@ _HOME = {
     "inspect": "weft.exchange.inspect",
     "load": "weft.exchange.load",
     "merge": "weft.layers",
+    "pipeline": "weft.generate.pipeline",
     "resolve": "weft.targets.resolve",
     "save": "weft.exchange.convert",
     "trainable": "weft.layers",
@@ -49,6 +53,7 @@ __all__ = [
     "Adapter",
     "ConfigError",
     "FormatError",
+    "GenerateConfig",
     "MergedSource",
     "Strength",
     "TargetError",
@@ -66,6 +71,7 @@ __all__ = [
     "inspect",
     "load",
     "merge",
+    "pipeline",
     "resolve",
     "save",
     "trainable",
@@ -80,6 +86,8 @@ if TYPE_CHECKING:
     from weft.exchange.hashes import hash_file
     from weft.exchange.inspect import inspect
     from weft.exchange.load import load
+    from weft.generate.config import GenerateConfig
+    from weft.generate.pipeline import pipeline
     from weft.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
     from weft.targets.resolve import resolve
     from weft.weights.build import build

@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--styles", nargs="+", default=list(STYLES), choices=list(STYLES))
     parser.add_argument("--out", type=Path, default=SHIPPED / "loras")
     parser.add_argument("--steps", type=int, default=0, help="other than the settings' own, for a trial")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="part of the settings: sums depend on it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for name in options.styles:

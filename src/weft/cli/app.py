@@ -13,22 +13,29 @@ from __future__ import annotations
 
 import typer
 
+from weft.cli.bench import bench_app
 from weft.cli.check import check
 from weft.cli.convert import convert
+from weft.cli.demo import demo
 from weft.cli.extract import extract
+from weft.cli.generate import generate
 from weft.cli.hash import hash_files
 from weft.cli.inspect import inspect
 from weft.cli.merge import merge
 from weft.cli.resize import resize
+from weft.cli.train import train
 
 app = typer.Typer(
     name="weft",
-    help="LoRA adapters: read every dialect, prove where each tensor goes, convert without loss.",
+    help="LoRA adapters: read every dialect, prove where each tensor goes, weave them, generate with them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("demo")(demo)
+app.command("generate")(generate)
+app.command("train")(train)
 app.command("inspect")(inspect)
 app.command("check")(check)
 app.command("convert")(convert)
@@ -36,6 +43,7 @@ app.command("hash")(hash_files)
 app.command("merge")(merge)
 app.command("extract")(extract)
 app.command("resize")(resize)
+app.add_typer(bench_app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from weft.errors import WeftError
+from weft.errors import ConfigError, WeftError
 
 OK, PROBLEMS, UNREADABLE = 0, 1, 2
 
@@ -25,6 +25,16 @@ def reporting_errors(as_json: bool) -> Iterator[None]:
     """Turn our own errors into one line (or one JSON object) and exit code 2."""
     try:
         yield
+    except ConfigError as error:
+        if as_json and len(error.problems) > 1:
+            print_json({"ok": False, "error": str(error), "problems": list(error.problems)})
+            raise typer.Exit(UNREADABLE) from None
+        if len(error.problems) > 1:
+            typer.echo(f"error: {len(error.problems)} problems", err=True)
+            for problem in error.problems:
+                typer.echo(f"  {printable(' '.join(problem.splitlines()))}", err=True)
+            raise typer.Exit(UNREADABLE) from None
+        fail(str(error), as_json)
     except WeftError as error:
         fail(str(error), as_json)
     except BrokenPipeError:

@@ -29,7 +29,7 @@ def trained_alphas(model: Model) -> torch.Tensor:
     """How much of the picture is left at each step. Samplers bend the last one; DDPM's are those of training."""
     from diffusers import DDPMScheduler
 
-    found: torch.Tensor = DDPMScheduler.from_config(dict(model.scheduler.config)).alphas_cumprod
+    found: torch.Tensor = DDPMScheduler.from_config(dict(model.scheduler.config)).alphas_cumprod  # type: ignore[no-untyped-call]
     return found
 
 
@@ -117,7 +117,7 @@ def t5_room(model: Model) -> int:
 
 def _t5(model: Model, tokens: Tensors) -> torch.Tensor:
     given = tokens[T5[model.family]]
-    return given if given.is_floating_point() else model.networks[T5[model.family]](given)[0]  # type: ignore[no-any-return]
+    return given if given.is_floating_point() else model.networks[T5[model.family]](given)[0]
 
 
 def _clip(model: Model, ids: torch.Tensor, folder: str, layer: int | None) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -12,18 +12,25 @@ from weft.formats.files import network_file
 
 
 def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder; no code in it is ever run."""
+    """(model, tokenizer) of a folder; no code in it is ever run, and a weight it lacks is not made up."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if network_file(folder) is None:
         raise FormatError(f"{folder}: no .safetensors weights in this folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=dtype,
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(
-            f"{folder}: not a causal language model that can be read: {str(error).splitlines()[0]}"
-        ) from None
+        model, told = loaded
+    except Exception as error:  # the libraries raise whatever a broken file leads them to
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise FormatError(f"{folder}: not a causal language model that can be read: {said}") from None
+    if missing := sorted(told.get("missing_keys", ())):
+        raise FormatError(f"{folder}: the weights lack {missing[0]!r} ({len(missing)} missing)")
     return model.to(device).eval().requires_grad_(False), tokenizer

@@ -1,0 +1,161 @@
+"""`weft train`: a folder of pictures, or a file of texts, becomes a LoRA.
+
+Exit codes, beside those of every verb:
+
+    0    also after one Ctrl-C (or SIGTERM): the step was finished and saved
+    1    the run began and could not go on: out of memory, no finite numbers, a file that does not prove
+    130  after two: stopped at once, the last checkpoint is whole
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.merge import need_torch
+from weft.cli.output import OK, PROBLEMS, fail, print_facts, print_json, printable, reporting_errors
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; options given here go before what it says.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="weft/emoji, a folder, a checkpoint.")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of pictures, or a dataset .toml.")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The file's name, without its ending.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank")] = None,
+    alpha: Annotated[float | None, typer.Option("--alpha")] = None,
+    steps: Annotated[int | None, typer.Option("--steps")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", "--learning-rate")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b")] = None,
+    save_every: Annotated[int | None, typer.Option("--save-every")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", "-s")] = None,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Work in fp16, with loss scaling.")] = False,
+    resume: Annotated[str | None, typer.Option("--resume", help="auto: go on from the last checkpoint; or a checkpoint.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting; again for more.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Read everything, report, train nothing.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable pictures out.")] = False,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Processes, one a GPU.")] = 1,
+    vram: Annotated[str | None, typer.Option("--vram", help="Stay within this memory: 12GiB.")] = None,
+    import_: Annotated[Path | None, typer.Option("--import", help="Turn another trainer's configuration into ours.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+) -> None:  # fmt: skip
+    """Train a LoRA from pictures with captions, or from texts; exactly resumable."""
+    if import_ is not None:
+        _imported(import_, as_json)
+    need_torch(as_json)
+    from weft.errors import ConfigError, FormatError, WeftError
+    from weft.train.config import TrainConfig
+
+    given: dict[str, Any] = {
+        "model": model, "dataset": dataset, "output": output, "name": name, "rank": rank, "alpha": alpha, "steps": steps,
+        "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume, "vram": vram,
+        "precision": "fp16" if fp16 else None, "skip_bad": True if skip_bad else None,
+    }  # fmt: skip
+    with reporting_errors(as_json):
+        for text in set_ or []:
+            field, equals, value = text.partition("=")
+            if not equals:
+                raise ConfigError(f"--set {text}: write FIELD=VALUE")
+            given[field.strip().replace("-", "_")] = _value(value)
+        said = {field: value for field, value in given.items() if value is not None}
+        chosen = TrainConfig.load(config) if config is not None else None
+        if chosen is not None:
+            own = {field: getattr(chosen, field) for field in chosen.model_fields_set}
+            length = {"steps", "epochs"} if {"steps", "epochs"} & said.keys() else set()  # one replaces the other
+            said = {**{f: v for f, v in own.items() if f not in length}, **said}
+        settled = TrainConfig.of(**said)
+        if check:
+            _checked(settled, as_json)
+        if gpus > 1 and int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+            from weft.cli.launch import launch
+
+            raise typer.Exit(launch(gpus, settled.to_toml(), as_json))
+        try:
+            _trained(settled, as_json)
+        except KeyboardInterrupt:
+            fail("stopped at once; what was saved is whole, go on with --resume auto", as_json, 130)
+        except (ConfigError, FormatError):
+            raise
+        except WeftError as error:
+            fail(str(error), as_json, PROBLEMS)
+
+
+def _trained(config: Any, as_json: bool) -> None:
+    from weft.train.journal import finite, live
+    from weft.train.run import STOPPED
+    from weft.train.session import train as run
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    shown = first and sys.stderr.isatty() and not as_json
+    done = run(config, tell=live() if shown else None, tick=_tick if shown else None)
+    if not first:
+        raise typer.Exit(OK)
+    again = "" if done.reason != STOPPED else "; go on with --resume auto"
+    if as_json:
+        print_json({
+            "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason, "seconds": round(done.seconds, 2),
+            "skipped_steps": done.bad, "losses": [finite(loss) for loss in done.losses],
+            "validation": [[step, finite(loss)] for step, loss in done.validation],
+        })  # fmt: skip
+    else:
+        if shown:
+            sys.stderr.write("\n")
+        typer.echo(printable(f"{done.path}: {done.reason}{again} (step {done.step}, {done.seconds:.0f} s)"))
+        if done.bad:
+            typer.secho(f"  {done.bad} steps had no finite numbers and were skipped", fg="yellow")
+    raise typer.Exit(OK)
+
+
+def _checked(config: Any, as_json: bool) -> None:
+    from weft.train.session import check
+
+    settled, report, needs = check(config)
+    if as_json:
+        print_json(
+            {"ok": True, "config": settled.model_dump(mode="json"), "dataset": report.as_dict(), "estimate": needs}
+        )
+    else:
+        gib = 2**30
+        typer.echo("\n".join(printable(line) for line in report.lines()))
+        print_facts("memory, estimated", [
+            ("weights", f"{needs['weights_bytes'] / gib:.2f} GiB"),
+            ("adapter", f"{needs['trained_bytes'] / gib:.3f} GiB for {needs['trained_parameters']:,} parameters"),
+            ("a step", f"{needs['kept_bytes'] / gib:.2f} GiB"),
+        ])  # fmt: skip
+    raise typer.Exit(OK)
+
+
+def _imported(path: Path, as_json: bool) -> None:
+    from weft.train.importing import import_config
+
+    with reporting_errors(as_json):
+        found = import_config(path)
+    if as_json:
+        print_json({"ok": True, "config": found.config.model_dump(mode="json", exclude_unset=True), "taken": dict(found.taken),
+                    "no_equivalent": list(found.no_equivalent), "notes": list(found.notes)})  # fmt: skip
+    else:
+        typer.echo(found.config.to_toml())
+        for line in found.no_equivalent:
+            typer.secho(printable(f"# no equivalent: {line}"), err=True, fg="yellow")
+        for line in found.notes:
+            typer.secho(printable(f"# note: {line}"), err=True)
+    raise typer.Exit(OK)
+
+
+def _value(text: str) -> Any:
+    """As TOML reads it, or the text itself."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _tick(what: str, at: int, of: int) -> None:
+    sys.stderr.write(f"\r\x1b[K{what} {at}/{of}" + ("\n" if at == of else ""))
+    sys.stderr.flush()

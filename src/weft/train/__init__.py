@@ -1,0 +1,1 @@
+"""Training adapters on live models."""

@@ -1,0 +1,122 @@
+"""What a run says while it works: a line of JSON a record, always; TensorBoard where it is asked for; a live display.
+
+    <output>/<name>.jsonl      {"step": 10, "loss": 0.1, "lr": 1e-4, "norm": 0.5, "rate": 3.2, "eta": 90, "bad": 0, ...}
+                               {"step": 10, "event": "sample", "path": "..."}
+
+Steps never go back: a run that goes on from step n drops what was said after n, because it will be said again. A number
+that is not finite is null. Rates leave the first steps out, which are slower than all others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from weft.errors import ConfigError, FormatError
+from weft.formats.files import write_atomic
+
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class Journal:
+    """The log file of a run, and whoever else wants to know; ``since``: the step the run goes on from."""
+
+    def __init__(self, path: Path, *, since: int = 0, tensorboard: bool = False, tell: Tell | None = None) -> None:
+        self._tell = tell
+        self._board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ConfigError("tensorboard = true needs the package: pip install tensorboard") from None
+            self._board = SummaryWriter(path.with_suffix("") / "tensorboard", purge_step=since + 1 if since else None)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, [_until(path, since)])
+            self._file: TextIO = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise FormatError(f"{path}: the log cannot be written: {error.strerror}") from None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        clean = {name: finite(value) for name, value in record.items()}
+        self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None and "step" in record:
+            for name, value in record.items():
+                if isinstance(value, int | float) and name not in ("step", "total", "time"):
+                    self._board.add_scalar(name, value, record["step"])
+        if self._tell is not None:
+            self._tell(clean)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON can say it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _until(path: Path, since: int) -> bytes:
+    """What an earlier log says of the steps up to ``since``; a line that a crash cut short is dropped."""
+    kept = []
+    for line in path.read_bytes().splitlines() if since and path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= since:
+            kept.append(line + b"\n")
+    return b"".join(kept)
+
+
+class Pace:
+    """Steps a second and what is left, from the steps after the first few."""
+
+    def __init__(self, total: int, begun: int = 0, skip: int = 2) -> None:
+        self._total, self._skip = total, begun + skip
+        self._since: tuple[int, float] | None = None
+
+    def at(self, step: int) -> tuple[float | None, float | None]:
+        """(steps a second, seconds left) after ``step`` steps."""
+        now = time.perf_counter()
+        if step >= self._skip and self._since is None:
+            self._since = step, now
+            return None, None
+        if self._since is None or step == self._since[0]:
+            return None, None
+        rate = (step - self._since[0]) / max(now - self._since[1], 1e-9)
+        return rate, (self._total - step) / rate
+
+
+def live(stream: TextIO = sys.stderr) -> Tell:
+    """A display that stays on one line of the terminal."""
+
+    def told(record: Mapping[str, Any]) -> None:
+        if "loss" not in record:
+            value = f"loss {record['validation']:.4f}" if record.get("validation") is not None else ""
+            words = str(record.get("path") or record.get("text") or value)
+            shown = "".join(c if c.isprintable() else " " for c in words)
+            stream.write(f"\r\x1b[K{record.get('event', '')}: {shown}\n")
+        else:
+            left = record.get("eta")
+            words_ = [
+                f"{record['step']}/{record['total']}",
+                f"loss {record['loss']:.4f}" if record["loss"] is not None else "loss not finite",
+                f"lr {record['lr']:.2e}" if record.get("lr") is not None else "",
+                f"{record['rate']:.2f} it/s" if record.get("rate") else "...",
+                f"{int(left) // 60}:{int(left) % 60:02d} left" if left is not None else "",
+                f"{record['memory'] / 2**30:.1f} GiB" if record.get("memory") else "",
+                f"{record['bad']} skipped" if record.get("bad") else "",
+            ]
+            stream.write("\r\x1b[K" + "  ".join(word for word in words_ if word))
+        stream.flush()
+
+    return told

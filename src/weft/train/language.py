@@ -1,0 +1,200 @@
+"""Words as a task: a causal language model from a folder, texts from a file, the same loop.
+
+    .txt     one text a paragraph (blank lines between)
+    .jsonl   {"text": "..."} a line, or {"prompt": "...", "completion": "..."}: only the completion is judged
+
+A text begins with the mark the model's tokenizer puts there and ends with its end mark, which is learnt. One longer than
+the model reads is cut into pieces of that length. Rows of a batch are filled up on the right and what was filled in does
+not count; the loss is the mean over rows of the mean over the tokens that do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import ConfigError, FormatError
+from weft.models.model import choose_device, choose_dtype
+from weft.models.words import load_language_model
+from weft.targets.index import ModelIndex, component_from_names
+from weft.train.buckets import Order
+from weft.train.config import TrainConfig
+from weft.train.memory import apply_checkpointing
+from weft.train.networks import meant
+from weft.train.run import Run
+from weft.train.task import Tensors
+from weft.train.world import World
+
+LENGTH = 1024  # tokens of an example, at most
+_IGNORED = -100
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class LanguageTask:
+    """See `weft.train.task.Task`. Examples are (token numbers, which of them count)."""
+
+    def __init__(self, network: Any, tokenizer: Any, texts: list[tuple[str, str]], config: TrainConfig) -> None:
+        self.networks: dict[str, nn.Module] = {"model": network}
+        self.device, self.dtype = network.device, network.dtype
+        self.config = config
+        self.texts = len(texts)
+        marks = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self._padding = next(mark for mark in marks if mark is not None)
+        length = min(LENGTH, getattr(network.config, "max_position_embeddings", LENGTH) or LENGTH)
+        self.examples = [piece for prompt, text in texts for piece in _pieces(tokenizer, prompt, text, length)]
+        if not self.examples:
+            raise ConfigError(f"{config.dataset}: no text in it is longer than one token")
+        count = min(round(len(self.examples) * config.validation), len(self.examples) - 1)
+        kept = len(self.examples) - count
+        size = config.batch_size
+        self.held_out: Sequence[tuple[int, ...]] = [
+            tuple(range(start, min(start + size, len(self.examples))))
+            for start in range(kept, len(self.examples), size)
+        ]
+        slots = tuple(len(ids).bit_length() for ids, _ in self.examples)  # rows of a batch are of one order of length
+        repeats = tuple(int(number < kept) for number in range(len(self.examples)))
+        self.order = Order(slots, repeats, size, config.seed)
+
+    def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+        longest = max(len(self.examples[number][0]) for number in batch)
+        ids = torch.full((len(batch), longest), self._padding)
+        labels = torch.full((len(batch), longest), _IGNORED)
+        seen = torch.zeros(len(batch), longest, dtype=torch.int64)
+        for row, number in enumerate(batch):
+            tokens, counts = self.examples[number]
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            labels[row, : len(tokens)] = torch.where(torch.tensor(counts), torch.tensor(tokens), _IGNORED)
+            seen[row, : len(tokens)] = 1
+        return {"input_ids": ids, "labels": labels, "attention_mask": seen}
+
+    def loss(self, inputs: Tensors) -> torch.Tensor:
+        answers = self.networks["model"](
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
+        ).logits
+        logits, labels = answers[:, :-1].float(), inputs["labels"][:, 1:]
+        each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none")
+        counted = labels != _IGNORED
+        rows = (each * counted).sum(1) / counted.sum(1).clamp_min(1)
+        return rows.mean()
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(json.dumps(self.examples).encode()).hexdigest()
+
+    def metadata(self) -> dict[str, str]:
+        return {"weft.texts": str(self.texts)}
+
+
+@dataclass(frozen=True, slots=True)
+class TextReport:
+    """What a run would see of its texts."""
+
+    texts: int
+    examples: int
+    tokens: int
+    judged: int  # tokens that count
+    held_out: int
+    batches_per_epoch: int
+    total_steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        return [
+            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; {self.judged:,} of them are judged",
+            f"{self.held_out} examples are held out",
+            f"steps: an epoch of {self.batches_per_epoch} batches, {self.total_steps} in all",
+        ]
+
+
+def language_run(config: TrainConfig, world: World) -> Run:
+    """A run on the causal language model in a folder."""
+    config, network, task = _opened(config, world)
+    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+    index = ModelIndex({"model": component_from_names("model", shapes)}, source=config.model)
+    run = Run(task, network, index, config, world)
+    apply_checkpointing(task.networks, config.checkpointing)
+    return run
+
+
+def check_texts(config: TrainConfig) -> tuple[TrainConfig, TextReport, dict[str, Any]]:
+    """What would be trained, and on what; nothing is."""
+    config, network, task = _opened(config, World())
+    counts = [flags for _, flags in task.examples]
+    total = config.steps or -(-(config.epochs or 1) * len(task.order) // config.accumulation)
+    report = TextReport(
+        task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), sum(map(len, task.held_out)), len(task.order), total
+    )  # fmt: skip
+    weights = [network.get_submodule(name).weight for name in meant("model", network, config)]
+    learnt = config.rank * sum(weight.shape[0] + weight[0].numel() for weight in weights)
+    held, trained = sum(weight.nbytes for weight in network.parameters()), learnt * (16 + 4 * bool(config.ema))
+    longest = max(map(len, counts))
+    kept = config.batch_size * longest * sum(weight.shape[0] for weight in weights) * 2 * network.dtype.itemsize
+    return config, report, {
+        "steps": total, "weights_bytes": held, "trained_parameters": learnt, "trained_bytes": trained, "kept_bytes": kept,
+        "total_bytes": held + trained + kept,
+    }  # fmt: skip
+
+
+def _opened(config: TrainConfig, world: World) -> tuple[TrainConfig, Any, LanguageTask]:
+    """The model, its texts, and the configuration with every question answered."""
+    said, wrong = config.model_fields_set, []
+    if "dialect" in said and config.dialect != "peft":
+        wrong.append(f'dialect: language models have no names in "{config.dialect}"; leave it out, or say "peft"')
+    if config.sample_every:
+        wrong.append("sample_every: only pictures can be drawn while training; leave it out")
+    if config.train_text_encoders:
+        wrong.append("train_text_encoders: a language model has none; leave it out")
+    if wrong:
+        raise ConfigError(wrong)
+    texts = read_texts(Path(config.dataset))
+    device = choose_device(world.device(config.device))
+    wanted = config.precision if "precision" in said else None
+    network, tokenizer = load_language_model(Path(config.model), device, choose_dtype(wanted, device))
+    config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": _PRECISIONS[network.dtype]})
+    return config, network, LanguageTask(network, tokenizer, texts, config)
+
+
+def read_texts(path: Path) -> list[tuple[str, str]]:
+    """(what comes before, what is learnt) of every text."""
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ConfigError(f"dataset: {path}: a language model learns from a .txt or .jsonl file of texts")
+    try:
+        raw = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: not a text file that can be read: {error}") from None
+    if path.suffix == ".txt":
+        return [("", text.strip()) for text in re.split(r"\n[ \t]*\n", raw) if text.strip()]
+    found, wrong = [], []
+    for number, line in enumerate(raw.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
+            if not (isinstance(prompt, str) and isinstance(text, str)):
+                raise TypeError
+            found.append((prompt, text))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            wrong.append(f'{path}, line {number}: expected {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
+    if wrong:
+        raise ConfigError([*wrong[:20], *([f"and {len(wrong) - 20} lines more"] if len(wrong) > 20 else [])])
+    return found
+
+
+def _pieces(tokenizer: Any, prompt: str, text: str, length: int) -> list[tuple[list[int], list[bool]]]:
+    mark, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begin = [mark] if mark is not None and tokenizer("a").input_ids[:1] == [mark] else []
+    before = [*begin, *(tokenizer(prompt, add_special_tokens=False).input_ids if prompt else [])]
+    after = [*tokenizer(text, add_special_tokens=False).input_ids, *([end] if end is not None else [])]
+    tokens, counts = [*before, *after], [False] * len(before) + [True] * len(after)
+    rows = [(tokens[i : i + length], counts[i : i + length]) for i in range(0, len(tokens), length)]
+    return [row for row in rows if len(row[0]) > 1 and any(row[1][1:])]

@@ -1,0 +1,193 @@
+"""What a step keeps in memory, measured without any: the model's own networks, run on the meta device.
+
+    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► the highest water
+
+Every tensor an operation makes is counted from the moment it is made until its storage is gone, so what autograd keeps,
+what checkpointing drops and what it computes again are all seen. Attention is taken to be fused, as it is on every GPU:
+on the meta device torch would choose the plain one, which keeps tokens x tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from weft.layers import lora_layers
+from weft.models.blueprint import Blueprint
+from weft.models.families import Conditioning, predict
+from weft.models.model import Model, on_meta
+from weft.models.teaching import CLIPS, T5, batched, encoded, t5_room
+from weft.train.config import TrainConfig
+from weft.train.networks import add_networks
+
+_META = torch.device("meta")
+_LOCK = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes; ``kept``: of one example, at the highest; ``encoding``: of one picture in the autoencoder."""
+
+    weights: Mapping[str, int]
+    parameters: int
+    kept: int
+    encoding: int
+
+
+def measure(
+    blueprint: Blueprint,
+    config: TrainConfig,
+    dtype: torch.dtype,
+    checkpoint: Callable[[Mapping[str, nn.Module]], None],
+    trained: Callable[[Model, TrainConfig], dict[str, nn.Module]],
+    *,
+    again: bool,
+) -> Measured:
+    """One example through forward; ``again``: backward too, where things are computed again (else it adds nothing)."""
+    model = blank(blueprint, dtype)
+    weights = {folder: sum(p.nbytes for p in network.parameters()) for folder, network in model.networks.items()}
+    networks = trained(model, config)
+    lora = (
+        config.network if config.network != "dora" else "lora"
+    )  # DoRA starts from norms of weights, and there are none
+    learnt = add_networks(networks, config.model_copy(update={"start_from": None, "network": lora})).parameters
+    for network in networks.values():
+        _finish(network, dora=config.network == "dora")
+    parameters = sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
+    assert learnt
+    checkpoint(networks)
+    side = (config.resolution or model.size) // model.patch * model.patch
+    encoding = _highest(lambda: _encode(model, side), model)
+    kept = _highest(lambda: _step(model, config, side, again=again), model)
+    return Measured(weights, parameters, kept, encoding)
+
+
+def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
+    """The model in a precision, without weights; nothing of its files is read."""
+    networks: dict[str, nn.Module] = {}
+    for folder, part in blueprint.parts.items():
+        wide = folder == "vae" and part.config.get("force_upcast")
+        networks[folder] = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
+    nothing: Any = None
+    return Model(blueprint, networks, {}, nothing, _META, dtype)
+
+
+def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Without the words diffusers has for `.to(dtype)`."""
+    return network._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _finish(network: nn.Module, *, dora: bool) -> None:
+    """Adapters that were made with numbers join the rest; their gradients are there already, as in a run."""
+    network._apply(lambda tensor: tensor.to(_META))  # type: ignore[no-untyped-call]
+    for layer in lora_layers(network).values():
+        for term in layer.adapters.values():
+            if dora:
+                term.magnitude = nn.Parameter(torch.empty(layer.out, device=_META))
+            for parameter in term.parameters():
+                parameter.grad = torch.empty_like(parameter)
+
+
+@torch.no_grad()
+def _encode(model: Model, side: int) -> None:
+    vae = model.vae
+    vae.encode(torch.empty(1, 3, side, side, dtype=vae.dtype, device=_META))
+
+
+def _step(model: Model, config: TrainConfig, side: int, *, again: bool) -> None:
+    small = side // model.latent_scale
+    latents = torch.empty(1, model.vae.config.latent_channels, small, small, dtype=model.dtype, device=_META)
+    with torch.set_grad_enabled(config.train_text_encoders):
+        text = encoded(model, _tokens(model), config.clip_skip)
+    told = batched(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
+    times = torch.empty(1, device=_META)
+    answer = predict(model, latents, times, Conditioning(told, 0.0, guided=False))
+    loss = answer.float().square().mean()
+    if again:
+        torch.autograd.backward(loss)
+
+
+def _tokens(model: Model) -> dict[str, torch.Tensor]:
+    found = {}
+    for folder in CLIPS[model.family]:
+        length = model.networks[folder].config.max_position_embeddings  # type: ignore[union-attr]
+        found[folder] = torch.empty(1, 1, int(length), dtype=torch.int64, device=_META)  # type: ignore[arg-type]
+    folder = T5.get(model.family, "")
+    if folder in model.networks:
+        width: Any = model.networks[folder].config.d_model  # type: ignore[union-attr]
+        found[folder] = torch.empty(1, t5_room(model), width, dtype=model.dtype, device=_META)
+    return found
+
+
+def _highest(work: Callable[[], None], model: Model) -> int:
+    """The most bytes alive at once during ``work``, without what is there before it."""
+    water = _Water()
+    for network in model.networks.values():
+        for tensor in (*network.parameters(), *network.buffers()):
+            water.ignore(tensor)
+            if tensor.grad is not None:
+                water.ignore(tensor.grad)
+    with _fused_attention(), water:
+        work()
+    return water.peak
+
+
+class _Water(TorchDispatchMode):
+    """Counts the bytes of storages on the meta device, from their first tensor to their end."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = 0
+        self._known: dict[int, Any] = {}
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        self._known[tensor.untyped_storage()._cdata] = None
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                self._count(tensor.untyped_storage())
+        return found
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def gone(_: object) -> None:
+            self.live -= size
+            del self._known[key]
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Attention on the meta device keeps its inputs, its result and one number a row; elsewhere it is what it was."""
+    fused = torch.ops.aten._scaled_dot_product_flash_attention.default
+    with _LOCK:
+        real = functional.scaled_dot_product_attention
+
+        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
+            if not query.is_meta:
+                return real(query, key, value, *rest, **options)
+            return fused(query, key, value)[0]
+
+        functional.scaled_dot_product_attention = attention
+        try:
+            yield
+        finally:
+            functional.scaled_dot_product_attention = real

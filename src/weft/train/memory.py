@@ -1,0 +1,255 @@
+"""Memory: what a run will need, trading time for it, and staying within a limit.
+
+    off         every intermediate result is kept for the backward pass
+    selective   products with frozen weights and attention are kept; everything cheap, the adapters' own products
+                included, is computed again
+    full        only the inputs of blocks are kept, everything inside is computed again
+
+    a step      = weights + 8 bytes a trained parameter (master, gradient) + optimizer + batch * what one example keeps
+    caching     = weights + what the autoencoder needs for one picture
+    needed      = the larger of the two + what CUDA itself takes
+
+    staged      the networks are on the device one after the other: autoencoder, text encoders, then the denoiser
+
+What one example keeps is measured on the meta device (`weft.train.measure`). A plan changes as little as it can, in the
+order of what it costs: staging, smaller batches with as many pictures an update, computing again, and last the
+precision, the only one that changes numbers. What fits in no way is an error that says what would help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from weft.errors import MemoryBudgetError
+from weft.models.blueprint import ENCODERS, Blueprint
+from weft.models.model import DTYPES, Model
+from weft.models.teaching import T5
+from weft.train.config import TrainConfig
+from weft.train.diffusion import trained_networks
+from weft.train.measure import Measured, measure
+
+RESERVE = 512 << 20  # CUDA's own: context, cuBLAS and cuDNN
+MODES = ("off", "selective", "full")
+GIB = 1 << 30
+
+#: what selective keeps, and which argument of it is the weight, where it has one
+_KEPT = {
+    "mm": 1, "addmm": 2, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
+    "_scaled_dot_product_flash_attention_for_cpu": None,
+}  # fmt: skip
+_STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.03, "prodigy": 16.0, "schedulefree": 8.0, "adafactor": 4.0}
+
+
+def apply_checkpointing(networks: Mapping[str, nn.Module], mode: str) -> None:
+    """Switch recomputation on in every network that offers it; dropout of the base stays as it is."""
+    if mode == "off":
+        return
+    again: Any = partial(checkpoint, use_reentrant=False)
+    if mode == "selective":
+        again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _policy))
+    network: Any
+    for network in networks.values():
+        if hasattr(network, "enable_gradient_checkpointing"):
+            network.enable_gradient_checkpointing(again)
+            continue
+        for module in network.modules():  # transformers asks for training mode, which is also that of its dropout
+            if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
+                module.forward = _recomputed(module.forward, again)
+
+
+def _recomputed(forward: Any, again: Any) -> Any:
+    def inner(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*given, **named)
+        empty = {name: None for name in ("past_key_values", "past_key_value", "layer_past") if name in named}
+        named |= empty | ({"use_cache": False} if "use_cache" in named else {})  # a second pass would add to it again
+        return again(forward, *given, **named)
+
+    return inner
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
+    place = _KEPT.get(name)
+    learns = (
+        place is not None and arguments[place].requires_grad
+    )  # of low rank: cheap, and as large as what it is added to
+    return CheckpointPolicy.MUST_SAVE if name in _KEPT and not learns else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``config`` with ``changes`` made, why, and what it then needs; ``staged``: see `DiffusionTask.prepare`."""
+
+    config: TrainConfig
+    changes: Mapping[str, Any]
+    reasons: tuple[str, ...]
+    estimate: Mapping[str, Any]
+    staged: bool
+
+
+def estimate(model: Model | Blueprint, config: TrainConfig, steps: int = 0, *, staged: bool = False) -> dict[str, Any]:
+    """Bytes by kind, and their sum at the highest moment of the run."""
+    return _added(_Sizes(model, config), config, staged=staged) | {"steps": steps}
+
+
+def plan(model: Model | Blueprint, config: TrainConfig, limit_bytes: int) -> Plan:
+    """The configuration that stays within a limit and differs least from the one given."""
+    sizes = _Sizes(model, config)
+    wanted = _added(sizes, config, staged=False)
+    least = None
+    for chosen, staged in _ways(sizes, config):
+        needs = _added(sizes, chosen, staged=staged)
+        if needs["total_bytes"] <= limit_bytes:
+            changes = {
+                n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
+            }
+            return Plan(
+                chosen, changes, tuple(_reasons(config, chosen, wanted, needs, limit_bytes, staged)), needs, staged
+            )
+        least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
+    assert least is not None
+    raise MemoryBudgetError(_refusal(config, least, limit_bytes))
+
+
+def limit_for(config: TrainConfig, device: torch.device) -> int | None:
+    """The bytes a run may use: those of `vram`, what is free where it says "auto", or None without a limit."""
+    if config.vram != "auto":
+        return config.vram_bytes
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def enforce(limit_bytes: int, device: torch.device) -> None:
+    """Beyond the limit an allocation fails, instead of taking what belongs to others."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+
+
+class _Sizes:
+    """Measurements of one model, each made when it is first asked for."""
+
+    def __init__(self, model: Model | Blueprint, config: TrainConfig) -> None:
+        self.blueprint = model if isinstance(model, Blueprint) else model.blueprint
+        self.own = model.dtype if isinstance(model, Model) else DTYPES.get(config.precision, torch.bfloat16)
+        self._config = config
+        self._found: dict[tuple[torch.dtype, str], Measured] = {}
+
+    def dtype(self, config: TrainConfig) -> torch.dtype:
+        """As loaded, until a plan says otherwise."""
+        return self.own if config.precision == self._config.precision else DTYPES[config.precision]
+
+    def at(self, config: TrainConfig) -> Measured:
+        key = self.dtype(config), config.checkpointing
+        if key not in self._found:
+            switch = partial(apply_checkpointing, mode=config.checkpointing)
+            self._found[key] = measure(
+                self.blueprint, config, key[0], switch, trained_networks, again=config.checkpointing == "full"
+            )
+        return self._found[key]
+
+
+def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any]:
+    found = sizes.at(config)
+    weights, learnt = found.weights, found.parameters
+    encoders = sum(weights.get(folder, 0) for folder in ENCODERS)
+    working = sum(weights.values())
+    if staged:
+        family = sizes.blueprint.family
+        needed = encoders - weights.get(T5.get(family, ""), 0) if config.train_text_encoders else 0
+        needed += 0 if config.cache_text or config.train_text_encoders else encoders
+        working = weights[sizes.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
+    trained = int(learnt * (8 + _STATE_BYTES[config.optimizer]) + (4 * learnt if config.ema else 0))
+    kept = found.kept * config.batch_size
+    vae = (weights["vae"] if staged else sum(weights.values())) + found.encoding
+    caching = max(vae, encoders if staged else 0)
+    training = working + trained + kept + (0 if config.cache_latents else found.encoding)
+    return {
+        "weights_bytes": working,
+        "trained_parameters": learnt,
+        "trained_bytes": trained,
+        "kept_bytes": kept,
+        "caching_bytes": caching,
+        "reserved_bytes": RESERVE,
+        "total_bytes": max(training, caching) + RESERVE,
+    }
+
+
+def _ways(sizes: _Sizes, config: TrainConfig) -> Iterator[tuple[TrainConfig, bool]]:
+    """Configurations from the one given to the smallest, in the order they are tried."""
+    yield config, False
+    cached: dict[str, Any] = {"cache_latents": True}
+    if not config.train_text_encoders:
+        cached["cache_text"] = True
+    precisions = [config.precision]
+    if sizes.own == torch.float32:
+        precisions.append("bf16")
+    for precision in precisions:
+        for mode in MODES[MODES.index(config.checkpointing) :]:
+            for size in range(config.batch_size, 0, -1):
+                if config.batch_size % size == 0:
+                    split = {"batch_size": size, "accumulation": config.accumulation * (config.batch_size // size)}
+                    told = cached | split | {"checkpointing": mode, "precision": precision}
+                    yield config.model_copy(update=told), True
+
+
+def _reasons(
+    before: TrainConfig,
+    after: TrainConfig,
+    wanted: Mapping[str, Any],
+    needs: Mapping[str, Any],
+    limit: int,
+    staged: bool,
+) -> Iterator[str]:
+    """One line a decision, for people."""
+    if not staged:
+        yield f"nothing has to change: {_gib(needs['total_bytes'])} of {_gib(limit)} are needed"
+        return
+    yield f"as configured {_gib(wanted['total_bytes'])} would be needed, and there are {_gib(limit)}"
+    yield (
+        "pictures and captions are encoded first, and their encoders leave the device: "
+        f"{_gib(wanted['weights_bytes'] - needs['weights_bytes'])} of weights less"
+    )
+    if after.batch_size != before.batch_size:
+        yield (
+            f"batch_size {before.batch_size} becomes {after.batch_size} and accumulation {after.accumulation}: "
+            "as many pictures an update, fewer at once"
+        )
+    if after.checkpointing != before.checkpointing:
+        yield f'checkpointing "{after.checkpointing}": a step keeps {_gib(needs["kept_bytes"])}, and takes longer'
+    if after.precision != before.precision:
+        yield f"precision {after.precision}: half the bytes a number; this changes results slightly"
+    yield f"so {_gib(needs['total_bytes'])} are needed"
+
+
+def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int) -> str:
+    parts = {name: least[f"{name}_bytes"] for name in ("weights", "trained", "kept")}
+    told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    advice = []
+    if parts["weights"] + RESERVE > limit:
+        advice.append("the weights alone are too large: another model, or a larger limit, is the only way")
+    else:
+        if parts["kept"] > GIB // 8 or least["caching_bytes"] + RESERVE > limit:
+            advice.append("lower resolution")
+        if parts["trained"] > GIB // 8:
+            smaller = "" if config.optimizer == "adamw8bit" else ', or set optimizer = "adamw8bit"'
+            advice.append(f"lower rank{smaller}")
+        if config.train_text_encoders:
+            advice.append("set train_text_encoders = false")
+        advice.append("raise the limit (vram)")
+    return (
+        f"vram: {_gib(limit)} are not enough; with batches of one, checkpointing and every encoder put away it takes "
+        f"{_gib(least['total_bytes'])} ({told}); " + "; ".join(advice)
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -1,0 +1,211 @@
+"""What comes out: the adapter's file, with what made it in its metadata, read back and proved before it counts.
+
+The file is written beside its place, opened again, every tensor is given its place on the base, and every number is looked
+at. Only then it takes its name: a run whose file does not pass is not finished, and a good one before it is not lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as serialize
+
+from weft import __version__
+from weft.adapter import Adapter, Entry, Factors, Tensor
+from weft.errors import FormatError, TargetError
+from weft.exchange.convert import save
+from weft.exchange.load import load
+from weft.formats.files import open_container, write_file
+from weft.formats.finite import scan
+from weft.layers.factors import encoded
+from weft.ops.decode import decode
+from weft.targets.index import ModelIndex
+from weft.targets.plan import Plan
+from weft.targets.resolve import resolve
+from weft.train.config import TrainConfig
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+_ARCHITECTURES = {
+    "sd": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base", "sd3": "stable-diffusion-3", "flux": "flux-1-dev",
+}  # fmt: skip
+_BASE_VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1"}
+
+
+def store(adapter: Adapter, path: Path, config: TrainConfig, index: ModelIndex, metadata: Mapping[str, str]) -> Path:
+    """Write the adapter in the wanted dialect and precision, and prove that it can be used; only then it has its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cast = replace(recast(adapter, DTYPES[config.save_dtype]), metadata=dict(metadata))
+    folder = config.dialect == "peft"
+    target = path.with_suffix("") if folder else path
+    beside = target.with_name(f".{target.name.removesuffix('.safetensors')}.new{'' if folder else '.safetensors'}")
+    try:
+        save(cast, beside, dialect=config.dialect, base=index)
+        if not folder:
+            _sign(beside)
+        prove(beside, index, cast)
+        target.mkdir(exist_ok=True) if folder else None
+        for part in sorted(beside.iterdir()) if folder else (beside,):
+            part.replace(target / part.name if folder else target)
+    except OSError as error:
+        raise FormatError(f"{target}: cannot be written: {error.strerror}") from None
+    finally:
+        if folder:
+            shutil.rmtree(beside, ignore_errors=True)
+        else:
+            beside.unlink(missing_ok=True)
+    return target
+
+
+def written(path: Path) -> bool:
+    """Whether there is an adapter of this name, as a file or as a folder."""
+    return path.is_file() or (path.with_suffix("") / "adapter_model.safetensors").is_file()
+
+
+def sweep(output: Path, name: str) -> None:
+    """Remove what a process left beside its place that died while writing."""
+    left = re.compile(rf"\.+{re.escape(name)}(-\d+)?\.(new|jsonl)\b.*")
+    for path in output.iterdir() if output.is_dir() else ():
+        if left.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def prove(path: Path, index: ModelIndex, meant: Adapter) -> None:
+    """Raise unless the file holds all of ``meant``, each tensor has its place on the base, and all are finite."""
+    found = load(path)
+    try:
+        wanted, there = (_changed(resolve(each, index)) for each in (meant, found))
+    except TargetError as error:
+        raise TargetError(f"{path}: what was written cannot be used: {error}") from None
+    if bad := [key for key, tensor in found.tensors.items() if scan(tensor).nonfinite]:
+        hint = (
+            '; save_dtype = "bf16" or "fp32" holds larger numbers'
+            if "F16" in {t.dtype for t in found.tensors.values()}
+            else ""
+        )
+        raise TargetError(f"{path}: {len(bad)} tensors hold NaN or infinity, {bad[0]} the first{hint}")
+    if lacking := sorted(wanted.keys() - there.keys()):
+        shown = ".".join(str(part) for part in lacking[0][:2])
+        raise TargetError(
+            f"{path}: {len(lacking)} of the {len(wanted)} places that were trained are missing: {shown} ..."
+        )
+    for place, factors in wanted.items():
+        if factors is not None and there[place] is not None and not _same(factors, there[place]):
+            raise TargetError(f"{path}: {place[1]} was not written as it was trained")
+
+
+def _changed(plan: Plan) -> dict[tuple[str, str, int], Factors | None]:
+    """(component, tensor, row) for all rows that change; its factors beside the first row of what one of them makes."""
+    found: dict[tuple[str, str, int], Factors | None] = {}
+    for each in plan.placements:
+        rows = each.rows()
+        found |= {(each.component, each.tensor, row): None for row in rows[1:]}
+        found[each.component, each.tensor, rows[0]] = each.factors if each.source is None else None
+    return found
+
+
+def _same(one: Factors, other: Factors | None) -> bool:
+    """Whether both are the same numbers; factors that a dialect joins with others are another kind or shape."""
+    if other is None or type(one) is not type(other) or one.shape() != other.shape():
+        return True
+    mine, theirs = one.tensors(), other.tensors()
+    if mine.keys() != theirs.keys() or any(mine[role].numel != theirs[role].numel for role in mine):
+        return True
+    return all(bytes(mine[role].data) == bytes(theirs[role].data) for role in mine)
+
+
+def _sign(path: Path) -> None:
+    """Add kohya's two hashes: of the data, and of a window of the file as it would be with the ss_* metadata alone."""
+    container = open_container(path)
+    kept = {name: value for name, value in container.metadata.items() if name.startswith("ss_")}
+    raw = serialize({name: decode(tensor) for name, tensor in container.tensors.items()}, kept)
+    begin = 8 + int.from_bytes(raw[:8], "little")
+    signed = {
+        "sshs_model_hash": hashlib.sha256(raw[begin:]).hexdigest(),
+        "sshs_legacy_hash": hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8],
+    }
+    write_file(path, container.tensors, {**container.metadata, **signed})
+
+
+def recast(adapter: Adapter, dtype: torch.dtype) -> Adapter:
+    """The same adapter in another precision; alphas and other single numbers stay as they are."""
+    made: dict[int, Tensor] = {}
+
+    def cast(tensor: Tensor) -> Tensor:
+        if tensor.dtype not in ("F32", "F64", "BF16", "F16") or len(tensor.shape) == 0:
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = encoded(decode(tensor).to(dtype))
+        return made[id(tensor)]
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return cast(value)
+        if hasattr(value, "__dataclass_fields__"):
+            return replace(value, **{f.name: changed(getattr(value, f.name)) for f in fields(value) if f.init})
+        return value
+
+    entries: tuple[Entry, ...] = tuple(replace(entry, factors=changed(entry.factors)) for entry in adapter.entries)
+    return replace(adapter, entries=entries, tensors={name: cast(tensor) for name, tensor in adapter.tensors.items()})
+
+
+def described(
+    config: TrainConfig, model: Any, step: int, total: int, started: float, data: Mapping[str, str]
+) -> dict[str, str]:
+    """The metadata other programs look for, and our own configuration."""
+    family = getattr(model, "family", "llm")
+    variant = model.blueprint.variant if hasattr(model, "blueprint") else None
+    version = "sd_v2" if variant is not None and variant.name.startswith("sd2") else _BASE_VERSIONS.get(family, family)
+    if variant is not None and variant.name.startswith("weft/"):
+        version = variant.name
+    prediction = getattr(model, "prediction", "")
+    found = {
+        "ss_output_name": config.name,
+        "ss_base_model_version": version,
+        "ss_sd_model_name": str(getattr(model, "name", config.model)),
+        "ss_v2": str(version == "sd_v2"),
+        "ss_network_module": "lycoris.kohya" if config.network in ("loha", "lokr") else "networks.lora",
+        "ss_network_dim": str(config.rank),
+        "ss_network_alpha": f"{config.alpha if config.alpha is not None else config.rank:g}",
+        "ss_network_args": json.dumps({"algo": config.network, "dora_wd": str(config.network == "dora"), "rs_lora": str(config.stabilised)}),
+        "ss_steps": str(step),
+        "ss_max_train_steps": str(total),
+        "ss_lr_warmup_steps": str(config.warmup_steps(total)),
+        "ss_max_grad_norm": f"{config.max_grad_norm:g}",
+        "ss_batch_size_per_device": str(config.batch_size),
+        "ss_gradient_accumulation_steps": str(config.accumulation),
+        "ss_learning_rate": f"{config.learning_rate:g}",
+        "ss_unet_lr": f"{config.learning_rate:g}" if config.train_denoiser else "None",
+        "ss_text_encoder_lr": f"{config.text_encoder_learning_rate or config.learning_rate:g}" if config.train_text_encoders else "None",
+        "ss_optimizer": config.optimizer,
+        "ss_lr_scheduler": config.schedule,
+        "ss_mixed_precision": config.precision if config.precision in ("bf16", "fp16") else "no",
+        "ss_seed": str(config.seed),
+        "ss_caption_dropout_rate": f"{config.caption_dropout:g}",
+        "ss_min_snr_gamma": str(config.min_snr_gamma),
+        "ss_noise_offset": f"{config.noise_offset:g}",
+        "ss_clip_skip": str(config.clip_skip),
+        "ss_training_started_at": f"{started:.3f}",
+        "ss_training_finished_at": f"{time.time():.3f}",
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.architecture": f"{_ARCHITECTURES.get(family, family)}/lora",
+        "modelspec.implementation": "diffusers" if family != "llm" else "transformers",
+        "modelspec.title": config.name,
+        "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
+        "weft.version": __version__,
+        "weft.config": config.to_toml(),
+    }  # fmt: skip
+    if config.trigger:
+        found["modelspec.trigger_phrase"] = config.trigger
+    if prediction in ("epsilon", "v_prediction"):
+        found["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
+    return found | dict(data)

@@ -1,0 +1,378 @@
+"""A run from beginning to end: prepare, step, save, sample, validate, finish. It can stop anywhere and go on exactly.
+
+Nothing random outlives a step: every number drawn depends on (seed, step, micro-batch) alone, the order of the data on
+(seed, epoch). So a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more are the
+same bits as 40.
+
+    after a step    log (log_every), validate, save (save_every), sample (sample_every), in this order
+    validate        when a checkpoint is due; without checkpoints once an epoch; and at the end
+    what is drawn, validated and written is the average of the weights where one is kept, without dropout
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+
+from weft.errors import ConfigError, MemoryBudgetError, WeftError
+from weft.targets.index import ModelIndex
+from weft.train.checkpoint import State, alone, check_same_run, checkpoints, named, newest, save_state, tidy
+from weft.train.config import TrainConfig
+from weft.train.flat import FlatParameters
+from weft.train.journal import Journal, Pace, Tell
+from weft.train.networks import Trained, add_networks, gathered
+from weft.train.outcome import described, store, sweep, written
+from weft.train.schedules import learning_rate
+from weft.train.step import Step
+from weft.train.task import Task, generator_for
+from weft.train.world import World
+
+#: settings that may differ when a run goes on: they change no number of the steps to come
+FREE = frozenset({
+    "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
+    "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
+    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing",
+})  # fmt: skip
+DONE, STOPPED = "all steps are done", "stopped on request"
+
+Sample = Callable[[int], list[Path]]
+
+
+@dataclass(slots=True)
+class Finished:
+    """``path``: the adapter; ``reason``: why it ended; ``losses``: of the steps since it was started or resumed."""
+
+    path: Path
+    step: int
+    losses: list[float] = field(default_factory=list)
+    reason: str = DONE
+    seconds: float = 0.0
+    bad: int = 0
+    validation: list[tuple[int, float]] = field(default_factory=list)
+
+
+class Run:
+    """Holds a task, its adapters and everything that is saved."""
+
+    def __init__(
+        self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
+    ) -> None:
+        if config.validation and not task.held_out:
+            raise ConfigError(
+                f"validation: a share of {config.validation:g} of the dataset is not one example; raise it"
+            )
+        self.task, self.model, self.index, self.config = task, model, index, config
+        self.world = world or World()
+        self.trained: Trained = add_networks(task.networks, config, index)
+        self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers)
+        self.step = Step(task, self.flat, config, self.world)
+        per_step = config.accumulation * self.world.size
+        self.total = config.steps or -(-(config.epochs or 1) * len(task.order) // per_step)
+        self.number = 0  # steps done
+        self.started = time.time()
+        self.validation: list[tuple[int, float]] = []
+        self.output = Path(config.output)
+        self.states = self.output / f"{config.name}-state"
+        self._validate_every = config.save_every or -(-len(task.order) // per_step)
+        self._notes: list[str] | None = None  # what to say of the beginning; None before it
+        self._lock: TextIO | None = None
+        self._stop = 0
+        self._losses: list[torch.Tensor] = []
+
+    # going on
+
+    def resume(self, wanted: str) -> int:
+        """Take over the newest checkpoint ("auto") or a given one; returns the step the run goes on from."""
+        if self.world.first:
+            self._lock = self._lock or alone(self.states)
+            tidy(self.states)
+            sweep(self.output, self.config.name)
+        self.world.wait()
+        self._notes = []
+        state, damaged = (
+            (None, []) if wanted == "never" else newest(self.states) if wanted == "auto" else named(Path(wanted))
+        )
+        if state is None:
+            self._refuse_existing()
+            return 0
+        self._check_same(state)
+        self.step.load(state.tensors)
+        self.number = state.step
+        self.started = state.facts.get("started", self.started)
+        self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
+        self._notes = [*damaged, f"from step {self.number}"]
+        return self.number
+
+    def _check_same(self, state: State) -> None:
+        then, now = dict(state.facts.get("config", {})), self._facts()["config"]
+        # more steps, or fewer, are the same run as long as every step so far had the rate it would have now
+        if (
+            then.get("steps")
+            and state.step <= self.total
+            and _rates(self.config, then["steps"], state.step) == _rates(self.config, self.total, state.step)
+        ):
+            then["steps"] = now["steps"]
+        check_same_run(then, now, FREE)
+        if state.facts.get("data") != self.task.fingerprint():
+            raise ConfigError(
+                "dataset: it is not the one this run was started with; start a new run under another name"
+            )
+
+    def _refuse_existing(self) -> None:
+        """Nothing of an earlier run is written over."""
+        way = "or give this run another name (--name) or output"
+        if checkpoints(self.states):
+            raise ConfigError(
+                f'{self.states}: there are checkpoints of an earlier run; go on with resume = "auto" (--resume auto), {way}'
+            )
+        if written(self._file("")):
+            raise ConfigError(
+                f"{self._file('')}: there is an adapter already, and no checkpoint to go on from; move it, {way}"
+            )
+
+    def _facts(self) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json")
+        config["steps"], config["epochs"] = self.total, None
+        config["accumulation"] = self.world.size * self.config.accumulation  # of all processes together
+        return {
+            "config": config, "data": self.task.fingerprint(), "started": self.started, "validation": self.validation
+        }  # fmt: skip
+
+    def save(self) -> None:
+        """A checkpoint of now; only the first process writes."""
+        if self.world.first:
+            save_state(self.states, State(self.number, self.step.state(), self._facts()), self.config.keep_last)
+        self.world.wait()
+
+    # the loop
+
+    def train(self, *, sample: Sample | None = None, tell: Tell | None = None) -> Finished:
+        """All steps that are left, then the file."""
+        begun = time.perf_counter()
+        if self._notes is None:
+            self.resume(self.config.resume)
+        journal: Journal | None = None
+        losses: list[float] = []
+        devices = [self.task.device] if self.task.device.type == "cuda" else []
+        try:
+            if self.world.first:
+                path = self.output / f"{self.config.name}.jsonl"
+                journal = Journal(path, since=self.number, tensorboard=self.config.tensorboard, tell=tell)
+                for text in self._notes or ():
+                    journal.write({"event": "resumed", "step": self.number, "text": text})
+            with _Interrupts(self), torch.random.fork_rng(devices):  # whoever calls keeps the global generator
+                reason = self._loop(journal, sample, losses)
+                losses += self._read_losses()
+                self.save()
+                path = self._store(self._file("" if reason != STOPPED else f"-{self.number:06d}"))
+            if journal is not None:
+                journal.write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
+        finally:
+            if journal is not None:
+                journal.close()
+            if self._lock is not None:
+                self._lock.close()
+        seconds = time.perf_counter() - begun
+        return Finished(path, self.number, losses, reason, seconds, int(self.step.bad), list(self.validation))
+
+    def _loop(self, journal: Journal | None, sample: Sample | None, losses: list[float]) -> str:
+        """Steps until there is a reason to stop."""
+        config, pace = self.config, Pace(self.total, self.number)
+        if self._due() and self.world.any(not written(self._file(f"-{self.number:06d}")), self.task.device):
+            self._store(self._file(f"-{self.number:06d}"))  # the run ended between the checkpoint and its adapter
+        while True:
+            if config.patience and _stuck([loss for _, loss in self.validation], config.patience):
+                best = min(self.validation, key=lambda entry: entry[1])
+                return f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}"
+            if self.number >= self.total:
+                return DONE
+            if self._asked():
+                return STOPPED
+            self._one()
+            last, told = self.number == self.total, self.number % config.log_every == 0
+            if last or told:
+                losses += self._read_losses()
+                if journal is not None:
+                    journal.write(self._record(losses[-1], pace))
+            if last or told or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
+                self._check_health(journal)
+            if config.validation and (last or self.number % self._validate_every == 0):
+                self.validation.append((self.number, self.validate()))
+                if journal is not None:
+                    journal.write({"event": "validation", "step": self.number, "validation": self.validation[-1][1]})
+            if self._due():
+                self.save()
+                self._store(self._file(f"-{self.number:06d}"))
+            if sample is not None and config.sample_every and self.number % config.sample_every == 0:
+                self._sampled(sample, journal)
+
+    def _due(self) -> bool:
+        """Whether a checkpoint and its adapter belong to the step just done."""
+        every = self.config.save_every
+        return bool(every) and 0 < self.number < self.total and self.number % every == 0
+
+    def _one(self) -> None:
+        """One update."""
+        config, world = self.config, self.world
+        batches = self.task.order.step(self.number, accumulation=config.accumulation, world=world.size, rank=world.rank)
+        drawn = []
+        for micro, batch in enumerate(batches):
+            place = micro * world.size + world.rank
+            drawn.append(self.task.draw(batch, generator_for(config.seed, self.number, place)))
+        self.step.run(self.number, config.learning_rate * _share(config, self.number, self.total), drawn)
+        self.number += 1
+        self._losses.append(self.step.loss.clone())
+
+    def _asked(self) -> bool:
+        """Whether to stop; processes must agree, and ask each other only now and then."""
+        if self.world.size > 1 and self.number % self.config.log_every:
+            return False
+        return self.world.any(self._stop > 0, self.task.device)
+
+    def _read_losses(self) -> list[float]:
+        found: list[float] = torch.stack(self._losses).tolist() if self._losses else []
+        self._losses.clear()
+        return found
+
+    def _record(self, loss: float, pace: Pace) -> dict[str, Any]:
+        rate, eta = pace.at(self.number)
+        memory = torch.cuda.max_memory_allocated() if self.task.device.type == "cuda" else None
+        found: dict[str, Any] = {
+            "step": self.number, "total": self.total, "loss": loss, "lr": float(self.step.rate), "norm": float(self.step.norm),
+            "rate": rate, "eta": eta, "memory": memory, "bad": int(self.step.bad), "time": time.time(),
+        }  # fmt: skip
+        if self.step.scaler is not None:
+            found["loss_scale"] = float(self.step.scaler.scale)
+        if self.step.split > 1:
+            found["split"] = self.step.split
+        return found
+
+    def _check_health(self, journal: Journal | None) -> None:
+        """Stop where no step has been taken for too long; bad steps change nothing, so what is saved is good."""
+        row = int(self.step.bad_in_a_row)
+        if row < self.config.max_bad_steps:
+            return
+        causes = {
+            "fp16": "fp16 overflows: train in bf16 or fp32",
+            "fp32": "the learning rate is too high, or the data holds NaN",
+        }
+        half = "fp16" if self.step.scaler is not None else self.config.precision
+        likely = causes.get(half, "the learning rate is too high for this model and rank")
+        if journal is not None:
+            journal.write({"event": "stopped", "step": self.number, "text": f"{row} steps without finite numbers"})
+        self.save()
+        raise WeftError(
+            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; "
+            f"the weights from before them are in {checkpoints(self.states)[0]}. Likely: {likely}"
+        )
+
+    def validate(self) -> float:
+        """The mean loss of what is held out, always with the same random numbers."""
+        batches = self.task.held_out
+        found = torch.zeros(len(batches), device=self.task.device)
+        with self._evaluating():
+            for number, batch in enumerate(batches):
+                if number % self.world.size == self.world.rank:
+                    drawn = self.task.draw(batch, generator_for(self.config.seed, -2, number))
+                    found[number] = self.step.judge(drawn)
+        self.world.add_up(found)  # everybody else's are zeros: the same number as of one process
+        sizes = torch.tensor([float(len(batch)) for batch in batches], device=found.device)
+        return float((found * sizes).sum() / sizes.sum())
+
+    # what others see
+
+    def _sampled(self, sample: Sample, journal: Journal | None) -> None:
+        """Pictures are worth less than the run: one that fails is told and left out."""
+        if self.world.first and journal is not None:
+            try:
+                with self._evaluating():
+                    paths = sample(self.number)
+            except Exception as error:
+                told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                journal.write({"event": "sample failed", "step": self.number, "text": told})
+            else:
+                for path in paths:
+                    journal.write({"event": "sample", "step": self.number, "path": str(path)})
+            if self.task.device.type == "cuda":
+                torch.cuda.empty_cache()
+        self.world.wait()
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """The weights that are saved, and nothing dropped; afterwards everything is as it was."""
+        modes = [(module, module.training) for network in self.task.networks.values() for module in network.modules()]
+        with self._best_weights():
+            for network in self.task.networks.values():
+                network.eval()
+            try:
+                yield
+            finally:
+                for module, mode in modes:
+                    module.training = mode
+
+    def _best_weights(self) -> Any:
+        return self.step.ema.swapped() if self.step.ema is not None else self.step.optimizer.evaluating()
+
+    def _file(self, ending: str) -> Path:
+        return self.output / f"{self.config.name}{ending}.safetensors"
+
+    def _store(self, path: Path) -> Path:
+        """The adapter of now; the average of the weights where one is kept."""
+        if self.world.first:
+            try:
+                with self._best_weights():
+                    adapter = gathered(self.task.networks)
+            except torch.OutOfMemoryError as error:
+                raise MemoryBudgetError(
+                    f"{path}: no memory to write the adapter of step {self.number}; the checkpoint has it: free some "
+                    f"memory and go on with --resume auto ({error})"
+                ) from None
+            told = described(self.config, self.model, self.number, self.total, self.started, self.task.metadata())
+            path = store(adapter, path, self.config, self.index, told)
+        self.world.wait()
+        return path
+
+
+class _Interrupts:
+    """Ctrl-C once: the step is finished and saved. Twice: now."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._before: Mapping[int, Any] = {}
+
+    def __enter__(self) -> None:
+        try:
+            self._before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:
+            self._before = {}  # not the main thread: whoever started it may stop it
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        self._run._stop += 1
+        if self._run._stop > 1:
+            raise KeyboardInterrupt
+
+
+def _share(config: TrainConfig, step: int, total: int) -> float:
+    """Of the learning rate, at a step."""
+    warm = min(config.warmup_steps(total), total // 2)  # a preset's warm-up may be longer than a short run
+    return learning_rate(step, total, config.schedule, warm, config.restarts, config.power)
+
+
+def _rates(config: TrainConfig, total: int, until: int) -> list[float]:
+    return [_share(config, step, total) for step in range(until)]
+
+
+def _stuck(values: list[float], patience: int) -> bool:
+    return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])

@@ -1,0 +1,222 @@
+"""8-bit AdamW: its code books, its rounding, its steps against float32, and the kernel in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from weft.ops.adam8bit import code_book, corrections, dequantise, fresh, quantise, reference, step  # noqa: E402
+
+CPU = torch.device("cpu")
+EPS = torch.finfo(torch.float32).eps
+SETTINGS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.0}
+SIZES = [1, 255, 256, 257, 5000]
+
+
+def wide(size: int, seed: int) -> torch.Tensor:
+    """Normal numbers times powers of ten over eight decades."""
+    torch.manual_seed(seed)
+    return torch.randn(size) * 10 ** (torch.rand(size) * 8 - 6)
+
+
+def take(
+    values: torch.Tensor, grads: torch.Tensor, moments: tuple, count: int, lr: float = 1e-2, **other: object
+) -> None:
+    options = {**SETTINGS, "ok": torch.tensor(True), "grad_scale": torch.tensor(1.0), **other}
+    step(values, grads, *moments, lr=torch.tensor(lr), count=torch.tensor(count), **options)
+
+
+def test_code_books_are_the_published_ones() -> None:
+    for signed in (True, False):
+        book = code_book(signed, CPU)
+        assert book.shape == (256,) and book.dtype == torch.float32
+        assert (book.diff() > 0).all()
+        assert (book == 0).sum() == 1 and book[-1] == 1
+        positive = book[book > 0][:-1]
+        for decade in range(7):
+            inside = positive[(positive > 10.0 ** (decade - 7)) & (positive < 10.0 ** (decade - 6))]
+            assert len(inside) == 2**decade * (1 if signed else 2)
+            if len(inside) > 2:
+                assert inside.diff().std() <= 1e-5 * inside.max(), "evenly spaced within a decade"
+    signed, unsigned = code_book(True, CPU), code_book(False, CPU)
+    assert torch.equal(signed[signed < 0], -signed[signed > 0][:-1].flip(0)), "mirrored, but for 1"
+    assert signed[signed > 0][0] == pytest.approx(5.5e-7) and signed[0] == pytest.approx(-0.99296875)
+    assert unsigned[0] == 0 and unsigned[1] == pytest.approx(3.25e-7) and unsigned[-2] == pytest.approx(0.996484375)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_the_nearest(signed: bool) -> None:
+    book = code_book(signed, CPU).double()
+    share = torch.cat([torch.linspace(-1 if signed else 0, 1, 3001), torch.logspace(-8, 0, 2000)])
+    share = share[: share.numel() // 255 * 255].view(-1, 255)
+    share = torch.cat([torch.ones(len(share), 1), share], 1).flatten()  # a 1 in every block: the scale is 1
+    codes, scales = quantise(share, signed=signed)
+    assert (scales == 1).all()
+    distance = (share.double()[:, None] - book).abs()
+    nearest = distance.argmin(1)  # the first of equals: the lower
+    if not signed:
+        nearest = nearest.clamp_min(1).where(share > 0, nearest)
+    assert torch.equal(codes.long(), nearest)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("signed", [True, False])
+def test_quantising_what_was_dequantised_changes_nothing(signed: bool, size: int) -> None:
+    for seed in range(4):
+        values = wide(size, seed)
+        values = values if signed else values.square()
+        codes, scales = quantise(values, signed=signed)
+        again = quantise(dequantise(codes, scales, signed=signed), signed=signed)
+        assert torch.equal(again[0], codes) and torch.equal(again[1], scales)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_error_is_at_most_half_a_gap_of_the_block(signed: bool) -> None:
+    values = torch.cat([wide(5000, 1), torch.zeros(300), -wide(200, 2).abs()])
+    values = values if signed else values.square()
+    codes, scales = quantise(values, signed=signed)
+    error = (dequantise(codes, scales, signed=signed) - values).abs()
+    half = 0.9 / (128 if signed else 256)  # the widest gap is in the top decade
+    bound = scales.abs().repeat_interleave(256)[: values.numel()] * (half + 2 * EPS)
+    assert (error <= bound).all()
+    for block, scale in zip(values.split(256), scales, strict=True):
+        assert scale.abs() == block.abs().max()
+
+
+def test_the_sign_of_the_first_moment_survives() -> None:
+    values = wide(4096, 3)
+    kept = dequantise(*quantise(values, signed=True), signed=True)
+    large = values.abs() > 1e-6 * values.view(-1, 256).abs().amax(1).repeat_interleave(256)
+    assert (values < 0).sum() > 1000 and torch.equal(kept.sign()[large], values.sign()[large])
+    values, moments = torch.zeros(600), fresh(600, CPU)
+    grads = torch.where(torch.arange(600) % 3 == 0, 1.0, -1.0)
+    for count in range(1, 6):
+        take(values, grads, moments, count)
+    take(values, torch.zeros(600), moments, 6)
+    assert torch.equal(values.sign(), -grads.sign()), "also by memory alone"
+    assert (values.abs() > 0.05).all()
+
+
+def test_first_step_is_adamw() -> None:
+    values, grads = wide(1000, 4), wide(1000, 5)
+    plain = torch.nn.Parameter(values.clone())
+    plain.grad = grads.clone()
+    torch.optim.AdamW([plain], lr=1e-2, weight_decay=0.1).step()
+    take(values, grads, fresh(1000, CPU), 1, weight_decay=0.1)
+    # the moments start at zero, which is exact; what is left is rounding of x and of a step of size lr
+    assert ((values - plain).abs() <= 2 * EPS * values.abs() + 16 * EPS * 1e-2).all()
+
+
+def test_decay_is_decoupled() -> None:
+    values = wide(700, 6)
+    want, moments = values.clone(), fresh(700, CPU)
+    for count in range(1, 4):
+        take(values, torch.zeros(700), moments, count, weight_decay=0.5)
+        want = want * (1 - torch.tensor(1e-2) * 0.5)
+    assert torch.equal(values, want)
+    assert not any(moment.any() for moment in moments[1:]), "decay leaves no trace in the moments"
+
+
+def test_a_small_gradient_beside_a_large_one_takes_no_giant_step() -> None:
+    """Its second moment is too small for its block's codes; as 0 it would let the step grow without bound."""
+    values, moments, grads = torch.zeros(256), fresh(256, CPU), torch.full((256,), 1e-4)
+    grads[7] = 1.0
+    for count in range(1, 30):
+        before = values.clone()
+        take(values, grads if count < 20 else grads * (grads == 1), moments, count)
+        assert (values - before).abs().max() <= 1.1e-2
+    assert (values < 0).all()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_not_ok_changes_no_bit(size: int) -> None:
+    values, moments = wide(size, 7), fresh(size, CPU)
+    take(values, wide(size, 8), moments, 1)
+    kept = [tensor.clone() for tensor in (values, *moments)]
+    for ok in (torch.tensor(False), torch.tensor(0.0), torch.tensor(0)):
+        take(values, torch.full((size,), float("nan")), moments, 2, ok=ok)
+        assert all(torch.equal(a, b) for a, b in zip(kept, (values, *moments), strict=True))
+    take(values, wide(size, 8), moments, 2, ok=torch.tensor(1.0))
+    assert not torch.equal(values, kept[0])
+
+
+def test_rate_per_block_and_gradient_scale() -> None:
+    values, grads = wide(600, 9), wide(600, 10)
+    rates = torch.tensor([1e-2, 0.0, 3e-3])
+    whole, moments = values.clone(), fresh(600, CPU)
+    step(whole, grads * 4, *moments, lr=rates, count=torch.tensor(1), ok=torch.tensor(True),
+         grad_scale=torch.tensor(0.25), **SETTINGS)  # fmt: skip
+    for i, part in enumerate(torch.arange(600).split(256)):
+        alone = values[part].clone()
+        take(alone, grads[part], fresh(len(part), CPU), 1, lr=float(rates[i]))
+        assert torch.equal(alone, whole[part])
+    assert torch.equal(whole[256:512], values[256:512])
+
+
+def test_state_is_a_quarter_of_float32() -> None:
+    for size in (1_000_000, 999_999):
+        spent = sum(tensor.numel() * tensor.element_size() for tensor in fresh(size, CPU))
+        assert spent <= 0.3 * 8 * size
+        assert spent / (8 * size) == pytest.approx(2.03125 / 8, rel=1e-3)
+
+
+def test_loss_follows_float32_on_a_regression() -> None:
+    torch.manual_seed(0)
+    x, hidden = torch.randn(512, 32), torch.randn(32, 48) / 6
+    y = (x @ hidden).tanh() + 0.3 * torch.randn(512, 48)
+    start = torch.randn(32 * 48 + 48 * 48) * 0.1
+
+    def loss_of(flat: torch.Tensor) -> torch.Tensor:
+        return ((x @ flat[: 32 * 48].view(32, 48)).tanh() @ flat[32 * 48 :].view(48, 48) - y).square().mean()
+
+    plain = start.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([plain], lr=5e-3, weight_decay=0.01)
+    ours, moments = start.clone().requires_grad_(), fresh(start.numel(), CPU)
+    curves: list[tuple[float, float]] = []
+    for count in range(1, 301):
+        optimizer.zero_grad()
+        losses = loss_of(plain), loss_of(ours)
+        losses[0].backward()
+        optimizer.step()
+        (grad,) = torch.autograd.grad(losses[1], ours)
+        take(ours.data, grad, moments, count, lr=5e-3, weight_decay=0.01)
+        curves.append((losses[0].item(), losses[1].item()))
+    assert curves[-1][0] < 0.5 * curves[0][0]
+    assert max(abs(b / a - 1) for a, b in curves) <= 0.03
+    assert abs(curves[-1][1] / curves[-1][0] - 1) <= 0.01
+
+
+def interpreted() -> None:
+    """What the subprocess runs: kernel and reference side by side, the tensors that differ printed."""
+    from weft.ops.adam8bit import triton as kernel
+
+    names = ("values", "m_codes", "m_scales", "v_codes", "v_scales")
+    rows = {}
+    for size in SIZES:
+        ours, plain = ([wide(size, 11), *fresh(size, CPU)] for _ in range(2))
+        for count in range(1, 9):
+            rate = torch.rand(-(-size // 256) if count % 2 else ()) * 1e-2
+            ok = torch.tensor(count != 5)
+            grads = wide(size, count) if ok else torch.full((size,), float("inf"))
+            options = {**SETTINGS, "weight_decay": 0.1, "inverse": corrections(torch.tensor(count), 0.9, 0.999)}
+            options |= {"lr": rate, "ok": ok, "grad_scale": torch.tensor(0.7)}
+            reference.step(plain[0], grads, *plain[1:], **options)
+            kernel.step(ours[0], grads, *ours[1:], **options, rows=2 ** (count % 4), coarse=count % 5)
+        rows[size] = [name for name, a, b in zip(names, ours, plain, strict=True) if not torch.equal(a, b)]
+    print(json.dumps(rows))
+
+
+def test_kernel_equals_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_adam8bit import interpreted; interpreted()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert rows == {str(size): [] for size in SIZES}, "bit for bit: the interpreter fuses no multiply-adds"

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo demo-reading test test-gpu check bench bench-gpu gpu-bundle format clean
+.PHONY: demo demo-reading test soak test-gpu check bench bench-gpu gpu-bundle format clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -30,8 +30,13 @@ demo: $(VENV)/.generate
 demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
+# one worker a core, one thread a worker: threads that wait for each other's cores cost many times what they bring
 test: $(VENV)/.dev check
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# kill -9 at any moment, a hundred runs over; `make test` does a few
+soak: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --rounds 100
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

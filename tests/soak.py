@@ -109,7 +109,7 @@ def main() -> None:
     asked.add_argument("--seed", type=int, default=0)
     options = asked.parse_args()
     torch.set_num_threads(1)
-    for name in ("prodigyopt", "schedulefree", "safetensors.torch"):
+    for name in ("prodigyopt", "schedulefree", "torch._dynamo"):
         importlib.import_module(name)  # once, and not in every process
     chance = random.Random(options.seed)
     kills = 0

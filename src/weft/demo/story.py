@@ -120,7 +120,13 @@ def _train(pipe: Pipeline, story: Story, steps: int, tick: Tick | None) -> Path:
     captions, pictures = captioned_pictures(embedded.style_folder(STYLE))
     pipe.swap([])
     adapter, story.losses = train_style(
-        pipe.model, pictures, captions, steps=steps, seed=1, progress=lambda at, of, _: _tick(tick, "training", at, of)
+        pipe.model,
+        pictures,
+        captions,
+        steps=steps,
+        batch=2,
+        seed=1,
+        progress=lambda at, of, _: _tick(tick, "training", at, of),
     )
     path = story.folder / f"{STYLE}.safetensors"
     named = replace(adapter, metadata={"ss_output_name": f"demo-{STYLE}", "ss_base_model_version": embedded.NAME})
@@ -131,10 +137,10 @@ def _train(pipe: Pipeline, story: Story, steps: int, tick: Tick | None) -> Path:
     story.chapters.append(
         Chapter(
             f"A style of {len(pictures)} pictures",
-            f"Rank 8, {steps} steps of 4 pictures, on the CPU. None of the subjects below is among them.",
+            f"Rank 8, {steps} steps of 2 pictures, on the CPU. None of the subjects below is among them.",
             "training.png",
             [
-                f"weft.train.plain.train_style(model, pictures, captions, steps={steps}, seed=1)",
+                f"weft.train.plain.train_style(model, pictures, captions, steps={steps}, batch=2, seed=1)",
                 f"weft inspect {story.folder.name}/{path.name}",
             ],
         )

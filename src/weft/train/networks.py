@@ -27,6 +27,7 @@ from torch import nn
 
 from weft.adapter import Adapter
 from weft.errors import ConfigError, TargetError
+from weft.exchange.convert import GENERIC, rewrite
 from weft.exchange.load import load
 from weft.layers import collect, inject, lora_layers
 from weft.layers.match import nearest
@@ -86,6 +87,8 @@ def add_networks(networks: Mapping[str, nn.Module], config: TrainConfig, index: 
                 multipliers[name] = rate / config.learning_rate
     candidates = modules + [f"{component}.{name}" for component, names in chosen.items() for name in names]
     _check_rules(config.rules, list(dict.fromkeys(candidates)))
+    if index is not None:
+        _check_dialect(networks, parameters, config, index)
     return Trained(parameters, multipliers, len(modules))
 
 
@@ -94,6 +97,29 @@ def gathered(networks: Mapping[str, nn.Module]) -> Adapter:
     parts = [collect(network, NAME, component=component) for component, network in networks.items()]
     tensors = {f"{c}.{key}": t for c, part in zip(networks, parts, strict=True) for key, t in part.tensors.items()}
     return Adapter(entries=tuple(entry for part in parts for entry in part.entries), tensors=tensors)
+
+
+@torch.no_grad()
+def _check_dialect(
+    networks: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter], config: TrainConfig, index: ModelIndex
+) -> None:
+    """Whether what will be learnt can be written: a dialect may join modules that then have no common factors."""
+    if "model" in index.components and config.dialect not in GENERIC:
+        raise ConfigError(f"dialect: {config.dialect} is for diffusion models; this one is written as {GENERIC[0]}")
+    kept = {name: parameter.clone() for name, parameter in parameters.items()}
+    draw = torch.Generator().manual_seed(0)
+    try:
+        for parameter in parameters.values():  # fresh ones hold zeros, which join where learnt numbers do not
+            parameter.copy_(torch.rand(parameter.shape, generator=draw) + 0.5)
+        lost = rewrite(gathered(networks), config.dialect, index).lost
+    finally:
+        for name, parameter in parameters.items():
+            parameter.copy_(kept[name])
+    if lost:
+        raise ConfigError(
+            f'dialect: {len(lost)} modules could not be written as "{config.dialect}", the first: {lost[0].reason}; '
+            "another dialect, network or target may"
+        )
 
 
 def _fresh(component: str, network: nn.Module, names: list[str], config: TrainConfig) -> None:

@@ -78,7 +78,7 @@ def train_style(
     rank: int = 8,
     alpha: float | None = None,
     learning_rate: float = 2e-3,
-    batch: int = 4,
+    batch: int = 2,
     targets: Targets = STYLE_TARGETS,
     seed: int = 0,
     caption_dropout: float = 0.1,

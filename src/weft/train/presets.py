@@ -42,7 +42,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "schedule": "cosine",
         "warmup": 20,
         "steps": 300,
-        "batch_size": 4,
+        "batch_size": 2,
         "resolution": 128,
         "bucket_step": 32,
         "targets": "all",

@@ -96,20 +96,32 @@ class Run:
             tidy(self.states)
             sweep(self.output, self.config.name)
         self.world.wait()
-        self._notes = []
-        state, damaged = (
-            (None, []) if wanted == "never" else newest(self.states) if wanted == "auto" else named(Path(wanted))
-        )
+        try:
+            self._notes = self._begin(wanted)
+        except BaseException:
+            self._release()
+            raise
+        return self.number
+
+    def _begin(self, wanted: str) -> list[str]:
+        """Load what there is to go on from; what to say about it."""
+        state, damaged = None, list[str]()
+        if wanted != "never":
+            state, damaged = newest(self.states) if wanted == "auto" else named(Path(wanted))
         if state is None:
             self._refuse_existing()
-            return 0
+            return []
         self._check_same(state)
         self.step.load(state.tensors)
         self.number = state.step
         self.started = state.facts.get("started", self.started)
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
-        self._notes = [*damaged, f"from step {self.number}"]
-        return self.number
+        return [*damaged, f"from step {self.number}"]
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _check_same(self, state: State) -> None:
         then, now = dict(state.facts.get("config", {})), self._facts()["config"]
@@ -178,8 +190,7 @@ class Run:
         finally:
             if journal is not None:
                 journal.close()
-            if self._lock is not None:
-                self._lock.close()
+            self._release()
         seconds = time.perf_counter() - begun
         return Finished(path, self.number, losses, reason, seconds, int(self.step.bad), list(self.validation))
 

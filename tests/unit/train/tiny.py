@@ -99,8 +99,11 @@ def tiny(
     output: Path, *, world: World | None = None, dtype: torch.dtype = torch.float32, examples: int = 10, **said: Any
 ) -> Run:
     """A run that has not begun."""
-    chosen = config(output, **said)
-    task = TinyTask(chosen, examples=examples, dtype=dtype)
+    return made(config(output, **said), world, TinyTask(config(output, **said), examples=examples, dtype=dtype))
+
+
+def made(chosen: TrainConfig, world: World | None = None, task: TinyTask | None = None) -> Run:
+    task = task or TinyTask(chosen)
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
     return Run(task, task.networks["model"], index, chosen, world)

@@ -1,0 +1,354 @@
+"""weft train as a user runs it: files, metadata, exit codes, signals, what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tests.unit.train.tiny import file_bits, tiny
+from weft.adapter import Tensor
+from weft.cli.app import app
+from weft.exchange.hashes import hash_file
+from weft.formats.writers import WRITERS
+from weft.models.embedded import style_folder
+from weft.train.checkpoint import checkpoints, load_state
+from weft.train.config import TrainConfig
+from weft.train.diffusion import DiffusionTask
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def invoked(*arguments: object, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    assert done.exit_code == code, done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def quick(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
+    """Arguments of a run of seconds on the embedded model."""
+    return (
+        "--model", "weft/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--batch-size", 2,
+        "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", f"cache_dir={cache}",
+        "--set", "save_dtype=fp32", "--set", "log_every=1", *more,
+    )  # fmt: skip
+
+
+def metadata(path: Path) -> dict[str, str]:
+    with safe_open(path, "pt") as file:
+        return dict(file.metadata())
+
+
+def bits(path: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
+
+
+def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path, cache: Path) -> None:
+    style = tmp_path / "style.toml"
+    style.write_text(
+        f'dataset = "{style_folder("pixel")}"\nmodel = "weft/emoji"\nname = "pixels"\ntargets = ["to_q"]\nresolution = 64\n'
+        f'rank = 2\nepochs = 3\ndevice = "cpu"\ntrigger = "pxl"\ncache_dir = "{cache}"\noutput = "{tmp_path}/nowhere"\n'
+    )
+    told = json.loads(
+        invoked(style, "--output", tmp_path / "out", "--steps", 2, "--alpha", 1, "--lr", 1e-3, "-b", 2, "--json")
+    )
+    file = tmp_path / "out" / "pixels.safetensors"
+    assert told["ok"] and Path(told["path"]) == file and told["step"] == 2 and len(told["losses"]) == 2
+    assert not (tmp_path / "nowhere").exists(), "options go before the file"
+    tensors, said = load_file(file), metadata(file)
+    names = {name.rsplit(".", 2 if name.endswith("weight") else 1)[0] for name in tensors}
+    assert all(name.startswith("lora_unet_") and name.endswith("_to_q") for name in names)
+    assert {name.partition(".")[2] for name in tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
+    assert {str(value.dtype) for name, value in tensors.items() if "lora" in name.split(".")[1]} == {"torch.float16"}
+    assert (said["ss_network_dim"], said["ss_network_alpha"], said["ss_steps"]) == ("2", "1", "2")
+    assert (said["ss_learning_rate"], said["ss_mixed_precision"]) == ("0.001", "no")
+    tags = json.loads(said["ss_tag_frequency"])
+    assert list(tags) == ["pixel"] and sum(tags["pixel"].values()) >= 24
+    assert said["modelspec.architecture"] == "stable-diffusion-v1/lora" and said["modelspec.trigger_phrase"] == "pxl"
+    assert said["ss_base_model_version"] == "weft/emoji"
+    raw = file.read_bytes()
+    body = raw[8 + int.from_bytes(raw[:8], "little") :]
+    assert said["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
+    assert hash_file(file).note is None and hash_file(file).autov3 == said["sshs_model_hash"][:12]
+    assert len(said["sshs_legacy_hash"]) == 8
+    again = tmp_path / "again.toml"
+    again.write_text(said["weft.config"])
+    assert (TrainConfig.load(again).rank, TrainConfig.load(again).steps) == (2, 2)
+    assert CliRunner().invoke(app, ["check", str(file), "--base", "weft/emoji"]).exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "pixels-state",
+        "pixels.jsonl",
+        "pixels.safetensors",
+    ]
+
+
+def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
+    """Its own code: the file as it would be with the ss_* metadata alone, in memory."""
+    import io
+
+    import safetensors.torch
+
+    from weft.formats.files import write_file
+    from weft.train.outcome import _sign
+
+    draw = np.random.default_rng(0)
+    arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
+    tensors = {name: Tensor("F32", value.shape, value.tobytes()) for name, value in arrays.items()}
+    said = {"ss_steps": "4", "ss_x": "1", "modelspec.title": "t"}
+    file = write_file(tmp_path / "a.safetensors", tensors, said)
+    _sign(file)
+    kept = {name: value for name, value in said.items() if name.startswith("ss_")}
+    stream = io.BytesIO(safetensors.torch.save({n: torch.from_numpy(a) for n, a in arrays.items()}, kept))
+    stream.seek(0x100000)
+    assert metadata(file)["sshs_legacy_hash"] == hashlib.sha256(stream.read(0x10000)).hexdigest()[:8]
+    assert metadata(file)["modelspec.title"] == "t" and hash_file(file).note is None
+
+
+def test_a_real_run_goes_on_exactly_and_samples_change_nothing(tmp_path: Path, cache: Path) -> None:
+    more = ("--steps", 4, "--save-every", 2, "--set", "flip=true", "--set", "dropout=0.1", "--set", "ema=0.9",
+            "--set", "accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
+    straight = json.loads(invoked(*quick(tmp_path / "a", cache, *more), "--json"))
+    sampled = ("--set", "sample_every=2", "--set", 'sample_prompts=["red apple", "cat"]', "--set", "sample_steps=2")
+    place = tmp_path / "a" / "lora-state" / "step-000002"
+    again = json.loads(invoked(*quick(tmp_path / "b", cache, *more, *sampled), "--resume", place, "--json"))
+    assert again["losses"] == straight["losses"][2:]
+    assert bits(Path(again["path"])) == bits(Path(straight["path"]))
+    one, two = (load_state(tmp_path / name / "lora-state" / "step-000004").tensors for name in "ab")
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+    shown = sorted((tmp_path / "b" / "samples").iterdir())
+    assert [path.name for path in shown] == ["lora-000004-0.png", "lora-000004-1.png"]
+    drawn = dict(zip(("red apple", "cat"), shown, strict=True))
+    for loras in ((f"--lora={again['path']}",), ()):  # the file of that step draws the same picture, the base another
+        for prompt, path in drawn.items():
+            other = tmp_path / "other.png"
+            arguments = ["generate", prompt, "--steps", "2", "--seed", "42", "-o", str(other), "--overwrite", *loras]
+            done = CliRunner().invoke(app, [each for each in arguments if each != "--overwrite"])
+            assert done.exit_code == 0, done.output
+            with Image.open(path) as left, Image.open(other) as right:
+                apart = np.abs(np.asarray(left, dtype=int) - np.asarray(right, dtype=int)).max()
+            # merged into the weights or added beside them: the same numbers up to a rounding, a level of 256 at most
+            assert apart <= 1 if loras else apart > 1, (prompt, loras, apart)
+
+
+@pytest.mark.parametrize("dialect", ["diffusers", "peft"])
+def test_other_dialects(dialect: str, tmp_path: Path, cache: Path) -> None:
+    told = json.loads(invoked(*quick(tmp_path, cache, "--steps", 1, "--set", f"dialect={dialect}"), "--json"))
+    path = Path(told["path"])
+    if dialect == "peft":
+        assert path == tmp_path / "lora" and json.loads((path / "adapter_config.json").read_text())["r"] == 2
+        names = load_file(path / "adapter_model.safetensors")
+        assert all(name.startswith("base_model.model.") and ".lora_" in name for name in names)
+    else:
+        assert all(name.startswith("unet.") and ".lora" in name for name in load_file(path))
+        assert len(metadata(path)["sshs_model_hash"]) == 64
+    assert CliRunner().invoke(app, ["check", str(path), "--base", "weft/emoji"]).exit_code == 0
+
+
+# what is refused
+
+
+def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None:
+    before = sorted(cache.rglob("*"))
+    told = invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check")
+    assert "24 pictures" in told and "5 in all" in told and "memory, estimated" in told
+    document = json.loads(invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check", "--json"))
+    assert document["ok"] and document["config"]["steps"] == 5 and document["estimate"]["trained_parameters"] > 0
+    assert not (tmp_path / "out").exists() and sorted(cache.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "dataset: is needed"),
+        (("-d", "x", "--set", "lerning_rate=1"), "did you mean 'learning_rate'?"),
+        (("-d", "x", "--set", "rank"), "write FIELD=VALUE"),
+        (("-d", "x", "--rank", "0"), "rank: "),
+        (("-d", "x", "--set", "optimizer=adam"), "did you mean 'adamw'?"),
+        (("-d", "/none/here", "-m", "weft/emoji"), "/none/here"),
+        (("none.toml",), "none.toml"),
+        (("-d", "x", "--steps", "3", "--set", "epochs=2"), "steps and epochs"),
+    ],
+)
+def test_bad_usage_is_told_in_a_line(arguments: tuple[str, ...], told: str) -> None:
+    assert told in invoked(*arguments, code=2)
+    document = json.loads(invoked(*arguments, "--json", code=2))
+    assert document["ok"] is False and told in document["error"]
+
+
+def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('dataset = "x"\nrank = 0\nshedule = "cosine"\n')
+    told = invoked(file, code=2)
+    assert "bad.toml:2: rank" in told and "did you mean 'schedule'" in told and "2 problems" in told
+
+
+def test_another_trainers_configuration_is_turned_into_ours(tmp_path: Path) -> None:
+    theirs = tmp_path / "kohya.toml"
+    theirs.write_text('pretrained_model_name_or_path = "m.safetensors"\ntrain_data_dir = "pictures"\nnetwork_dim = 4\n')
+    assert "rank = 4" in invoked("--import", theirs)
+    assert json.loads(invoked("--import", theirs, "--json"))["config"]["rank"] == 4
+
+
+def test_a_run_that_is_there_is_not_written_over(tmp_path: Path, cache: Path) -> None:
+    invoked(*quick(tmp_path, cache, "--steps", 1))
+    before = bits(tmp_path / "lora.safetensors")
+    assert "--resume auto" in invoked(*quick(tmp_path, cache, "--steps", 1, "--seed", 3), code=2)
+    told = invoked(*quick(tmp_path, cache, "--steps", 1, "--seed", 3, "--resume", "auto", "--lr", 1e-5), code=2)
+    assert (
+        "learning_rate: this run was started with" in told and "seed: this run was started with 0, now it is 3" in told
+    )
+    assert bits(tmp_path / "lora.safetensors") == before
+    assert "all steps are done" in invoked(*quick(tmp_path, cache, "--steps", 1, "--resume", "auto"))
+
+
+def dropped(written: Any) -> None:
+    del written.tensors[sorted(written.tensors)[0]]
+
+
+def dropped_module(written: Any) -> None:
+    stem = sorted(written.tensors)[0].partition(".")[0]
+    for name in [name for name in written.tensors if name.startswith(f"{stem}.")]:
+        del written.tensors[name]
+
+
+def dropped_alpha(written: Any) -> None:
+    for name in [name for name in written.tensors if name.endswith("alpha")]:
+        del written.tensors[name]
+
+
+def other_numbers(written: Any) -> None:
+    name = sorted(name for name in written.tensors if name.endswith("lora_down.weight"))[0]
+    tensor = written.tensors[name]
+    written.tensors[name] = Tensor(tensor.dtype, tensor.shape, bytes(len(tensor.data)))
+
+
+def not_finite(written: Any) -> None:
+    name = sorted(name for name in written.tensors if name.endswith("lora_down.weight"))[0]
+    tensor = written.tensors[name]
+    written.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
+
+
+@pytest.mark.parametrize("harm", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
+def test_a_file_that_is_not_what_was_trained_is_noticed(
+    harm: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = type(WRITERS["kohya"])
+    write = writer.write
+
+    def harmed(self: Any, *arguments: Any) -> Any:
+        written = write(self, *arguments)
+        harm(written)
+        return written
+
+    monkeypatch.setattr(writer, "write", harmed)
+    told = invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1), code=1)
+    assert "lora.new.safetensors" in told or "lora.safetensors" in told
+    assert not (tmp_path / "lora.safetensors").exists() and not list(tmp_path.glob(".lora*"))
+    monkeypatch.undo()
+    invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1, "--resume", "auto"))
+    assert (tmp_path / "lora.safetensors").is_file(), "the steps were not lost"
+
+
+def test_no_memory_for_a_picture_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(DiffusionTask, "_encoded", short)
+    told = invoked(*quick(tmp_path / "out", tmp_path / "cache", "--steps", 1), code=1)
+    assert "no memory to encode a picture" in told and "resolution" in told
+
+
+def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("weft.generate.pipeline.draw", short)
+    sampled = ("--set", "sample_every=1", "--set", "sample_prompts=cat")
+    invoked(*quick(tmp_path, cache, "--steps", 1, *sampled))
+    records = [json.loads(line) for line in (tmp_path / "lora.jsonl").read_text().splitlines()]
+    assert [record.get("event") for record in records] == [None, "sample failed", "finished"]
+    assert "sample_prompts" in invoked(*quick(tmp_path / "b", cache, "--steps", 1, "--set", "sample_every=1"), code=2)
+
+
+# signals, in a real process: the verb as it is, with the smallest of tasks behind it
+
+PROGRAM = """
+import time
+from tests.unit.train.tiny import TinyTask, made
+from weft.train import session
+loss = TinyTask.loss
+TinyTask.loss = lambda self, inputs: (time.sleep(0.02), loss(self, inputs))[1]
+session.train = lambda config, tell=None, tick=None: made(config).train(tell=tell)
+from weft.cli.app import app
+app()
+"""
+
+
+def process(output: Path, *more: str) -> subprocess.Popen[str]:
+    arguments = ["train", "-m", "tiny", "-d", "-", "-o", str(output), "--name", "t", "--steps", "60", "--save-every", "1",
+                 "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]', "--set", "dialect=peft",
+                 "--set", "save_dtype=fp32", "--set", "precision=fp32", "--set", "log_every=1", *more]  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def after_steps(output: Path, running: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not (output / "t-state" / "step-000003").exists() and not checkpoints(output / "t-state")[3:]:
+        assert running.poll() is None and time.monotonic() < deadline, running.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    running = process(tmp_path)
+    after_steps(tmp_path, running)
+    running.send_signal(number)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 0, err
+    assert "stopped on request" in out and "--resume auto" in out and not err
+    assert load_state(checkpoints(tmp_path / "t-state")[0]).step < 60
+    if number == signal.SIGINT:
+        again = process(tmp_path, "--resume", "auto")
+        out, err = again.communicate(timeout=300)
+        assert again.returncode == 0 and "all steps are done" in out, err
+        straight = tiny(tmp_path / "straight", steps=60).train()
+        assert file_bits(tmp_path / "t") == file_bits(straight.path)
+
+
+def test_two_signals_stop_now_with_130(tmp_path: Path) -> None:
+    running = process(tmp_path, "--json")
+    after_steps(tmp_path, running)
+    running.send_signal(signal.SIGINT)
+    time.sleep(0.002)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert "Traceback" not in err
+    if running.returncode == 0:  # the step and the file were faster than the second signal
+        assert json.loads(out)["reason"] == "stopped on request"
+    else:
+        assert running.returncode == 130 and "--resume auto" in json.loads(out)["error"]
+    assert load_state(checkpoints(tmp_path / "t-state")[0]).step >= 3

@@ -50,7 +50,8 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
 
-# a machine with a GPU that can install nothing: pure-Python wheels go there packed (10 MB) and are unpacked there
+# a machine with a GPU that can install nothing: wheels go there packed (12 MB) and are unpacked there; pydantic's
+# core is the one that is not pure Python, so it is that machine's
 BUNDLE := .gpu-bundle
 SITE   := $(BUNDLE)/site
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
@@ -59,6 +60,7 @@ GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typ
 gpu-bundle: $(VENV)/.base
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
 	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)
+	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(BUNDLE) pydantic
 
 $(SITE):
 	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -222,7 +223,7 @@ def file_index(model: Model) -> ModelIndex:
 
 def on_meta(part: Part) -> nn.Module:
     """The network without weights."""
-    library = __import__(CLASSES[part.class_name])
+    library = import_module(CLASSES[part.class_name])
     found = getattr(library, part.class_name)
     with torch.device("meta"):
         try:

@@ -69,11 +69,16 @@ def _recomputed(forward: Any, again: Any) -> Any:
     def inner(*given: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*given, **named)
-        empty = {name: None for name in ("past_key_values", "past_key_value", "layer_past") if name in named}
-        named |= empty | ({"use_cache": False} if "use_cache" in named else {})  # a second pass would add to it again
+        # a cache of earlier tokens has no place in training, and a second pass would add to it again
+        given = tuple(None if _is_cache(value) else value for value in given)
+        named = {name: None if _is_cache(value) else value for name, value in named.items()}
         return again(forward, *given, **named)
 
     return inner
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "get_seq_length")
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

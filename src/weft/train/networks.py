@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from weft.adapter import Adapter
+from weft.adapter import Adapter, Entry, Tensor
 from weft.errors import ConfigError, TargetError
 from weft.exchange.convert import GENERIC, rewrite
 from weft.exchange.load import load
@@ -93,10 +93,14 @@ def add_networks(networks: Mapping[str, nn.Module], config: TrainConfig, index: 
 
 
 def gathered(networks: Mapping[str, nn.Module]) -> Adapter:
-    """What was learnt on all networks, as one adapter."""
-    parts = [collect(network, NAME, component=component) for component, network in networks.items()]
-    tensors = {f"{c}.{key}": t for c, part in zip(networks, parts, strict=True) for key, t in part.tensors.items()}
-    return Adapter(entries=tuple(entry for part in parts for entry in part.entries), tensors=tensors)
+    """What was learnt on all networks, as one adapter; keys say whose they are, since two CLIPs have the same modules."""
+    entries: list[Entry] = []
+    tensors: dict[str, Tensor] = {}
+    for component, network in networks.items():
+        part = collect(network, NAME, component=component)
+        entries += [replace(entry, keys=tuple(f"{component}.{key}" for key in entry.keys)) for entry in part.entries]
+        tensors |= {f"{component}.{key}": tensor for key, tensor in part.tensors.items()}
+    return Adapter(entries=tuple(entries), tensors=tensors)
 
 
 @torch.no_grad()

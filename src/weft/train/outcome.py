@@ -127,13 +127,12 @@ def _same(one: Factors, other: Factors | None) -> bool:
 
 def _sign(path: Path) -> None:
     """Add kohya's two hashes: of the data, and of a window of the file as it would be with the ss_* metadata alone."""
-    container = open_container(path)
+    container, raw = open_container(path), path.read_bytes()
     kept = {name: value for name, value in container.metadata.items() if name.startswith("ss_")}
-    raw = serialize({name: decode(tensor) for name, tensor in container.tensors.items()}, kept)
-    begin = 8 + int.from_bytes(raw[:8], "little")
+    theirs = serialize({name: decode(tensor) for name, tensor in container.tensors.items()}, kept)
     signed = {
-        "sshs_model_hash": hashlib.sha256(raw[begin:]).hexdigest(),
-        "sshs_legacy_hash": hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8],
+        "sshs_model_hash": hashlib.sha256(raw[8 + int.from_bytes(raw[:8], "little") :]).hexdigest(),
+        "sshs_legacy_hash": hashlib.sha256(theirs[0x100000:0x110000]).hexdigest()[:8],
     }
     write_file(path, container.tensors, {**container.metadata, **signed})
 

@@ -60,6 +60,14 @@ def test_the_last_ones_are_kept_and_none_means_all(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 8
 
 
+def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: Path) -> None:
+    save_state(tmp_path, state(5), keep=1)
+    (tmp_path / "step-000005" / "state.safetensors").write_bytes(b"")
+    save_state(tmp_path, state(3), keep=1)
+    found, told = newest(tmp_path)
+    assert found is not None and found.step == 3 and "step-000005" in told[0]
+
+
 def test_one_written_again_takes_the_place_of_the_other(tmp_path: Path) -> None:
     save_state(tmp_path, state(3), keep=1)
     place = save_state(tmp_path, state(3, fill=1.0), keep=1)

@@ -71,7 +71,7 @@ def test_presets_fill_what_was_not_said(family: str) -> None:
 def test_presets_know_the_emoji_model_and_what_suits_an_objective() -> None:
     c = of().with_preset("weft/emoji")
     assert (c.rank, c.learning_rate, c.steps, c.batch_size, c.resolution, c.targets, c.precision) == (
-        8, 2e-3, 300, 4, 128, "all", "fp32",
+        8, 2e-3, 300, 2, 128, "all", "fp32",
     )  # fmt: skip
     assert (c.min_bucket, of(resolution=256).with_preset("sd").min_bucket, of().with_preset("sd").min_bucket) == (
         64,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,10 @@ PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 class Watch(TorchDispatchMode):
     """Counts operations, and knows which of the tensors made are still there."""
 
-    def __init__(self) -> None:
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
         super().__init__()
+        there = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
+        self._there = {tensor.untyped_storage()._cdata for tensor in there}
         self.operations: Counter[str] = Counter()
         self.frozen: Counter[str] = Counter()  # products with a weight that does not learn
         self._made: dict[int, tuple[Any, int]] = {}
@@ -55,7 +57,8 @@ class Watch(TorchDispatchMode):
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                self._made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+                if storage._cdata not in self._there:
+                    self._made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
         return found
 
     @property
@@ -84,15 +87,15 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
         parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw)
     apply_checkpointing(task.networks, mode)
     calls = block_calls(
-        nn.ModuleDict({k: v for k, v in task.networks.items()}),
-        ("BasicTransformerBlock", "JointTransformerBlock", "FluxTransformerBlock", "CLIPEncoderLayer"),
+        nn.ModuleDict(dict(task.networks)),
+        ("BasicTransformerBlock", "JointTransformerBlock", "FluxTransformerBlock", "CLIPMLP"),
     )
     inputs = drawn(task)
-    with Watch() as forward:
+    with Watch(model.networks.values()) as forward:
         loss = task.loss(inputs)
         kept = forward.alive
     first = len(calls)
-    with Watch() as backward:
+    with Watch(model.networks.values()) as backward:
         torch.autograd.backward(loss)
     return {
         "loss": float(loss), "grads": {name: parameter.grad for name, parameter in trained.parameters.items()}, "kept": kept,
@@ -214,11 +217,10 @@ def test_sdxl_takes_what_is_published() -> None:
 
 
 def test_flux_needs_more_than_24_gb() -> None:
-    found = estimate(published("flux1-dev"), config(rank=16, checkpointing="full"), staged=True)
-    assert found["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
-    assert 24e9 < found["total_bytes"] < 2 * 24e9
-    with pytest.raises(MemoryBudgetError, match="the weights alone"):
-        plan(published("flux1-dev"), config(rank=16, checkpointing="full"), 20 * GIB)
+    found = plan(published("flux1-dev"), config(rank=16, checkpointing="full"), 32 * GIB)
+    assert found.staged and found.changes == {}, "with T5 beside it 34 would be needed"
+    assert found.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
+    assert 24e9 < found.estimate["total_bytes"] < 2 * 24e9
 
 
 # plans, on numbers that leave nothing to measure
@@ -314,7 +316,7 @@ def test_what_is_measured_is_what_a_real_step_keeps(variant: str, tmp_path: Path
     task = task_on(data, model=model, batch_size=1, **said)
     add_networks(task.networks, task.config)
     inputs = drawn(task, 0, (0,))
-    with Watch() as watch:
+    with Watch(model.networks.values()) as watch:
         loss = task.loss(inputs)
         alive = watch.alive
     assert float(loss) > 0 and found == pytest.approx(alive, rel=0.25)

@@ -69,6 +69,20 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
     assert len({tuple(sorted(bits.items())) for bits in found}) == len(found)
 
 
+def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
+    run = tiny(tmp_path, accumulation=2)
+    draw, seen = run.task.draw, list[float]()
+
+    def drawn(*arguments: Any) -> Any:
+        found = draw(*arguments)
+        seen.extend(found["noise"].flatten().tolist())
+        return found
+
+    run.task.draw = drawn  # type: ignore[method-assign]
+    run.train()
+    assert len(seen) > 500 and len(set(seen)) > 0.999 * len(seen)
+
+
 def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
     averaged = tiny(tmp_path / "a", ema=0.5)
     path = averaged.train().path
@@ -133,7 +147,7 @@ def test_two_interrupts_stop_now_and_leave_the_last_checkpoint_whole(tmp_path: P
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("poison", ["nan", "inf", "gradient"])
+@pytest.mark.parametrize("poison", ["nan", "inf", "gradient", "loss"])
 def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, ema=0.9, optimizer=optimizer)
     run._one()

@@ -75,6 +75,8 @@ class TinyTask:
         loss = error.float().mean()
         if self.poison == "gradient":  # a finite loss whose gradient is not
             loss = loss + (answer.float().sum() * 0).sqrt()
+        if self.poison == "loss":  # and the other way round
+            loss = loss + torch.tensor(float("nan"))
         return loss * {"nan": float("nan"), "inf": float("inf")}.get(self.poison, 1.0)
 
     def fingerprint(self) -> str:

@@ -1,0 +1,169 @@
+"""Several processes on one machine: the same adapter as one, and one launcher for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tests.unit.train.tiny import EVERYTHING, file_bits, tiny
+from weft.cli import launch as launcher
+from weft.cli.app import app
+from weft.models.embedded import style_folder
+from weft.train.checkpoint import checkpoints, load_state
+
+ROOT = Path(__file__).parents[2]
+
+#: what each of them runs: it says what it drew, and only the first one may write
+WORKER = """
+import json, sys
+from pathlib import Path
+from tests.unit.train import tiny as made
+from weft.train import checkpoint, run
+from weft.train.world import join
+output, said = Path(sys.argv[1]), json.loads(sys.argv[2])
+world = join("cpu")
+if not world.first:
+    def never(*_, **__):
+        raise AssertionError("only the first process writes")
+    run.save_state = run.store = run.Journal = run.tidy = run.alone = never
+task = made.tiny(output, world=world, **said)
+done = task.train()
+validating = task.task.held_out
+(output / f"drawn-{world.rank}.json").write_text(json.dumps(
+    [done.losses, done.validation, [batch for batch in task.task.drawn if batch not in validating]]))
+world.leave()
+"""
+
+
+def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> None:
+    """Of two numbers the sum is the same in any order, so here every bit is."""
+    said = {**EVERYTHING, "accumulation": 1, "validation": 0.2, "save_every": 3}
+    one = tiny(tmp_path / "one", **{**said, "accumulation": 2})
+    done = one.train()
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    (tmp_path / "two").mkdir()
+    started = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
+         str(tmp_path / "two"), json.dumps(said)],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+    assert started.returncode == 0, started.stderr[-3000:]
+    assert file_bits(tmp_path / "two" / "t") == file_bits(done.path)
+    told = [json.loads((tmp_path / "two" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
+    for losses, validation, _ in told:
+        assert losses == done.losses and [tuple(each) for each in validation] == done.validation
+    drawn = [batch for batch in one.task.drawn if batch not in one.task.held_out]
+    first, second = ([tuple(batch) for batch in batches] for *_, batches in told)
+    assert [batch for pair in zip(first, second, strict=True) for batch in pair] == drawn, (
+        "each has its half, none has both"
+    )
+    state = [load_state(checkpoints(tmp_path / name / "t-state")[0]).tensors for name in ("one", "two")]
+    assert all(state[0][name].equal(state[1][name]) for name in state[0])
+    again = tiny(
+        tmp_path / "on", **{**said, "accumulation": 2}, resume=str(tmp_path / "two" / "t-state" / "step-000003")
+    )
+    assert again.train().losses == done.losses[3:], "one process goes on from what two began"
+
+
+def test_the_verb_starts_its_processes_itself(tmp_path: Path) -> None:
+    """The installed command, on the embedded model: the same bits as one process with twice the accumulation."""
+    command = [str(Path(sys.executable).parent / "weft")]
+    if not Path(command[0]).is_file():
+        command = [sys.executable, "-m", "weft"]
+    arguments = [
+        "train", "-m", "weft/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2", "--json",
+        "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32",
+        "--set", f"cache_dir={tmp_path / 'cache'}",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [*command, *arguments, "--gpus", "2", "-o", str(tmp_path / "two")], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    alone = CliRunner().invoke(app, [*arguments, "--set", "accumulation=2", "-o", str(tmp_path / "one")])
+    found = [json.loads(done.stdout), json.loads(alone.output)]
+    assert found[0]["losses"] == found[1]["losses"] and found[0]["step"] == 2
+    two, one = (load_file(each["path"]) for each in found)
+    assert two.keys() == one.keys() and all(two[name].equal(one[name]) for name in two)
+    lines = (tmp_path / "two" / "lora.jsonl").read_text().splitlines()
+    assert len(lines) == 2, "one process keeps the log"
+
+
+# the launcher alone: a package of the same name stands in for the real one
+
+
+@pytest.fixture
+def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "weft"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)  # `python -m` looks here first
+    monkeypatch.setattr(launcher, "GRACE", 1.0)
+    return package / "__main__.py"
+
+
+def test_every_process_knows_its_place(standing_in: Path, tmp_path: Path) -> None:
+    standing_in.write_text(
+        "import os, pathlib, sys\n"
+        "said = {n: os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}\n"
+        f"pathlib.Path({str(tmp_path)!r}, said['RANK']).write_text(repr((said, sys.argv[1:], open(sys.argv[2]).read())))\n"
+    )
+    assert launcher.launch(3, "rank = 4\n", True) == 0
+    told = [eval((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert [said["RANK"] for said, *_ in told] == ["0", "1", "2"] == [said["LOCAL_RANK"] for said, *_ in told]
+    assert {said["WORLD_SIZE"] for said, *_ in told} == {"3"} and len({said["MASTER_PORT"] for said, *_ in told}) == 1
+    assert all(arguments[0] == "train" and arguments[2:] == ["--json"] for _, arguments, _ in told)
+    assert {text for *_, text in told} == {"rank = 4\n"} and not Path(told[0][1][1]).exists()
+
+
+def test_one_that_fails_ends_the_others_and_is_heard(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    standing_in.write_text(
+        "import os, sys, time\n"
+        "print('working', os.environ['RANK'])\n"
+        "if os.environ['RANK'] == '1':\n    print('error: no memory', file=sys.stderr)\n    sys.exit(1)\n"
+        "time.sleep(100)\n"
+    )
+    begun = time.monotonic()
+    assert launcher.launch(2, "", False) == 1
+    assert time.monotonic() - begun < 30
+    assert "error: no memory" in capfd.readouterr().err
+
+
+def test_what_all_of_them_find_wrong_is_told_once(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    standing_in.write_text("import sys\nprint('error: no such folder', file=sys.stderr)\nsys.exit(2)\n")
+    assert launcher.launch(3, "", False) == 2
+    assert capfd.readouterr().err.count("no such folder") == 1
+
+
+def test_a_signal_reaches_each_of_them_once(standing_in: Path, tmp_path: Path) -> None:
+    standing_in.write_text(
+        "import os, pathlib, signal, time\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'up-' + os.environ['RANK']).touch()\n"
+        "while not seen:\n    time.sleep(0.01)\n"
+        "time.sleep(0.5)\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'seen-' + os.environ['RANK']).write_text(str(len(seen)))\n"
+    )
+
+    def ask() -> None:
+        while len(list(tmp_path.glob("up-*"))) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=ask).start()
+    assert launcher.launch(2, "", False) == 0
+    assert [(tmp_path / f"seen-{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

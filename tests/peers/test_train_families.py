@@ -1,0 +1,122 @@
+"""Every family learns, and diffusers draws with the file what weft draws with it.
+
+Three steps of a real run on tiny models, always the same batch with the same noise, so that the loss has to fall.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+from safetensors import safe_open  # noqa: E402
+
+from tests.peers.test_families import PROMPT, asked, assert_other, assert_same, ours, theirs  # noqa: E402
+from tests.unit.train.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
+from weft.errors import ConfigError  # noqa: E402
+from weft.exchange.check import check  # noqa: E402
+from weft.models.model import file_index  # noqa: E402
+from weft.train.run import Run  # noqa: E402
+
+VARIANTS = ("sd1.5", "sd2.1", "sdxl", "sdxl-turbo", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell")
+STEPS = 3
+
+
+def trained(variant: str, place: Path, **said: Any) -> tuple[Path, list[float]]:
+    """(the file, the loss at every step)."""
+    data, model = make_set(place / "set"), fresh_model(variant)
+    said = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(place / "out"), **said}  # fmt: skip
+    task = task_on(data, model=model, **said)
+    task.prepare()
+    same = drawn(task)
+    task.draw = lambda batch, generator: same  # type: ignore[method-assign]
+    done = Run(task, model, file_index(model), task.config).train()
+    with torch.no_grad():
+        return done.path, [*done.losses, float(task.loss(same))]
+
+
+def keys(file: Path) -> list[str]:
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
+
+
+def drawn_by_diffusers(variant: str, file: Path) -> Any:
+    _, other = asked(variant)
+    pipe = theirs(variant)
+    try:
+        pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="style")
+        return pipe(PROMPT, **other).images[0]
+    finally:
+        pipe.unload_lora_weights()
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["denoiser", "text"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_family(variant: str, text: bool, tmp_path: Path) -> None:
+    """SD 1, 2 and XL in kohya's dialect; of SD 3 and Flux with text encoders diffusers reads its own only."""
+    flow = variant.startswith(("sd3", "flux"))
+    file, losses = trained(
+        variant, tmp_path, train_text_encoders=text, cache_text=not text, dialect="diffusers" if flow else "kohya"
+    )
+    assert sorted(losses, reverse=True) == losses and losses[-1] < 0.995 * losses[0]
+    verdict = check(file, file_index(shared_model(variant)))
+    assert verdict.ok and verdict.report.placed == verdict.report.tensors > 0
+    clips = {"sd1": 1, "sd2": 1, "sdx": 2, "sd3": 2, "flu": 1}[variant[:3]]
+    assert set(verdict.report.components) == {"unet", *(f"te{n + 1}" for n in range(clips) if text)}
+    mine, _ = asked(variant)
+    found = ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0]
+    assert_other(found, ours(variant)(PROMPT, **mine).images[0])
+    assert_same(found, drawn_by_diffusers(variant, file))
+
+
+@pytest.mark.parametrize(
+    ("variant", "roots"),
+    [
+        ("sd1.5", {"lora_te_text_model_encoder_layers", "lora_unet_down_blocks", "lora_unet_mid_block", "lora_unet_up_blocks"}),
+        ("sdxl", {"lora_te1_text_model_encoder_layers", "lora_te2_text_model_encoder_layers", "lora_unet_input_blocks",
+                  "lora_unet_middle_block", "lora_unet_output_blocks"}),
+        ("sd3-medium", {"lora_te1_text_model_encoder_layers", "lora_te2_text_model_encoder_layers", "lora_unet_joint_blocks"}),
+        ("flux1-dev", {"lora_te1_text_model_encoder_layers", "lora_unet_double_blocks", "lora_unet_single_blocks"}),
+    ],
+)  # fmt: skip
+def test_kohya_keys_are_those_other_programs_look_for(variant: str, roots: set[str], tmp_path: Path) -> None:
+    file, _ = trained(variant, tmp_path, train_text_encoders=True, cache_text=False, steps=1)
+    modules = {key.partition(".")[0] for key in keys(file)}
+    assert {key.partition(".")[2] for key in keys(file)} == {"lora_down.weight", "lora_up.weight", "alpha"}
+    assert {root for root in roots if any(module.startswith(root) for module in modules)} == roots
+    assert all(module.startswith(tuple(roots)) for module in modules)
+    ends = {module.partition("_layers_")[2][2:] for module in modules if "_te" in module}
+    assert ends == {
+        "self_attn_q_proj",
+        "self_attn_k_proj",
+        "self_attn_v_proj",
+        "self_attn_out_proj",
+        "mlp_fc1",
+        "mlp_fc2",
+    }
+    assert check(file, file_index(shared_model(variant))).ok
+
+
+@pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev"])
+def test_kohya_files_of_transformers_draw_the_same(variant: str, tmp_path: Path) -> None:
+    """Fused in the file, apart in the model: the same picture as from diffusers' dialect."""
+    pictures = []
+    for dialect in ("kohya", "diffusers"):
+        file, _ = trained(variant, tmp_path / dialect, dialect=dialect)
+        mine, _ = asked(variant)
+        pictures.append(ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0])
+    assert_same(*pictures)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5-inpaint", "sd2-inpaint", "sdxl-inpaint"])
+def test_inpainting_models_are_taught_by_their_base(variant: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train on the model it was made from"):
+        task_on(make_set(tmp_path / "set"), model=shared_model(variant))
+    if variant == "sd1.5-inpaint":  # and that file fits
+        file, _ = trained("sd1.5", tmp_path, steps=1, train_text_encoders=True, cache_text=False)
+        assert check(file, file_index(shared_model(variant))).ok

@@ -159,7 +159,7 @@ def test_what_is_wrong_is_said_in_words(
 
 def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path) -> None:
     """The whole story with a few training steps: the sheets, the curve, every command, and a LoRA that loads."""
-    told = json.loads(weft("demo", "--out", tmp_path / "demo", "--steps", 3, "--json"))
+    told = json.loads(weft("demo", "--out", tmp_path / "demo", "--steps", 3, "--picture-steps", 2, "--json"))
     page = Path(told["page"]).read_text()
     for image in told["images"]:
         assert Path(image).is_file() and f'src="{Path(image).name}"' in page

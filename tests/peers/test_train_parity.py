@@ -27,9 +27,10 @@ from weft.train.diffusion import DiffusionTask  # noqa: E402
 from weft.train.networks import NAME  # noqa: E402
 from weft.train.run import Run  # noqa: E402
 
-STEPS = 100  # of two pictures each: half a minute on one core
+STEPS = 100
 RATE, DECAY, RANK, CLIP = 2e-3, 0.01, 4, 1.0
 PICTURES = 6
+SIDE = 64  # half of what the model draws: a hundred steps of both take half a minute on one core
 CLOSE = 0.01
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 
@@ -39,8 +40,12 @@ class Theirs:
 
     def __init__(self) -> None:
         place = embedded.folder()
-        self.unet = diffusers.UNet2DConditionModel.from_pretrained(place / "unet").requires_grad_(False)
-        self.text = transformers.CLIPTextModel.from_pretrained(place / "text_encoder").requires_grad_(False)
+        self.unet = diffusers.UNet2DConditionModel.from_pretrained(
+            place / "unet", torch_dtype=torch.float32
+        ).requires_grad_(False)
+        self.text = transformers.CLIPTextModel.from_pretrained(
+            place / "text_encoder", dtype=torch.float32
+        ).requires_grad_(False)
         self.tokenizer = transformers.CLIPTokenizer.from_pretrained(place / "tokenizer")
         self.schedule = diffusers.DDPMScheduler.from_pretrained(place / "scheduler")
         self.unet.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
@@ -86,8 +91,8 @@ def ours(place: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.
     model = load_model(embedded.NAME, device="cpu", dtype="fp32", keep="file")
     config = TrainConfig.of(
         model=embedded.NAME, dataset=str(data), output=str(place / "out"), steps=STEPS, batch_size=2, rank=RANK,
-        learning_rate=RATE, weight_decay=DECAY, max_grad_norm=CLIP, targets=TARGETS, precision="fp32", resolution=128,
-        min_bucket=64, bucket_step=32, save_dtype="fp32",
+        learning_rate=RATE, weight_decay=DECAY, max_grad_norm=CLIP, targets=TARGETS, precision="fp32", resolution=SIDE,
+        min_bucket=32, bucket_step=32, save_dtype="fp32",
     )  # fmt: skip
     task = DiffusionTask(model, read_dataset(data), config, TensorCache(None))
     drawn: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []

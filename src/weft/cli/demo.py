@@ -15,6 +15,10 @@ from weft.cli.output import OK, print_json, reporting_errors
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")] = Path("demo"),
     steps: Annotated[int, typer.Option("--steps", min=1, max=5000, help="Of training.")] = 300,
+    picture_steps: Annotated[
+        int | None,
+        typer.Option("--picture-steps", min=1, max=150, help="Of every picture; the model's own unless told."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where everything is as JSON.")] = False,
 ) -> None:
     """See it work: pictures, a style LoRA trained from 24 of them, before and after, on one page."""
@@ -27,6 +31,7 @@ def demo(
         story = tell(
             out,
             steps=steps,
+            picture_steps=picture_steps,
             say=lambda line: None if as_json else typer.echo(line),
             tick=_tick if live else None,
         )

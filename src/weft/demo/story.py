@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -53,16 +54,19 @@ class Story:
     chapters: list[Chapter] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
+    picture_steps: int | None = None
 
 
-def tell(folder: Path, *, steps: int = 300, say: Say = print, tick: Tick | None = None) -> Story:
-    """Run the whole demo into ``folder``."""
+def tell(
+    folder: Path, *, steps: int = 300, picture_steps: int | None = None, say: Say = print, tick: Tick | None = None
+) -> Story:
+    """Run the whole demo into ``folder``; ``picture_steps`` other than the model's own are for a quick look."""
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder}: a file; the demo writes into a folder")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     pipe = pipeline(embedded.NAME)
-    story = Story(folder)
+    story = Story(folder, picture_steps=picture_steps)
     loaded = time.perf_counter()
     say(f"{embedded.NAME} is loaded ({loaded - started:.1f} s, imports included)")
     _base(pipe, story, tick)
@@ -86,15 +90,19 @@ def tell(folder: Path, *, steps: int = 300, say: Say = print, tick: Tick | None 
     return story
 
 
-def _draw(pipe: Pipeline, prompt: str, seed: int, loras: tuple[tuple[str, float], ...] = ()) -> Image.Image:
+def _draw(
+    pipe: Pipeline, story: Story, prompt: str, seed: int, loras: tuple[tuple[str, float], ...] = (), **settings: Any
+) -> Image.Image:
     choices = tuple(LoraChoice.read(f"{where}:{strength:g}") for where, strength in loras)
-    return pipe(GenerateConfig.of(prompt=prompt, seed=seed, loras=choices)).images[0]
+    pictures = {name: settings.pop(name) for name in ("init", "mask") if name in settings}
+    config = GenerateConfig.of(prompt=prompt, seed=seed, loras=choices, steps=story.picture_steps, **settings)
+    return pipe(config, **pictures).images[0]
 
 
 def _base(pipe: Pipeline, story: Story, tick: Tick | None) -> None:
     pictures = []
     for number, prompt in enumerate(BASE):
-        pictures.append(_draw(pipe, prompt, 7))
+        pictures.append(_draw(pipe, story, prompt, 7))
         _tick(tick, "drawing", number + 1, len(BASE))
     columns = 6
     rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
@@ -152,7 +160,7 @@ def _strengths(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> 
     values = (0.0, 0.5, 1.0)
     cells = []
     for number, subject in enumerate(SUBJECTS):
-        cells.append([_draw(pipe, subject, 11, ((str(style), value),)) for value in values])
+        cells.append([_draw(pipe, story, subject, 11, ((str(style), value),)) for value in values])
         _tick(tick, "strengths", number + 1, len(SUBJECTS))
     Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).draw().save(story.folder / "strength.png")
     lora = f"{story.folder.name}/{style.name}"
@@ -175,7 +183,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
     ]
     cells = []
     for number, subject in enumerate(SUBJECTS):
-        cells.append([_draw(pipe, subject, 11, loras) for _, loras in stacks])
+        cells.append([_draw(pipe, story, subject, 11, loras) for _, loras in stacks])
         _tick(tick, "stacking", number + 1, len(SUBJECTS))
     Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).draw().save(story.folder / "stack.png")
     lora = f"{story.folder.name}/{style.name}"
@@ -191,17 +199,17 @@ def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
 
 
 def _edits(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
-    start = _draw(pipe, "red apple", 7)
+    start = _draw(pipe, story, "red apple", 7)
     start.save(story.folder / "apple.png")
     mask = Image.new("L", start.size, 0)
     ImageDraw.Draw(mask).rectangle((0, 64, 127, 127), fill=255)
     mask.save(story.folder / "mask.png")
     edits = [
         ("start", start),
-        ("green apple, 0.6", pipe("green apple", seed=3, init=start, strength=0.6).images[0]),
-        (f"{STYLE}, 0.5", pipe("red apple", seed=3, init=start, strength=0.5, loras=[str(style)]).images[0]),
+        ("green apple, 0.6", _draw(pipe, story, "green apple", 3, init=start, strength=0.6)),
+        (f"{STYLE}, 0.5", _draw(pipe, story, "red apple", 3, ((str(style), 1.0),), init=start, strength=0.5)),
         ("mask", mask.convert("RGB")),
-        ("repainted: pizza", pipe("pizza", seed=5, init=start, mask=mask, strength=1.0, feather=6).images[0]),
+        ("repainted: pizza", _draw(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
     ]
     _tick(tick, "editing", 1, 1)
     Sheet([[image for _, image in edits]], [name for name, _ in edits], []).draw().save(story.folder / "edit.png")

@@ -57,14 +57,12 @@ def measure(
     model = blank(blueprint, dtype)
     weights = {folder: sum(p.nbytes for p in network.parameters()) for folder, network in model.networks.items()}
     networks = trained(model, config)
-    lora = (
-        config.network if config.network != "dora" else "lora"
-    )  # DoRA starts from norms of weights, and there are none
-    learnt = add_networks(networks, config.model_copy(update={"start_from": None, "network": lora})).parameters
+    dora = config.network == "dora"  # starts from norms of weights, and there are none: its magnitudes come afterwards
+    said = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}))
+    add_networks(networks, said)
     for network in networks.values():
-        _finish(network, dora=config.network == "dora")
+        _finish(network, dora=dora)
     parameters = sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
-    assert learnt
     checkpoint(networks)
     side = (config.resolution or model.size) // model.patch * model.patch
     encoding = _highest(lambda: _encode(model, side), model)
@@ -155,15 +153,16 @@ class _Water(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = operation(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        for tensor in (found,) if isinstance(found, torch.Tensor) else tree_leaves(found):
             if isinstance(tensor, torch.Tensor) and tensor.is_meta:
                 self._count(tensor.untyped_storage())
         return found
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self._known:
             return
+        size = storage.nbytes()
 
         def gone(_: object) -> None:
             self.live -= size

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,16 +41,19 @@ def make_set(
     return place
 
 
-def fresh_model(variant: str = "sd1.5") -> Model:
-    """A model nobody else holds."""
+@cache
+def shared_model(variant: str = "sd1.5") -> Model:
+    """One that nobody changes."""
     with tiny.quick_tokenizers():
         return load_model(tiny.folder(variant), device="cpu", dtype="fp32", keep="file")
 
 
-@cache
-def shared_model(variant: str = "sd1.5") -> Model:
-    """One that nobody changes."""
-    return fresh_model(variant)
+def fresh_model(variant: str = "sd1.5") -> Model:
+    """One nobody else holds; copied, which is quicker than loading. It has no weaver."""
+    shared, nothing = shared_model(variant), cast("Any", None)
+    return replace(
+        shared, networks={name: deepcopy(network) for name, network in shared.networks.items()}, weaver=nothing
+    )
 
 
 def config(dataset: Path, **said: Any) -> TrainConfig:

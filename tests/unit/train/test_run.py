@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import sys
-import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, state_bits, tiny
+from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
 from weft.errors import ConfigError, FormatError, MemoryBudgetError, WeftError
 from weft.train.checkpoint import checkpoints, load_state
 from weft.train.run import DONE, STOPPED, Run
-
-
-def log(output: Path) -> list[dict[str, Any]]:
-    """Every line, as strict JSON."""
-
-    def refused(text: str) -> Any:
-        raise AssertionError(f"{text} is no JSON")
-
-    lines = (output / "t.jsonl").read_text("utf-8").splitlines()
-    return [json.loads(line, parse_constant=refused) for line in lines]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -339,133 +326,3 @@ def test_without_checkpoints_it_is_validated_once_an_epoch(tmp_path: Path) -> No
 def test_a_share_of_no_example_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"validation: a share of 0.01"):
         tiny(tmp_path, validation=0.01)
-
-
-# going on with other settings
-
-
-def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
-    tiny(tmp_path, steps=2).train()
-    with pytest.raises(ConfigError) as caught:
-        tiny(tmp_path, steps=2, resume="auto", seed=5, learning_rate=0.1, accumulation=2).resume("auto")
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["accumulation", "learning_rate", "seed"]
-    assert "started with 0.05, now it is 0.1" in str(caught.value)
-
-
-def test_settings_that_change_no_number_may_differ(tmp_path: Path) -> None:
-    straight = tiny(tmp_path / "straight", steps=4).train()
-    tiny(tmp_path / "a", steps=4, save_every=2, keep_last=0).train()
-    run = tiny(
-        tmp_path / "b", steps=4, name="u", resume=str(tmp_path / "a" / "t-state" / "step-000002"), save_every=1,
-        keep_last=1, log_every=3, max_bad_steps=7, checkpointing="full", device="cpu",
-    )  # fmt: skip
-    assert file_bits(run.train().path) == file_bits(straight.path)
-    assert [path.name for path in (tmp_path / "b" / "u-state").glob("step-*")] == ["step-000004"]
-
-
-def test_more_steps_are_the_same_run_if_no_rate_changes(tmp_path: Path) -> None:
-    straight = tiny(tmp_path / "straight", steps=6).train()
-    tiny(tmp_path / "a", steps=4).train()
-    assert file_bits(tiny(tmp_path / "a", steps=6, resume="auto").train().path) == file_bits(straight.path)
-    tiny(tmp_path / "c", steps=4, schedule="cosine").train()
-    with pytest.raises(ConfigError, match="steps: this run was started with 4, now it is 6"):
-        tiny(tmp_path / "c", steps=6, schedule="cosine").resume("auto")
-
-
-def test_another_dataset_is_refused(tmp_path: Path) -> None:
-    tiny(tmp_path, steps=2).train()
-    with pytest.raises(ConfigError, match="dataset"):
-        tiny(tmp_path, steps=2, examples=11).resume("auto")
-
-
-def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
-    done = tiny(tmp_path, steps=2).train()
-    before = file_bits(done.path)
-    with pytest.raises(ConfigError, match=r"checkpoints of an earlier run.*--resume auto.*--name"):
-        tiny(tmp_path, steps=2, seed=1).train()
-    shutil.rmtree(tmp_path / "t-state")
-    for resume in ("never", "auto"):
-        with pytest.raises(ConfigError, match="there is an adapter already"):
-            tiny(tmp_path, steps=2, seed=1, resume=resume).train()
-    assert file_bits(done.path) == before
-
-
-def test_a_path_to_resume_from_may_be_a_checkpoint_or_a_folder_of_them(tmp_path: Path) -> None:
-    tiny(tmp_path / "a", save_every=3).train()
-    states = tmp_path / "a" / "t-state"
-    assert tiny(tmp_path / "b").resume(str(states)) == 8
-    assert tiny(tmp_path / "c").resume(str(states / "step-000003")) == 3
-    with pytest.raises(ConfigError, match="is no checkpoint and holds none"):
-        tiny(tmp_path / "d").resume(str(tmp_path))
-    with pytest.raises(FormatError, match="not a complete checkpoint"):
-        tiny(tmp_path / "e").resume(str(states / "step-000007"))
-
-
-def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
-    first = tiny(tmp_path)
-    first.resume("auto")
-    with pytest.raises(ConfigError, match="another process is training this run"):
-        tiny(tmp_path).resume("auto")
-    first.train()
-    assert tiny(tmp_path).resume("auto") == 8
-
-
-# the log
-
-
-def test_the_log_is_json_and_its_steps_never_go_back(tmp_path: Path) -> None:
-    tiny(tmp_path, save_every=2, steps=6).train()
-    with (tmp_path / "t.jsonl").open("a") as file:
-        file.write('{"step": 7, "loss"')  # cut by a crash
-    shutil.rmtree(tmp_path / "t-state" / "step-000006")
-    run = tiny(tmp_path, save_every=2, steps=6, resume="auto")
-    run.task.poison = "nan"
-    run.train()
-    steps = [record["step"] for record in log(tmp_path)]
-    assert steps == sorted(steps) and set(steps) == {1, 2, 3, 4, 5, 6}
-    losses = {record["step"]: record["loss"] for record in log(tmp_path) if "loss" in record}
-    assert losses[4] > 0 and losses[5] is None and losses[6] is None, "what is not finite is null"
-    assert [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"] == ["from step 4"]
-
-
-def test_a_run_from_the_beginning_begins_its_log(tmp_path: Path) -> None:
-    tmp_path.joinpath("t.jsonl").write_text('{"step": 500}\n')
-    tiny(tmp_path, steps=2).train()
-    assert [record["step"] for record in log(tmp_path)] == [1, 2, 2]
-
-
-def test_tensorboard_is_written_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[tuple[str, float, int]] = []
-
-    class Writer:
-        def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-            events.append((str(folder), purge_step or 0, -1))
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            events.append((name, value, step))
-
-        def close(self) -> None:
-            events.append(("closed", 0, -1))
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    done = tiny(tmp_path, steps=3, tensorboard=True).train()
-    assert [value for name, value, _ in events if name == "loss"] == done.losses
-    assert {step for name, _, step in events if name == "lr"} == {1, 2, 3}
-    assert events[0][0] == str(tmp_path / "t" / "tensorboard") and events[-1][0] == "closed"
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
-        tiny(tmp_path / "other", tensorboard=True).train()
-
-
-def test_a_damaged_checkpoint_is_passed_over_told_and_replaced(tmp_path: Path) -> None:
-    straight = tiny(tmp_path / "straight").train()
-    tiny(tmp_path / "a", save_every=2, keep_last=2).train()
-    newest = tmp_path / "a" / "t-state" / "step-000008" / "state.safetensors"
-    raw = bytearray(newest.read_bytes())
-    raw[-9] ^= 4
-    newest.write_bytes(raw)
-    again = tiny(tmp_path / "a", save_every=2, keep_last=1, resume="auto").train()
-    told = [record["text"] for record in log(tmp_path / "a") if record.get("event") == "resumed"]
-    assert "step-000008: damaged" in told[0] and told[1] == "from step 6"
-    assert file_bits(again.path) == file_bits(straight.path)
-    assert [load_state(place).step for place in checkpoints(tmp_path / "a" / "t-state")] == [8], "the good one stays"

@@ -5,6 +5,7 @@ Everything a real task does is there: buckets of two lengths, noise, captions th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,16 @@ def made(chosen: TrainConfig, world: World | None = None, task: TinyTask | None 
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
     return Run(task, task.networks["model"], index, chosen, world)
+
+
+def log(output: Path) -> list[dict[str, Any]]:
+    """Every line, as strict JSON."""
+
+    def refused(text: str) -> Any:
+        raise AssertionError(f"{text} is no JSON")
+
+    lines = (output / "t.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line, parse_constant=refused) for line in lines]
 
 
 def file_bits(path: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@
     weft.inject(model, rank=16, targets=["to_q", "to_v"]) # LoRA layers for any torch model
     pipe = weft.pipeline("weft/emoji", loras=["pixel:0.8"])
     pipe("a red apple", seed=7).save("apple.png")
+    weft.train(weft.TrainConfig.load("style.toml"))       # a folder of pictures becomes an adapter
 
 Names are imported when first used: `import weft` alone is cheap and never imports torch.
 """
@@ -28,6 +29,7 @@ _HOME = {
     "MergedSource": "weft.weights.merged",
     "Strength": "weft.weights.stack",
     "TargetError": "weft.errors",
+    "TrainConfig": "weft.train.config",
     "Weaver": "weft.weights.weaver",
     "WeftError": "weft.errors",
     "activate": "weft.layers",
@@ -57,6 +59,7 @@ __all__ = [
     "MergedSource",
     "Strength",
     "TargetError",
+    "TrainConfig",
     "Weaver",
     "WeftError",
     "activate",
@@ -74,6 +77,7 @@ __all__ = [
     "pipeline",
     "resolve",
     "save",
+    "train",
     "trainable",
     "unmerge",
 ]
@@ -90,6 +94,7 @@ if TYPE_CHECKING:
     from weft.generate.pipeline import pipeline
     from weft.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
     from weft.targets.resolve import resolve
+    from weft.train.config import TrainConfig
     from weft.weights.build import build
     from weft.weights.merged import MergedSource
     from weft.weights.stack import Strength
@@ -97,10 +102,12 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if name == "train":  # the package itself, which can be called
+        return import_module("weft.train")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
 
 

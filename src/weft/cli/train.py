@@ -9,8 +9,8 @@ Exit codes, beside those of every verb:
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,7 +70,9 @@ def train(
         settled = TrainConfig.of(**said)
         if check:
             _checked(settled, as_json)
-        if gpus > 1 and int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+        from weft.train.world import launched
+
+        if gpus > 1 and launched()[0] <= 1:
             from weft.cli.launch import launch
 
             raise typer.Exit(launch(gpus, settled.to_toml(), as_json))
@@ -88,10 +90,11 @@ def _trained(config: Any, as_json: bool) -> None:
     from weft.train.journal import finite, live
     from weft.train.run import STOPPED
     from weft.train.session import train as run
+    from weft.train.world import launched
 
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = launched()[1] == 0
     shown = first and sys.stderr.isatty() and not as_json
-    done = run(config, tell=live() if shown else None, tick=_tick if shown else None)
+    done = run(config, tell=live() if shown else _choices, tick=_tick if shown else None)
     if not first:
         raise typer.Exit(OK)
     again = "" if done.reason != STOPPED else "; go on with --resume auto"
@@ -110,6 +113,12 @@ def _trained(config: Any, as_json: bool) -> None:
     raise typer.Exit(OK)
 
 
+def _choices(record: Mapping[str, Any]) -> None:
+    """Without a display, only what was decided for the user."""
+    if record.get("event") == "memory":
+        typer.echo(printable(f"memory: {record['text']}"), err=True)
+
+
 def _checked(config: Any, as_json: bool) -> None:
     from weft.train.session import check
 
@@ -125,7 +134,13 @@ def _checked(config: Any, as_json: bool) -> None:
             ("weights", f"{needs['weights_bytes'] / gib:.2f} GiB"),
             ("adapter", f"{needs['trained_bytes'] / gib:.3f} GiB for {needs['trained_parameters']:,} parameters"),
             ("a step", f"{needs['kept_bytes'] / gib:.2f} GiB"),
+            ("in all", f"{needs['total_bytes'] / gib:.2f} GiB"),
         ])  # fmt: skip
+        for reason in needs.get("choices", []):
+            typer.echo(printable(f"  {reason}"))
+        if (seconds := needs.get("seconds")) is not None:
+            shown = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"
+            typer.echo(f"time, estimated: {shown} for {needs['steps']} steps, once pictures and captions are encoded")
     raise typer.Exit(OK)
 
 

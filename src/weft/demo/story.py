@@ -9,20 +9,24 @@
 
 from __future__ import annotations
 
+import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
+from weft.bench.embedded import style_set
 from weft.errors import ConfigError
-from weft.exchange.convert import save
 from weft.generate.config import GenerateConfig, LoraChoice
 from weft.generate.pipeline import Pipeline, pipeline
 from weft.generate.sheet import Sheet
 from weft.models import embedded
+from weft.train.config import TrainConfig
+from weft.train.run import STOPPED
+from weft.train.session import train
 
 #: drawn by name, recoloured, on a ground, together: things the model was and was not shown
 BASE = (
@@ -72,7 +76,7 @@ def tell(
     _base(pipe, story, tick)
     drawn = time.perf_counter()
     say(f"base.png: {len(BASE)} pictures, {(drawn - loaded) / len(BASE):.2f} s each")
-    style = _train(pipe, story, steps, tick)
+    style = _train(story, steps, tick)
     trained = time.perf_counter()
     say(f"{style.name}: {steps} steps in {trained - drawn:.0f} s, {style.stat().st_size / 1e6:.2f} MB")
     _strengths(pipe, story, style, tick)
@@ -121,39 +125,38 @@ def _base(pipe: Pipeline, story: Story, tick: Tick | None) -> None:
     )
 
 
-def _train(pipe: Pipeline, story: Story, steps: int, tick: Tick | None) -> Path:
-    from weft.train.pictures import captioned_pictures
-    from weft.train.plain import train_style
+def _train(story: Story, steps: int, tick: Tick | None) -> Path:
+    out = story.folder / "training"
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier demo: a run never writes over another
+    config = TrainConfig.of(
+        model=embedded.NAME, dataset=f"weft/{STYLE}", output=str(out), name=STYLE, steps=steps, seed=1, cache_dir=str(out / "cache")
+    )  # fmt: skip
 
-    captions, pictures = captioned_pictures(embedded.style_folder(STYLE))
-    pipe.swap([])
-    adapter, story.losses = train_style(
-        pipe.model,
-        pictures,
-        captions,
-        steps=steps,
-        batch=2,
-        seed=1,
-        progress=lambda at, of, _: _tick(tick, "training", at, of),
-    )
-    path = story.folder / f"{STYLE}.safetensors"
-    named = replace(adapter, metadata={"ss_output_name": f"demo-{STYLE}", "ss_base_model_version": embedded.NAME})
-    save(named, path, dialect="kohya", base=embedded.NAME)
+    def told(record: Mapping[str, Any]) -> None:
+        if "loss" in record:
+            _tick(tick, "training", record["step"], record["total"])
+
+    done = train(config, tell=told, tick=tick)
+    if done.reason == STOPPED:
+        raise KeyboardInterrupt
+    story.losses = done.losses
+    pictures = style_set(STYLE)[1]
     columns = 8
     cells = [pictures[i : i + columns] for i in range(0, len(pictures) // columns * columns, columns)]
     Sheet(cells, [], []).draw(72).save(story.folder / "training.png")
+    shown = f"{story.folder.name}/training"
     story.chapters.append(
         Chapter(
             f"A style of {len(pictures)} pictures",
             f"Rank 8, {steps} steps of 2 pictures, on the CPU. None of the subjects below is among them.",
             "training.png",
             [
-                f"weft.train.plain.train_style(model, pictures, captions, steps={steps}, batch=2, seed=1)",
-                f"weft inspect {story.folder.name}/{path.name}",
+                f"weft train --dataset weft/{STYLE} --steps {steps} --seed 1 --name {STYLE} --output {shown}",
+                f"weft inspect {shown}/{done.path.name}",
             ],
         )
     )
-    return path
+    return done.path
 
 
 def _strengths(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
@@ -163,7 +166,7 @@ def _strengths(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> 
         cells.append([_draw(pipe, story, subject, 11, ((str(style), value),)) for value in values])
         _tick(tick, "strengths", number + 1, len(SUBJECTS))
     Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).draw().save(story.folder / "strength.png")
-    lora = f"{story.folder.name}/{style.name}"
+    lora = _shown(story, style)
     story.chapters.append(
         Chapter(
             "Before and after",
@@ -186,7 +189,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
         cells.append([_draw(pipe, story, subject, 11, loras) for _, loras in stacks])
         _tick(tick, "stacking", number + 1, len(SUBJECTS))
     Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).draw().save(story.folder / "stack.png")
-    lora = f"{story.folder.name}/{style.name}"
+    lora = _shown(story, style)
     story.chapters.append(
         Chapter(
             "Two LoRAs at once",
@@ -223,11 +226,16 @@ def _edits(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
             [
                 f'weft generate "red apple" --seed 7 -o {name}/apple.png',
                 f'weft generate "green apple" --seed 3 --init {name}/apple.png --strength 0.6',
-                f'weft generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {name}/{style.name}',
+                f'weft generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {_shown(story, style)}',
                 f'weft generate "pizza" --seed 5 --init {name}/apple.png --mask {name}/mask.png --strength 1 --feather 6',
             ],
         )
     )
+
+
+def _shown(story: Story, path: Path) -> str:
+    """A file of the demo, as a command names it."""
+    return f"{story.folder.name}/{path.relative_to(story.folder)}"
 
 
 def _captioned(image: Image.Image, text: str) -> Image.Image:

@@ -33,6 +33,8 @@ def styles() -> tuple[str, ...]:
 
 
 def style_folder(name: str) -> Path:
+    """Of a style dataset, `pixel` or `weft/pixel`."""
+    name = name.removeprefix("weft/")
     if name not in styles():
         raise ConfigError(f"no style dataset is called {name!r}; the package has {', '.join(styles())}")
     return folder() / "styles" / name

@@ -47,7 +47,9 @@ class TrainConfig(BaseModel):
     device: str | None = Field(None, description="cuda, cuda:1, cpu; the best there is unless told")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the work; masters are fp32")
 
-    dataset: str = Field(min_length=1, description="a folder, a kohya dataset .toml, or a .txt/.jsonl of texts")
+    dataset: str = Field(
+        min_length=1, description="a folder, a kohya dataset .toml, a .txt/.jsonl of texts, or weft/pixel"
+    )
     output: str = Field("out", description="the folder for adapters, checkpoints and samples")
     name: str = Field("lora", min_length=1, description="the adapter's file name, without its ending")
     trigger: str | None = Field(None, description="a word put before every caption that lacks it")
@@ -120,9 +122,10 @@ class TrainConfig(BaseModel):
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = Field(None, description="2: CLIP's layer before the last")
 
     checkpointing: Literal["off", "selective", "full"] = Field("off", description="compute again instead of keeping")
+    shard: bool = Field(False, description="spread the frozen base over all processes (--gpus 2 or more)")
     cache_latents: bool = Field(True, description="encode pictures once")
     cache_text: bool = Field(True, description="encode captions once; off while text encoders are trained")
-    cache_dir: str | None = Field(None, description="where encoded things are kept; none: with the dataset")
+    cache_dir: str | None = Field(None, description="where encoded things are kept; none: ~/.cache/weft/train")
     vram: str | None = Field(None, description='memory to stay within: "12GiB", or "auto" for what is free')
 
     save_every: Number = Field(0, description="steps between checkpoints; 0: at the end only")
@@ -134,7 +137,7 @@ class TrainConfig(BaseModel):
     resume: str = Field("never", min_length=1, description="auto: the last checkpoint in output; never; or a path")
 
     sample_every: Number = Field(0, description="steps between samples; 0: none")
-    sample_prompts: tuple[str, ...] = Field((), description="what to sample; a .txt names a file of one prompt a line")
+    sample_prompts: tuple[str, ...] = Field((), description="what to sample, with kohya's flags; or a .txt of them")
     sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="the same for every sample")
     sample_steps: Count | None = Field(None, description="none: the model's own")
     sample_guidance: NotNegative | None = Field(None, description="none: the model's own")

@@ -27,9 +27,10 @@ from weft.models.words import load_language_model
 from weft.targets.index import ModelIndex, component_from_names
 from weft.train.buckets import Order
 from weft.train.config import TrainConfig
-from weft.train.memory import apply_checkpointing
+from weft.train.memory import apply_checkpointing, enforce, limit_for
 from weft.train.networks import meant
 from weft.train.run import Run
+from weft.train.shard import check_shard, shard_base
 from weft.train.task import Tensors
 from weft.train.world import World
 
@@ -41,9 +42,17 @@ _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 class LanguageTask:
     """See `weft.train.task.Task`. Examples are (token numbers, which of them count)."""
 
-    def __init__(self, network: Any, tokenizer: Any, texts: list[tuple[str, str]], config: TrainConfig) -> None:
+    def __init__(
+        self,
+        network: Any,
+        tokenizer: Any,
+        texts: list[tuple[str, str]],
+        config: TrainConfig,
+        device: torch.device | None = None,
+    ) -> None:
+        """``device``: of the work, where the network is not there yet."""
         self.networks: dict[str, nn.Module] = {"model": network}
-        self.device, self.dtype = network.device, network.dtype
+        self.device, self.dtype = device or network.device, network.dtype
         self.config = config
         self.texts = len(texts)
         marks = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -117,10 +126,18 @@ class TextReport:
 
 def language_run(config: TrainConfig, world: World) -> Run:
     """A run on the causal language model in a folder."""
+    check_shard(config, world)
     config, network, task = _opened(config, world)
     shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source=config.model)
     run = Run(task, network, index, config, world)
+    if (limit := limit_for(config, task.device)) is not None:
+        enforce(limit, task.device)
+        run.choices = [
+            f"beyond {limit / 2**30:.2f} GiB a batch is computed in pieces; nothing else is planned for texts"
+        ]
+    if config.shard:
+        run.choices.append(shard_base(network, world, task.device))
     apply_checkpointing(task.networks, config.checkpointing)
     return run
 
@@ -151,6 +168,8 @@ def _opened(config: TrainConfig, world: World) -> tuple[TrainConfig, Any, Langua
         wrong.append(f'dialect: language models have no names in "{config.dialect}"; leave it out, or say "peft"')
     if config.sample_every:
         wrong.append("sample_every: only pictures can be drawn while training; leave it out")
+    if config.vram_bytes is not None and choose_device(world.device(config.device)).type == "cpu":
+        wrong.append("vram: on a CPU the memory of a language model cannot be limited; leave it out")
     if config.train_text_encoders:
         wrong.append("train_text_encoders: a language model has none; leave it out")
     if wrong:
@@ -158,9 +177,11 @@ def _opened(config: TrainConfig, world: World) -> tuple[TrainConfig, Any, Langua
     texts = read_texts(Path(config.dataset))
     device = choose_device(world.device(config.device))
     wanted = config.precision if "precision" in said else None
-    network, tokenizer = load_language_model(Path(config.model), device, choose_dtype(wanted, device))
+    network, tokenizer = load_language_model(
+        Path(config.model), torch.device("cpu") if config.shard else device, choose_dtype(wanted, device)
+    )
     config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": _PRECISIONS[network.dtype]})
-    return config, network, LanguageTask(network, tokenizer, texts, config)
+    return config, network, LanguageTask(network, tokenizer, texts, config, device)
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:

@@ -1,6 +1,8 @@
 """What a step keeps in memory, measured without any: the model's own networks, run on the meta device.
 
-    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► the highest water
+    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► the highest water, the work
+
+A `Meter` sees the same of real steps: what they keep, beside what was expected.
 
 Every tensor an operation makes is counted from the moment it is made until its storage is gone, so what autograd keeps,
 what checkpointing drops and what it computes again are all seen. Attention is taken to be fused, as it is on every GPU:
@@ -21,6 +23,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from weft.layers import lora_layers
 from weft.models.blueprint import Blueprint
@@ -36,12 +39,16 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes; ``kept``: of one example, at the highest; ``encoding``: of one picture in the autoencoder."""
+    """Bytes; ``kept``: of one example, at the highest; ``encoding``: of one picture in the autoencoder.
+
+    ``work``: additions and multiplications of one example, forward.
+    """
 
     weights: Mapping[str, int]
     parameters: int
     kept: int
     encoding: int
+    work: int = 0
 
 
 def measure(
@@ -66,8 +73,9 @@ def measure(
     checkpoint(networks)
     side = (config.resolution or model.size) // model.patch * model.patch
     encoding = _highest(lambda: _encode(model, side), model)
-    kept = _highest(lambda: _step(model, config, side, again=again), model)
-    return Measured(weights, parameters, kept, encoding)
+    counter = FlopCounterMode(display=False)
+    kept = _highest(lambda: _step(model, config, side, counter, again=again), model)
+    return Measured(weights, parameters, kept, encoding, counter.get_total_flops())
 
 
 def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
@@ -102,14 +110,15 @@ def _encode(model: Model, side: int) -> None:
     vae.encode(torch.empty(1, 3, side, side, dtype=vae.dtype, device=_META))
 
 
-def _step(model: Model, config: TrainConfig, side: int, *, again: bool) -> None:
+def _step(model: Model, config: TrainConfig, side: int, counter: FlopCounterMode, *, again: bool) -> None:
     small = side // model.latent_scale
     latents = torch.empty(1, model.vae.config.latent_channels, small, small, dtype=model.dtype, device=_META)
     with torch.set_grad_enabled(config.train_text_encoders):
         text = encoded(model, _tokens(model), config.clip_skip)
     told = batched(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
     times = torch.empty(1, device=_META)
-    answer = predict(model, latents, times, Conditioning(told, 0.0, guided=False))
+    with counter:
+        answer = predict(model, latents, times, Conditioning(told, 0.0, guided=False))
     loss = answer.float().square().mean()
     if again:
         torch.autograd.backward(loss)
@@ -140,11 +149,41 @@ def _highest(work: Callable[[], None], model: Model) -> int:
     return water.peak
 
 
-class _Water(TorchDispatchMode):
-    """Counts the bytes of storages on the meta device, from their first tensor to their end."""
+class Meter:
+    """What the second step of a run keeps at its highest; the first one also makes what stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, expected: int) -> None:
+        self._device, self._expected, self._calls = device, expected, 0
+
+    def __call__(self, step: Callable[[], None]) -> dict[str, Any] | None:
+        """Do a step; what there is to say of it, once."""
+        self._calls += 1
+        if self._calls != 2:
+            step()
+            return None
+        found = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
+        told = f"a step keeps {found / 2**30:.2f} GiB; {self._expected / 2**30:.2f} were expected"
+        return {"event": "memory", "text": told, "measured_bytes": found, "expected_bytes": self._expected}
+
+    def _on_gpu(self, step: Callable[[], None]) -> int:
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        step()
+        return int(torch.cuda.max_memory_allocated(self._device)) - before
+
+    def _on_cpu(self, step: Callable[[], None]) -> int:
+        water = _Water("cpu")
+        with water:
+            step()
+        return water.peak
+
+
+class _Water(TorchDispatchMode):
+    """Counts the bytes of storages on a kind of device, from their first tensor to their end."""
+
+    def __init__(self, kind: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._kind = kind
         self.live = self.peak = 0
         self._known: dict[int, Any] = {}
 
@@ -154,7 +193,7 @@ class _Water(TorchDispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = operation(*args, **(kwargs or {}))
         for tensor in (found,) if isinstance(found, torch.Tensor) else tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._kind:
                 self._count(tensor.untyped_storage())
         return found
 

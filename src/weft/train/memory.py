@@ -18,6 +18,7 @@ precision, the only one that changes numbers. What fits in no way is an error th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +46,9 @@ _KEPT = {
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None,
 }  # fmt: skip
+#: how many times the work of a forward pass a step is: frozen weights need no gradients of their own
+_PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
+_SHARE_OF_PEAK = 0.4  # what small and uneven operations leave of the speed of large products
 _STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.03, "prodigy": 16.0, "schedulefree": 8.0, "adafactor": 4.0}
 
 
@@ -106,12 +110,15 @@ def estimate(model: Model | Blueprint, config: TrainConfig, steps: int = 0, *, s
     return _added(_Sizes(model, config), config, staged=staged) | {"steps": steps}
 
 
-def plan(model: Model | Blueprint, config: TrainConfig, limit_bytes: int) -> Plan:
-    """The configuration that stays within a limit and differs least from the one given."""
+def plan(model: Model | Blueprint, config: TrainConfig, limit_bytes: int, *, same_numbers: bool = False) -> Plan:
+    """The configuration that stays within a limit and differs least from the one given.
+
+    ``same_numbers``: nothing that changes a result, since a run that has begun goes on.
+    """
     sizes = _Sizes(model, config)
     wanted = _added(sizes, config, staged=False)
     least = None
-    for chosen, staged in _ways(sizes, config):
+    for chosen, staged in _ways(sizes, config, same_numbers):
         needs = _added(sizes, chosen, staged=staged)
         if needs["total_bytes"] <= limit_bytes:
             changes = {
@@ -137,6 +144,22 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+
+
+def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:
+    """About how long so many additions and multiplications take on a device, from a product timed on it."""
+    side = 8192 if device.type == "cuda" else 768
+    factor = torch.randn(side, side, device=device).to(dtype)
+    best = float("inf")
+    for _ in range(5):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begun = time.perf_counter()
+        factor @ factor
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begun)
+    return work * best / (2 * side**3 * _SHARE_OF_PEAK)
 
 
 class _Sizes:
@@ -184,22 +207,23 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
         "kept_bytes": kept,
         "caching_bytes": caching,
         "reserved_bytes": RESERVE,
+        "work_per_step": int(found.work * _PASSES[config.checkpointing] * config.batch_size * config.accumulation),
         "total_bytes": max(training, caching) + RESERVE,
     }
 
 
-def _ways(sizes: _Sizes, config: TrainConfig) -> Iterator[tuple[TrainConfig, bool]]:
+def _ways(sizes: _Sizes, config: TrainConfig, same_numbers: bool) -> Iterator[tuple[TrainConfig, bool]]:
     """Configurations from the one given to the smallest, in the order they are tried."""
     yield config, False
     cached: dict[str, Any] = {"cache_latents": True}
     if not config.train_text_encoders:
         cached["cache_text"] = True
     precisions = [config.precision]
-    if sizes.own == torch.float32:
+    if sizes.own == torch.float32 and not same_numbers:
         precisions.append("bf16")
     for precision in precisions:
         for mode in MODES[MODES.index(config.checkpointing) :]:
-            for size in range(config.batch_size, 0, -1):
+            for size in range(config.batch_size, config.batch_size - 1 if same_numbers else 0, -1):
                 if config.batch_size % size == 0:
                     split = {"batch_size": size, "accumulation": config.accumulation * (config.batch_size // size)}
                     told = cached | split | {"checkpointing": mode, "precision": precision}

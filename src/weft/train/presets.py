@@ -141,6 +141,14 @@ def contradictions(config: TrainConfig) -> list[tuple[tuple[str, ...], str]]:
         "network",
         "factor",
     )
+    no(
+        c.shard and c.vram is not None,
+        "shard: what a part of the base needs is not estimated; leave vram out",
+        "shard",
+        "vram",
+    )
+    no(c.shard and not c.train_denoiser, "shard: spreads the denoiser, and needs it to be trained; set train_denoiser = true, "
+       "or shard = false", "shard", "train_denoiser")  # fmt: skip
     no(c.restarts > 1 and c.schedule != "cosine", 'restarts: needs schedule = "cosine"', "restarts", "schedule")
     no(bool(c.max_bucket and c.max_bucket < c.min_bucket), f"max_bucket: {c.max_bucket} is below min_bucket, "
        f"{c.min_bucket}", "min_bucket", "max_bucket")  # fmt: skip

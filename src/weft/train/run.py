@@ -11,13 +11,11 @@ same bits as 40.
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, TextIO
 
 import torch
@@ -27,7 +25,9 @@ from weft.targets.index import ModelIndex
 from weft.train.checkpoint import State, alone, check_same_run, checkpoints, named, newest, save_state, tidy
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
+from weft.train.interrupts import Interrupts
 from weft.train.journal import Journal, Pace, Tell
+from weft.train.measure import Meter
 from weft.train.networks import Trained, add_networks, gathered
 from weft.train.outcome import described, store, sweep, written
 from weft.train.schedules import learning_rate
@@ -39,7 +39,7 @@ from weft.train.world import World
 FREE = frozenset({
     "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
     "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
-    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing",
+    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing", "shard",
 })  # fmt: skip
 DONE, STOPPED = "all steps are done", "stopped on request"
 
@@ -72,7 +72,7 @@ class Run:
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
         self.trained: Trained = add_networks(task.networks, config, index)
-        self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers)
+        self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
         per_step = config.accumulation * self.world.size
         self.total = config.steps or -(-(config.epochs or 1) * len(task.order) // per_step)
@@ -82,6 +82,8 @@ class Run:
         self.output = Path(config.output)
         self.states = self.output / f"{config.name}-state"
         self._validate_every = config.save_every or -(-len(task.order) // per_step)
+        self.meter: Meter | None = None  # of steps whose memory was planned
+        self.choices: list[str] = []  # what was decided for the user, and why
         self._notes: list[str] | None = None  # what to say of the beginning; None before it
         self._lock: TextIO | None = None
         self._stop = 0
@@ -178,9 +180,10 @@ class Run:
             if self.world.first:
                 path = self.output / f"{self.config.name}.jsonl"
                 journal = Journal(path, since=self.number, tensorboard=self.config.tensorboard, tell=tell)
-                for text in self._notes or ():
-                    journal.write({"event": "resumed", "step": self.number, "text": text})
-            with _Interrupts(self), torch.random.fork_rng(devices):  # whoever calls keeps the global generator
+                for event, texts in (("memory", self.choices), ("resumed", self._notes or [])):
+                    for text in texts:
+                        journal.write({"event": event, "step": self.number, "text": text})
+            with Interrupts(self._ask), torch.random.fork_rng(devices):  # whoever calls keeps the global generator
                 reason = self._loop(journal, sample, losses)
                 losses += self._read_losses()
                 self.save()
@@ -207,7 +210,7 @@ class Run:
                 return DONE
             if self._asked():
                 return STOPPED
-            self._one()
+            self._measured(journal)
             last, told = self.number == self.total, self.number % config.log_every == 0
             if last or told:
                 losses += self._read_losses()
@@ -230,6 +233,20 @@ class Run:
         every = self.config.save_every
         return bool(every) and 0 < self.number < self.total and self.number % every == 0
 
+    def _measured(self, journal: Journal | None) -> None:
+        """One update, and a word on memory where there is something to say."""
+        pieces = self.step.split
+        found = None
+        if self.meter is not None:
+            found = self.meter(self._one)
+        else:
+            self._one()
+        if journal is not None and found is not None:
+            journal.write({"step": self.number, **found})
+        if journal is not None and self.step.split != pieces:
+            told = f"it ran out; from now on a batch is computed in {self.step.split} pieces and added up"
+            journal.write({"event": "memory", "step": self.number, "text": told})
+
     def _one(self) -> None:
         """One update."""
         config, world = self.config, self.world
@@ -241,6 +258,10 @@ class Run:
         self.step.run(self.number, config.learning_rate * _share(config, self.number, self.total), drawn)
         self.number += 1
         self._losses.append(self.step.loss.clone())
+
+    def _ask(self) -> int:
+        self._stop += 1
+        return self._stop
 
     def _asked(self) -> bool:
         """Whether to stop; processes must agree, and ask each other only now and then."""
@@ -290,10 +311,11 @@ class Run:
         batches = self.task.held_out
         found = torch.zeros(len(batches), device=self.task.device)
         with self._evaluating():
-            for number, batch in enumerate(batches):
-                if number % self.world.size == self.world.rank:
-                    drawn = self.task.draw(batch, generator_for(self.config.seed, -2, number))
-                    found[number] = self.step.judge(drawn)
+            for number, counts in self.world.turns(len(batches), together=self.config.shard):
+                drawn = self.task.draw(batches[number], generator_for(self.config.seed, -2, number))
+                loss = self.step.judge(drawn)
+                if counts:
+                    found[number] = loss
         self.world.add_up(found)  # everybody else's are zeros: the same number as of one process
         sizes = torch.tensor([float(len(batch)) for batch in batches], device=found.device)
         return float((found * sizes).sum() / sizes.sum())
@@ -302,16 +324,18 @@ class Run:
 
     def _sampled(self, sample: Sample, journal: Journal | None) -> None:
         """Pictures are worth less than the run: one that fails is told and left out."""
-        if self.world.first and journal is not None:
+        if self.world.first or self.config.shard:
+            events: list[dict[str, Any]]
             try:
                 with self._evaluating():
-                    paths = sample(self.number)
+                    events = [{"event": "sample", "path": str(path)} for path in sample(self.number)]
             except Exception as error:
-                told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                journal.write({"event": "sample failed", "step": self.number, "text": told})
-            else:
-                for path in paths:
-                    journal.write({"event": "sample", "step": self.number, "path": str(path)})
+                if self.config.shard and not isinstance(error, OSError):
+                    raise  # the other processes wait inside the network for this one
+                events = [{"event": "sample failed", "text": f"{type(error).__name__}: {' '.join(str(error).split())}"}]
+            if journal is not None:
+                for event in events:
+                    journal.write({"step": self.number, **event})
             if self.task.device.type == "cuda":
                 torch.cuda.empty_cache()
         self.world.wait()
@@ -350,29 +374,6 @@ class Run:
             path = store(adapter, path, self.config, self.index, told)
         self.world.wait()
         return path
-
-
-class _Interrupts:
-    """Ctrl-C once: the step is finished and saved. Twice: now."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._before: Mapping[int, Any] = {}
-
-    def __enter__(self) -> None:
-        try:
-            self._before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:
-            self._before = {}  # not the main thread: whoever started it may stop it
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        self._run._stop += 1
-        if self._run._stop > 1:
-            raise KeyboardInterrupt
 
 
 def _share(config: TrainConfig, step: int, total: int) -> float:

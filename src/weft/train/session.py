@@ -5,22 +5,28 @@ weft.train(weft.TrainConfig.load("style.toml"))
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from weft.models.model import Model, file_index, load_model
+from weft.models import embedded
+from weft.models.blueprint import Blueprint
+from weft.models.model import DTYPES, choose_device, choose_dtype, file_index, load_model
+from weft.models.open import open_model
 from weft.train.cache import TensorCache
 from weft.train.check import DatasetReport, check_dataset
+from weft.train.checkpoint import named, newest
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, read_dataset
 from weft.train.diffusion import DiffusionTask, bucket_rules
 from weft.train.journal import Tell
-from weft.train.memory import apply_checkpointing
+from weft.train.measure import Meter, blank
+from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, limit_for, plan, seconds_for
 from weft.train.run import Finished, Run
 from weft.train.samples import sampler
+from weft.train.shard import check_shard, shard_model
 from weft.train.world import World, join
 
 if TYPE_CHECKING:
@@ -56,71 +62,123 @@ def is_language(config: TrainConfig) -> bool:
 def diffusion_run(
     config: TrainConfig, world: World, tick: Tick | None
 ) -> tuple[Run, Callable[[int], list[Path]] | None]:
+    check_shard(config, world)
     dataset = read(config)
-    model = opened(config, world)
-    config = settled(config, model)
-    sample = sampler(model, config) if config.sample_every else None
+    blueprint = _blueprint(config)
+    device = choose_device(world.device(config.device))
+    config = settled(config, blueprint, device)
+    planned = within_limit(config, blueprint, device, world.size)
+    config, staged = (planned.config, planned.staged) if planned is not None else (config, False)
+    begin = "cpu" if staged or config.shard else device
+    model = load_model(blueprint, device=begin, dtype=config.precision, keep="file")
+    model.device = device  # where the work is done; staged networks come there when their turn is
+    sample = sampler(model, config, writes=world.first) if config.sample_every else None
     cache = TensorCache(Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "weft" / "train")
     task = DiffusionTask(model, dataset, config, cache)
+    if staged:  # adapters stay where they were made, so their network has to be on the device before them
+        _prepare(task, world, tick, staged=True)
     run = Run(task, model, file_index(model), config, world)
     run.resume(config.resume)  # what is refused is refused before hours of encoding
-    if world.first:
-        task.prepare(tick)
-    world.wait()
+    if not staged:
+        _prepare(task, world, tick, staged=config.shard)
+    if planned is not None:
+        run.choices = list(planned.reasons)
+        run.meter = Meter(device, planned.estimate["kept_bytes"])
+    if config.shard:
+        run.choices.append(shard_model(model, task.networks, world))
     apply_checkpointing(task.networks, config.checkpointing)
-    return run, sample
+    return run, _with_everything(task, sample) if (staged or config.shard) and sample is not None else sample
 
 
-def opened(config: TrainConfig, world: World) -> Model:
-    """The model to adapt, on this process's device, in the working precision."""
+def _blueprint(config: TrainConfig) -> Blueprint:
+    return open_model(config.model, variant=config.variant, parts=config.parts or None)
+
+
+def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> TrainConfig:
+    """What the user left open, from the preset of the model's family, the model and the device."""
     wanted = config.precision if "precision" in config.model_fields_set else "auto"
-    return load_model(
-        config.model,
-        device=world.device(config.device),
-        dtype=None if wanted == "auto" else wanted,
-        variant=config.variant,
-        parts=config.parts or None,
-        keep="file",
-    )
+    precision = PRECISIONS[choose_dtype(None if wanted == "auto" else wanted, device)]
+    return config.with_preset(preset_of(blueprint)).model_copy(update={"precision": precision})
 
 
-def settled(config: TrainConfig, model: Model) -> TrainConfig:
-    """What the user left open, from the preset of the model's family and the model itself."""
-    return config.with_preset(preset_of(model)).model_copy(update={"precision": PRECISIONS[model.dtype]})
+def within_limit(config: TrainConfig, blueprint: Blueprint, device: torch.device, processes: int = 1) -> Plan | None:
+    """What is done to stay within `vram`, and from then on nothing goes beyond it; None without a limit."""
+    limit = limit_for(config, device)
+    if limit is None:
+        return None
+    begun = _begun(config)  # another share of memory may be free today: that does not change the run's numbers
+    kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
+    if begun and "accumulation" in begun:  # there it is that of all processes
+        kept["accumulation"] = max(begun["accumulation"] // processes, 1)
+    planned = plan(blueprint, config.model_copy(update=kept), limit, same_numbers=begun is not None)
+    enforce(limit, device)
+    return planned
+
+
+def _begun(config: TrainConfig) -> Mapping[str, Any] | None:
+    """The configuration of the run that goes on, if one does."""
+    if config.resume == "never":
+        return None
+    states = Path(config.output) / f"{config.name}-state"
+    state, _ = newest(states) if config.resume == "auto" else named(Path(config.resume))
+    return None if state is None else dict(state.facts.get("config", {}))
+
+
+def _prepare(task: DiffusionTask, world: World, tick: Tick | None, *, staged: bool) -> None:
+    """Only the first process encodes; the others find it done."""
+    if world.first:
+        task.prepare(tick, staged=staged)
+    world.wait()
+    if staged and not world.first:
+        task.park()
+
+
+def _with_everything(task: DiffusionTask, sample: Callable[[int], list[Path]]) -> Callable[[int], list[Path]]:
+    def draw(step: int) -> list[Path]:
+        with task.present():
+            return sample(step)
+
+    return draw
 
 
 def read(config: TrainConfig) -> Dataset:
+    shipped = config.dataset.startswith("weft/") and not Path(config.dataset).exists()
+    where = embedded.style_folder(config.dataset) if shipped else config.dataset
     return read_dataset(
-        config.dataset, caption=config.caption, caption_extensions=config.caption_extensions, skip_bad=config.skip_bad
+        where, caption=config.caption, caption_extensions=config.caption_extensions, skip_bad=config.skip_bad
     )
 
 
-def preset_of(model: Any) -> str:
+def preset_of(blueprint: Blueprint) -> str:
     """The name of the preset that suits a model."""
-    variant = model.blueprint.variant
-    if variant is not None and variant.name == "weft/emoji":
+    if blueprint.variant is not None and blueprint.variant.name == "weft/emoji":
         return "weft/emoji"
-    width = getattr(model.denoiser.config, "cross_attention_dim", 768)
-    return "sd2" if model.family == "sd" and width == 1024 else str(model.family)
+    width = blueprint.denoiser.config.get("cross_attention_dim", 768)
+    return "sd2" if blueprint.family == "sd" and width == 1024 else blueprint.family
 
 
 def check(config: TrainConfig) -> tuple[TrainConfig, DatasetReport | TextReport, dict[str, Any]]:
     """Read everything and train nothing: (what would be used, the dataset's report, an estimate)."""
-    from weft.train.memory import estimate
-
     if is_language(config):
         from weft.train.language import check_texts
 
         return check_texts(config)
     dataset = read(config)
-    model = opened(config, World())
-    config = settled(config, model)
+    blueprint, device = _blueprint(config), choose_device(config.device)
+    config = settled(config, blueprint, device)
+    planned = within_limit(config, blueprint, device)
+    config = planned.config if planned is not None else config
+    dtype = DTYPES[config.precision]
     report = check_dataset(
         dataset,
-        bucket_rules(config, model),
+        bucket_rules(config, blank(blueprint, dtype)),
         batch_size=config.batch_size,
         accumulation=config.accumulation,
         steps=config.steps,
         epochs=None if config.steps else config.epochs or 1,
     )
-    return config, report, estimate(model, config, report.total_steps)
+    needs = dict(planned.estimate) if planned is not None else estimate(blueprint, config)
+    needs["steps"] = report.total_steps
+    needs["seconds"] = seconds_for(needs["work_per_step"] * report.total_steps, device, dtype)
+    needs["choices"] = list(planned.reasons) if planned is not None else []
+    return config, report, needs

@@ -1,0 +1,68 @@
+"""`--vram`: what is chosen is told, measured, and changes no number that need not change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+from tests.e2e.test_train_verb import bits, invoked  # noqa: E402
+from weft.models.embedded import style_folder  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def on_emoji(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
+    return (
+        "--model", "weft/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--seed", 3,
+        "--set", "device=cpu", "--set", "schedule=constant", "--set", "warmup=0", "--set", f"cache_dir={cache}",
+        "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32", *more,
+    )  # fmt: skip
+
+
+def needed(output: Path, cache: Path, *more: object) -> dict[str, Any]:
+    told = json.loads(invoked(*on_emoji(output, cache, "--steps", 2, "--check", "--json", *more)))
+    return dict(told["estimate"]) | {"config": told["config"]}
+
+
+def journal(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "lora.jsonl").read_text().splitlines()]
+
+
+def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path) -> None:
+    """Less than batches of two need with everything loaded: the encoders leave and batches of four are cut in two."""
+    limit = needed(tmp_path, cache, "-b", 2)["total_bytes"] - 1024
+    plan = needed(tmp_path, cache, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB")
+    assert (plan["config"]["batch_size"], plan["config"]["accumulation"]) == (2, 2) and plan["total_bytes"] <= limit
+    assert plan["seconds"] > 0 and any("batch_size 4 becomes 2" in reason for reason in plan["choices"])
+
+    sampled = ("--set", "sample_every=2", "--set", "sample_prompts=red apple", "--set", "sample_steps=1")
+    planned = tmp_path / "planned"
+    told = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
+    assert "memory: batch_size 4 becomes 2" in told and "memory: a step keeps" in told
+    measured = [record for record in journal(planned) if "measured_bytes" in record]
+    assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["kept_bytes"]
+    assert measured[0]["measured_bytes"] == pytest.approx(plan["kept_bytes"], rel=0.5)
+    assert [record["event"] for record in journal(planned) if str(record.get("event")).startswith("sample")] == ["sample"]
+
+    by_hand = tmp_path / "by_hand"
+    invoked(*on_emoji(by_hand, cache, "--steps", 2, "-b", 2, "--set", "accumulation=2"))
+    assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
+
+    # more memory on another day: the run goes on with the numbers it began with
+    invoked(*on_emoji(planned, cache, "--steps", 3, "-b", 4, "--vram", "64GiB", "--resume", "auto"))
+    invoked(*on_emoji(by_hand, cache, "--steps", 3, "-b", 2, "--set", "accumulation=2", "--resume", "auto"))
+    assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
+
+
+def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, cache: Path) -> None:
+    told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "520MiB"), code=1)
+    assert "are not enough" in told and "a larger limit" in told
+    assert not (tmp_path / "out").exists()

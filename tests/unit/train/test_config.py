@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import typing
@@ -466,3 +467,9 @@ def test_reading_a_configuration_needs_no_torch() -> None:
         "import sys, weft.train.config, weft.train.importing; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_setting_is_documented() -> None:
+    told = (Path(__file__).parents[3] / "docs" / "training.md").read_text("utf-8")
+    rows = {name: words for name, _, words in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", told, re.MULTILINE)}
+    assert rows == {name: field.description for name, field in TrainConfig.model_fields.items()}

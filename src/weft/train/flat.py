@@ -39,12 +39,18 @@ class FlatParameters:
     """Owns the storage of ``named``; move the model to its device first, and do not move it afterwards.
 
     ``groups``       parameter name -> multiplier of the learning rate; those not named have 1
+    ``device``       where the parameters go; they stay where they are unless told
     ``values``       (size,) float32, size a multiple of 256
     ``grads``        the same for gradients: backward passes add to it, `zero_grads` clears it
     ``multipliers``  (size / 256,) float32: the multiplier of each block of 256
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], groups: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        groups: Mapping[str, float] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         groups = groups or {}
         _check(named, groups)
         self.segments: dict[str, Segment] = {}
@@ -57,7 +63,7 @@ class FlatParameters:
                     size = _up(size + parameter.numel(), _ALIGN)
             size = _up(size, BLOCK)
             multipliers += [multiplier] * (size // BLOCK - len(multipliers))
-        device = next(iter(named.values())).device
+        device = device or next(iter(named.values())).device
         self.values = torch.zeros(size, device=device)
         self.grads = torch.zeros(size, device=device)
         self.multipliers = torch.tensor(multipliers, dtype=torch.float32, device=device)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from weft.errors import MemoryBudgetError
+from weft.errors import ConfigError, MemoryBudgetError
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
 from weft.train.optimizers import Optimizer, make_optimizer
@@ -117,6 +117,10 @@ class Step:
                     raise
                 told = " ".join(str(error).split())
             # outside of the handler: the error holds its frames, and they hold what was computed
+            if self.config.shard:  # the other processes wait inside the network, and would not begin again
+                raise MemoryBudgetError(
+                    f'out of memory; set checkpointing = "full", or lower batch_size or resolution ({told})'
+                )
             largest = max(_rows(batch) for batch in batches)
             self.flat.zero_grads()
             self._buffers.clear()
@@ -144,6 +148,11 @@ class Step:
         def part(prefix: str) -> Tensors:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
+        # batches of unequal size may make unequal numbers of pieces
+        if self.config.shard and int(tensors["split"]) > 1:
+            raise ConfigError(
+                "shard: this run computes its batches in pieces, since memory ran out; go on without shard"
+            )
         self.flat.load(part("values."))
         self.optimizer.load(part("optimizer."))
         if self.ema is not None:

@@ -7,6 +7,7 @@ with NCCL on GPUs and gloo on CPUs. Since all gradients are one buffer, a step n
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -34,6 +35,16 @@ class World:
         if self.size == 1 or wanted not in (None, "auto", "cuda") or not torch.cuda.is_available():
             return wanted
         return f"cuda:{self.local_rank}"
+
+    def turns(self, count: int, *, together: bool = False) -> Iterator[tuple[int, bool]]:
+        """(number, whether it counts) of the things this process does out of ``count``, one after the other in turn.
+
+        ``together``: all processes do equally many, so that nobody waits for one that has none left.
+        """
+        for begin in range(0, count, self.size):
+            number = begin + self.rank
+            if number < count or together:
+                yield min(number, count - 1), number < count
 
     def add_up(self, tensor: torch.Tensor) -> None:
         """The sum over all processes, in place."""

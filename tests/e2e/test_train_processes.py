@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -77,25 +78,56 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     assert again.train().losses == done.losses[3:], "one process goes on from what two began"
 
 
-def test_the_verb_starts_its_processes_itself(tmp_path: Path) -> None:
-    """The installed command, on the embedded model: the same bits as one process with twice the accumulation."""
-    command = [str(Path(sys.executable).parent / "weft")]
-    if not Path(command[0]).is_file():
-        command = [sys.executable, "-m", "weft"]
-    arguments = [
+# the real command on the embedded model, by every launcher
+
+
+BIN = Path(sys.executable).parent
+LAUNCHERS = {
+    "weft": ([str(BIN / "weft")] if (BIN / "weft").is_file() else [sys.executable, "-m", "weft"], ["--gpus", "2"]),
+    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"], []),
+    "accelerate": (  # with --cpu it would start one process, unless there is an MPI
+        [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "weft"], []),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def arguments(cache: Path) -> list[str]:
+    return [
         "train", "-m", "weft/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2", "--json",
         "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32",
-        "--set", f"cache_dir={tmp_path / 'cache'}",
+        "--set", f"cache_dir={cache}",
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process makes that adds up twice as many batches."""
+    output = tmp_path_factory.mktemp("one")
+    done = CliRunner().invoke(app, [*arguments(cache), "--set", "accumulation=2", "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_makes_the_adapter_of_one_process(
+    launcher: str, alone: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """The same bits as one process with twice the accumulation, so also the same as each other."""
+    before, after = LAUNCHERS[launcher]
     done = subprocess.run(
-        [*command, *arguments, "--gpus", "2", "-o", str(tmp_path / "two")], cwd=tmp_path, capture_output=True, text=True,
+        [*before, *arguments(cache), *after, "-o", str(tmp_path / "two")], cwd=tmp_path, capture_output=True, text=True,
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    alone = CliRunner().invoke(app, [*arguments, "--set", "accumulation=2", "-o", str(tmp_path / "one")])
-    found = [json.loads(done.stdout), json.loads(alone.output)]
-    assert found[0]["losses"] == found[1]["losses"] and found[0]["step"] == 2
-    two, one = (load_file(each["path"]) for each in found)
+    found = json.loads(done.stdout)  # one process speaks
+    assert found["losses"] == alone["losses"] and found["step"] == 2
+    two, one = (load_file(each["path"]) for each in (found, alone))
     assert two.keys() == one.keys() and all(two[name].equal(one[name]) for name in two)
     lines = (tmp_path / "two" / "lora.jsonl").read_text().splitlines()
     assert len(lines) == 2, "one process keeps the log"

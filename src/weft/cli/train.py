@@ -70,7 +70,7 @@ def train(
         settled = TrainConfig.of(**said)
         if check:
             _checked(settled, as_json)
-        from weft.train.world import launched
+        from weft.train.launched import launched
 
         if gpus > 1 and launched()[0] <= 1:
             from weft.cli.launch import launch
@@ -88,9 +88,9 @@ def train(
 
 def _trained(config: Any, as_json: bool) -> None:
     from weft.train.journal import finite, live
+    from weft.train.launched import launched
     from weft.train.run import STOPPED
     from weft.train.session import train as run
-    from weft.train.world import launched
 
     first = launched()[1] == 0
     shown = first and sys.stderr.isatty() and not as_json

@@ -1,7 +1,13 @@
 """The processes of a run: one, or several that add up their gradients.
 
-accelerate reads how it was launched (`accelerate launch`, `torchrun`, or `weft train --gpus N`) and joins the processes,
-with NCCL on GPUs and gloo on CPUs. Since all gradients are one buffer, a step needs one sum over all processes.
+accelerate reads how it was launched and joins the processes, with NCCL on GPUs and gloo on CPUs:
+
+    weft train --gpus 2 ...                                        the shortest
+    torchrun --nproc-per-node 2 -m weft train ...
+    accelerate launch --multi_gpu --num_processes 2 -m weft train ...
+    mpirun -n 2 python -m weft train ...                           on CPUs, with MASTER_ADDR set; also through accelerate
+
+Since all gradients are one buffer, a step needs one sum over all processes.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from datetime import timedelta
 import torch
 
 from weft.errors import ConfigError
+from weft.train.launched import launched
 
 #: how long processes wait for the first one, which encodes the data and draws the samples
 PATIENCE = timedelta(hours=24)
@@ -32,6 +39,8 @@ class World:
 
     def device(self, wanted: str | None) -> str | None:
         """The one of this process: several share the GPUs of a machine, one each, unless told otherwise."""
+        if _on_cpu(wanted):
+            return "cpu"
         if self.size == 1 or wanted not in (None, "auto", "cuda") or not torch.cuda.is_available():
             return wanted
         return f"cuda:{self.local_rank}"
@@ -71,16 +80,34 @@ class World:
 
 def join(device: str | None = None) -> World:
     """The world this process was launched into."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1:
+    size, _ = launched()
+    if size <= 1:
+        if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
+            raise ConfigError(
+                "accelerate launch was asked for several processes and started one: on CPUs it needs MPI "
+                "(--mpirun_hostfile). Write weft train --gpus 2, or torchrun --nproc-per-node 2 -m weft train; for one "
+                "process, --num_processes 1 and no MASTER_ADDR"
+            )
         return World()
     try:
         from accelerate import PartialState
     except ImportError:
         raise ConfigError("several processes need accelerate: pip install 'weft[train]'") from None
-    cpu = device == "cpu" or not torch.cuda.is_available()
+    cpu = _on_cpu(device) or not torch.cuda.is_available()
     if not cpu and int(os.environ.get("LOCAL_RANK", "0")) >= torch.cuda.device_count():
         raise ConfigError(
             f"there are {torch.cuda.device_count()} GPUs on this machine; start as many processes at most"
         )
     state = PartialState(cpu=cpu, timeout=PATIENCE)
+    if state.num_processes != size:
+        raise ConfigError(
+            f"{size} processes were started and {state.num_processes} joined; start them with weft train --gpus {size}"
+        )
     return World(state.num_processes, state.process_index, state.local_process_index)
+
+
+def _on_cpu(wanted: str | None) -> bool:
+    """Whether the configuration says so, or leaves it open and `accelerate launch --cpu` does."""
+    return wanted == "cpu" or (
+        wanted in (None, "auto") and os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y")
+    )

@@ -2,9 +2,11 @@
 
     <output>/<name>.jsonl      {"step": 10, "loss": 0.1, "lr": 1e-4, "norm": 0.5, "rate": 3.2, "eta": 90, "bad": 0, ...}
                                {"step": 10, "event": "sample", "path": "..."}
+    <output>/<name>-tensorboard/    the numbers of every record: tensorboard --logdir <output>
 
-Steps never go back: a run that goes on from step n drops what was said after n, because it will be said again. A number
-that is not finite is null. Rates leave the first steps out, which are slower than all others.
+Steps never go back: a run that goes on from step n drops what was said after n, because it will be said again; event
+files cannot be cut, so there a note tells TensorBoard to drop it. A number that is not finite is null. Rates leave the
+first steps out, which are slower than all others.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from weft.errors import ConfigError, FormatError
+from weft.errors import FormatError
 from weft.formats.files import write_atomic
+from weft.train.board import Board
 
 Tell = Callable[[Mapping[str, Any]], None]
+#: numbers of a record that say nothing over time
+_NO_CURVE = {"step", "total", "time"}
 
 
 class Journal:
@@ -28,16 +33,10 @@ class Journal:
 
     def __init__(self, path: Path, *, since: int = 0, tensorboard: bool = False, tell: Tell | None = None) -> None:
         self._tell = tell
-        self._board: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ConfigError("tensorboard = true needs the package: pip install tensorboard") from None
-            self._board = SummaryWriter(path.with_suffix("") / "tensorboard", purge_step=since + 1 if since else None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, [_until(path, since)])
+            self._board = Board(path.with_name(f"{path.stem}-tensorboard"), since) if tensorboard else None
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
             raise FormatError(f"{path}: the log cannot be written: {error.strerror}") from None
@@ -47,9 +46,8 @@ class Journal:
         self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
         if self._board is not None and "step" in record:
-            for name, value in record.items():
-                if isinstance(value, int | float) and name not in ("step", "total", "time"):
-                    self._board.add_scalar(name, value, record["step"])
+            said = {name: value for name, value in record.items() if name not in _NO_CURVE}
+            self._board.add(record["step"], {name: v for name, v in said.items() if isinstance(v, int | float)})
         if self._tell is not None:
             self._tell(clean)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
-import types
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
 from tests.unit.train.tiny import file_bits, log, tiny
 from weft.errors import ConfigError, FormatError
@@ -104,27 +104,45 @@ def test_a_run_from_the_beginning_begins_its_log(tmp_path: Path) -> None:
     assert [record["step"] for record in log(tmp_path)] == [1, 2, 2]
 
 
-def test_tensorboard_is_written_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[tuple[str, float, int]] = []
+def board(output: Path) -> EventAccumulator:
+    """What TensorBoard shows of a run."""
+    found = EventAccumulator(str(output / "t-tensorboard"), size_guidance={SCALARS: 0})
+    return found.Reload()
 
-    class Writer:
-        def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-            events.append((str(folder), purge_step or 0, -1))
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            events.append((name, value, step))
+def curve(output: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in board(output).Scalars(name)]
 
-        def close(self) -> None:
-            events.append(("closed", 0, -1))
 
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    done = tiny(tmp_path, steps=3, tensorboard=True).train()
-    assert [value for name, value, _ in events if name == "loss"] == done.losses
-    assert {step for name, _, step in events if name == "lr"} == {1, 2, 3}
-    assert events[0][0] == str(tmp_path / "t" / "tensorboard") and events[-1][0] == "closed"
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
-        tiny(tmp_path / "other", tensorboard=True).train()
+def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
+    done = tiny(tmp_path, steps=5, tensorboard=True, schedule="cosine", validation=0.2, save_every=2).train()
+    records = [record for record in log(tmp_path) if "loss" in record]
+    as_float = np.float32  # what an event file holds
+    assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(done.losses, 1)]
+    assert curve(tmp_path, "lr") == [(record["step"], as_float(record["lr"])) for record in records]
+    assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in done.validation]
+    assert len({rate for _, rate in curve(tmp_path, "lr")}) == 5, "a cosine has another rate every step"
+    tags = set(board(tmp_path).Tags()["scalars"])
+    assert {"norm", "rate", "bad"} <= tags and not {"step", "total", "time"} & tags
+    tiny(tmp_path / "other", steps=2).train()
+    assert not list(tmp_path.glob("other/*tensorboard*"))
+
+
+def test_tensorboard_sees_every_step_once_after_going_on(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=6, tensorboard=True).train()
+    cut = tmp_path / "cut"
+    tiny(cut, steps=6, tensorboard=True, save_every=2).train()
+    shutil.rmtree(cut / "t-state" / "step-000006")  # as if it had died while it wrote a record
+    file = next((cut / "t-tensorboard").iterdir())
+    file.write_bytes(file.read_bytes()[:-150])
+    tiny(cut, steps=6, tensorboard=True, save_every=2, resume="auto").train()
+    assert len(list((cut / "t-tensorboard").iterdir())) == 2
+    assert curve(cut, "loss") == curve(tmp_path / "straight", "loss")
+    assert [step for step, _ in curve(cut, "lr")] == list(range(1, len(straight.losses) + 1))
+    shutil.rmtree(cut / "t-state")
+    shutil.rmtree(cut / "t")
+    tiny(cut, steps=2, tensorboard=True).train()
+    assert [step for step, _ in curve(cut, "loss")] == [1, 2], "a new run under the old name begins anew"
 
 
 def test_a_damaged_checkpoint_is_passed_over_told_and_replaced(tmp_path: Path) -> None:

@@ -50,10 +50,11 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
 
-# a machine with a GPU that can install nothing: wheels go there packed (12 MB) and are unpacked there; pydantic's
+# a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
 # core is the one that is not pure Python, so it is that machine's
 BUNDLE := .gpu-bundle
 SITE   := $(BUNDLE)/site
+PEERS  := $(BUNDLE)/peers
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
 	markdown-it-py mdurl pygments click
 
@@ -61,15 +62,22 @@ gpu-bundle: $(VENV)/.base
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
 	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)
 	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(BUNDLE) pydantic
+	$(PIP) download --quiet --no-deps --only-binary=:all: --platform any -d $(PEERS) "torchao>=0.18,<0.19"
 
 $(SITE):
 	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done
 
+# optimizers to compare with, beside the rest: diffusers and PEFT import torchao wherever they find it, and are measured
+# too. bitsandbytes is not among them: its wheel has 43 of the 64 MB that can be sent, a library for every CUDA
+$(PEERS)/site:
+	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
+
 test-gpu: $(SITE)
 	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider tests/gpu
 
-bench-gpu: $(SITE)
+bench-gpu: $(SITE) $(PEERS)/site
 	PYTHONPATH=src:.:$(SITE) python3 bench/weaving.py
+	PYTHONPATH=src:.:$(SITE):$(PEERS)/site python3 bench/optimizers.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

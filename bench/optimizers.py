@@ -1,45 +1,118 @@
-"""Optimizer steps on adapters of SDXL's size: milliseconds and megabytes of state, beside the usual libraries.
+"""Optimizer steps on adapters of SDXL's size beside the usual libraries, and what 8 bits do to a training run.
 
-    PYTHONPATH=src python3 bench/optimizers.py            the table
-    PYTHONPATH=src python3 bench/optimizers.py --tune     shapes of the 8-bit kernel's launch
+    PYTHONPATH=src python3 bench/optimizers.py            milliseconds and megabytes of state, on a GPU
+    PYTHONPATH=src python3 bench/optimizers.py --tune     shapes of the 8-bit kernel's launch, on a GPU
+    PYTHONPATH=src python3 bench/optimizers.py --quality [SEED]
+                                                          the same run with each optimizer, on the CPU (6 minutes)
 
 The lower bound of a step is its traffic: float32 AdamW reads x, g, m, v and writes x, m, v (28 bytes a parameter),
-8-bit AdamW 16 bytes. "graph" is the same step replayed from a CUDA graph.
+8-bit AdamW 16 bytes. "graph" is the same step replayed from a CUDA graph; of a library's, the replays are compared with
+steps, because one that has its counter on the host can be captured and then repeats one step's corrections for ever.
+
+Libraries get the adapter's tensors, as their users give them, and the same numbers as one flat tensor: the first is the
+price of many launches, the second the kernel's own. Each is measured in a process of its own: a capture that failed can
+leave the GPU unusable for the rest.
+
+    off    mean over the steps of |loss - loss of float32| / loss of float32
+    moved  |x - x of float32| / |x of float32 - x at the start|, at the end
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from weft.ops.adam8bit import corrections, fresh
-from weft.ops.adam8bit import triton as kernel
 from weft.train.flat import FlatParameters
 from weft.train.optimizers import make_optimizer
 
 SIZES = (46_500_000, 59_800_000)
 WIDTHS = (640, 1280, 2048)
 RANK = 32
+RATE, DECAY = 1e-4, 0.01
+#: replays that are compared with steps, and how far they may be from them, in learning rates
+REPLAYS, REPLAY_BOUND = 5, 0.1
+#: seconds for one library: compiling for six shapes is most of it
+PATIENCE = 180
 
 
-def parameters(total: int) -> dict[str, nn.Parameter]:
-    """Pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers in all."""
+@dataclass(frozen=True)
+class Peer:
+    """A library's optimizer: the first of ``names`` that can be imported, with its options (in a graph: further ones)."""
+
+    names: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    in_graph: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, parameters: list[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+        errors = []
+        for name in self.names:
+            module, _, kind = name.rpartition(".")
+            try:
+                made = getattr(importlib.import_module(module), kind)
+                break
+            except (ImportError, AttributeError) as error:
+                errors.append(str(error))
+        else:
+            raise ModuleNotFoundError(errors[0])
+        found: torch.optim.Optimizer = made(parameters, weight_decay=DECAY, **{**self.options, **options})
+        return found
+
+
+PEERS = {
+    "torch AdamW fused": Peer(("torch.optim.AdamW",), {"fused": True}, {"capturable": True}),
+    "torchao AdamW8bit": Peer(("torchao.optim.AdamW8bit", "torchao.prototype.low_bit_optim.AdamW8bit")),
+    "bitsandbytes AdamW8bit": Peer(("bitsandbytes.optim.AdamW8bit",)),
+}
+LAYOUTS = ("tensors", "flat")
+
+
+# what is stepped and measured
+
+
+def parameters(total: int, device: str = "cuda") -> dict[str, nn.Parameter]:
+    """Pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers in all; the same at every call."""
+    draw = torch.Generator(device).manual_seed(0)
     made: dict[str, nn.Parameter] = {}
     for width in itertools.cycle(WIDTHS):
         if sum(p.numel() for p in made.values()) + 2 * RANK * width > total:
             return made
         for name, shape in (("down", (RANK, width)), ("up", (width, RANK))):
-            value = nn.Parameter(torch.randn(shape, device="cuda"))
-            value.grad = torch.randn(shape, device="cuda") * 1e-3
+            value = nn.Parameter(torch.randn(shape, generator=draw, device=device))
+            value.grad = torch.randn(shape, generator=draw, device=device) * 1e-3
             made[f"{len(made) // 2}.{name}"] = value
     raise AssertionError
+
+
+def one_tensor(flat: FlatParameters) -> list[nn.Parameter]:
+    """All of ``flat`` as a single parameter that shares its memory; float32 values and gradients, a multiple of 256."""
+    whole = nn.Parameter(flat.values)
+    whole.grad = flat.grads
+    return [whole]
+
+
+def laid_out(total: int, layout: str, device: str = "cuda") -> list[nn.Parameter]:
+    """The benchmark's parameters as a library gets them."""
+    named = parameters(total, device)
+    if layout == "tensors":
+        return list(named.values())
+    grads = {name: parameter.grad for name, parameter in named.items()}
+    flat = FlatParameters(named)
+    for name, (place, _) in flat.segments.items():
+        flat.grads[place] = grads[name].flatten()
+    return one_tensor(flat)
 
 
 def milliseconds(work: Callable[[], object], turns: int = 10) -> float:
@@ -59,6 +132,7 @@ def milliseconds(work: Callable[[], object], turns: int = 10) -> float:
 
 
 def captured(work: Callable[[], object]) -> Callable[[], object]:
+    """One step as usual, and the next one as a graph that has not run."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -67,34 +141,13 @@ def captured(work: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def megabytes(tensors: list[torch.Tensor]) -> float:
+def state_bytes(tensors: list[torch.Tensor]) -> int:
     """Of distinct memory: a table that all entries share counts once."""
-    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values()) / 1e6
+    return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
-def ours(name: str, total: int) -> list[tuple[str, float, float]]:
-    named = parameters(total)
-    flat = FlatParameters(named, {each: 16.0 for each in named if each.endswith("up")})
-    flat.grads.normal_(std=1e-3)
-    optimizer = make_optimizer(name, flat, weight_decay=0.01)
-    lr, one, ok = (torch.tensor(value, device="cuda") for value in (1e-4, 1.0, True))
-
-    def work() -> None:
-        optimizer.step(lr, one, ok)
-
-    state = megabytes(list(optimizer.state().values()))
-    return [
-        (f"weft {name}", milliseconds(work), state),
-        (f"weft {name}, graph", milliseconds(captured(work)), state),
-    ]
-
-
-def peer(total: int, make: Callable[[list[nn.Parameter]], Any]) -> tuple[float, float]:
-    optimizer = make(list(parameters(total).values()))
-    spent = milliseconds(optimizer.step)
-    return spent, megabytes(
-        [part for state in optimizer.state.values() for value in state.values() for part in inner(value)]
-    )
+def peer_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [part for state in optimizer.state.values() for value in state.values() for part in inner(value)]
 
 
 def inner(value: object) -> list[torch.Tensor]:
@@ -102,47 +155,103 @@ def inner(value: object) -> list[torch.Tensor]:
     if not isinstance(value, torch.Tensor):
         return []
     flatten = getattr(value, "__tensor_flatten__", None)
-    if flatten is None:
-        return [value] if value.is_cuda else []
-    return [part for name in flatten()[0] for part in inner(getattr(value, name))]
+    return [value] if flatten is None else [part for name in flatten()[0] for part in inner(getattr(value, name))]
 
 
-def found(*names: str) -> Any:
-    """The first class of ``names`` that can be imported."""
-    for name in names:
-        module, _, kind = name.rpartition(".")
-        try:
-            return getattr(importlib.import_module(module), kind)
-        except (ImportError, AttributeError):
-            continue
-    return None
+def reason(error: BaseException) -> str:
+    """Type and first line of what went wrong first: ending a capture that failed raises a second error over it."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:160]
+
+
+# speed
+
+
+def ours(name: str, total: int) -> list[tuple[str, float, float]]:
+    named = parameters(total)
+    flat = FlatParameters(named, {each: 16.0 for each in named if each.endswith("up")})
+    flat.grads.normal_(std=1e-3)
+    optimizer = make_optimizer(name, flat, weight_decay=DECAY)
+    lr, one, ok = (torch.tensor(value, device="cuda") for value in (RATE, 1.0, True))
+
+    def work() -> None:
+        optimizer.step(lr, one, ok)
+
+    state = state_bytes(list(optimizer.state().values())) / 1e6
+    return [
+        (f"weft {name}", milliseconds(work), state),
+        (f"weft {name}, graph", milliseconds(captured(work)), state),
+    ]
+
+
+def measure(name: str, layout: str, total: int) -> dict[str, Any]:
+    """A library's step: milliseconds, megabytes of state, milliseconds in a graph, and why it has none where it has none."""
+    peer = PEERS[name]
+    plain = peer.make(laid_out(total, layout), lr=RATE)
+    row: dict[str, Any] = {"ms": milliseconds(plain.step), "megabytes": state_bytes(peer_state(plain)) / 1e6}
+    try:
+        row["graph_ms"], gap = in_graph(peer, layout, total)
+    except Exception as error:
+        return row | {"why": f"cannot be captured: {reason(error)}"}
+    if not gap <= REPLAY_BOUND:
+        row["why"] = f"a replay is not a step: {REPLAYS} of them end {gap:.2g} learning rates away from {REPLAYS} steps"
+    return row
+
+
+def in_graph(peer: Peer, layout: str, total: int) -> tuple[float, float]:
+    """(milliseconds of a replay, largest |x replayed - x stepped| / lr after the same number of each)."""
+    stepped, replayed = laid_out(total, layout), laid_out(total, layout)
+    one, two = (peer.make(each, lr=RATE, **peer.in_graph) for each in (stepped, replayed))
+    for _ in range(1 + REPLAYS):
+        one.step()
+    replay = captured(two.step)
+    for _ in range(REPLAYS):
+        replay()
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        gap = max(float((a - b).abs().max()) for a, b in zip(stepped, replayed, strict=True)) / RATE
+    return milliseconds(replay), gap
+
+
+def alone(name: str, layout: str, total: int) -> dict[str, Any]:
+    """`measure` in a process of its own."""
+    command = [sys.executable, str(Path(__file__)), "--row", name, layout, str(total)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return {"why": f"no answer within {PATIENCE} s"}
+    if done.returncode:
+        return {"why": next(iter(done.stderr.strip().splitlines()[-1:]), f"ended with {done.returncode}")[:160]}
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def table(total: int) -> None:
-    rows: list[tuple[str, float | str, float | str]] = [*ours("adamw", total), *ours("adamw8bit", total)]
-    peers: dict[str, Any] = {
-        "torch AdamW fused": torch.optim.AdamW,
-        "torchao AdamW8bit": found("torchao.optim.AdamW8bit", "torchao.prototype.low_bit_optim.AdamW8bit"),
-        "bitsandbytes AdamW8bit": found("bitsandbytes.optim.AdamW8bit"),
-    }
-    for name, kind in peers.items():
-        extra = {"fused": True} if name.endswith("fused") else {}
-        try:
-            rows.append((name, *peer(total, lambda list_, k=kind, e=extra: k(list_, lr=1e-4, weight_decay=0.01, **e)))
-                        if kind is not None else (name, "not installed", ""))  # fmt: skip
-        except Exception as error:  # a peer that is broken here must not hide the other rows
-            rows.append((name, f"failed: {type(error).__name__}", ""))
-        torch.cuda.empty_cache()
-    print(f"\n{total / 1e6:.1f} M parameters{'ms':>24}{'state MB':>12}")
-    for name, spent, state in rows:
-        shown = [f"{each:.3f}" if isinstance(each, float) else each for each in (spent, state)]
-        print(f"{name:<28}{shown[0]:>14}{shown[1].removesuffix('.000'):>12}")
+    rows: list[tuple[str, Any, Any]] = [*ours("adamw", total), *ours("adamw8bit", total)]
+    torch.cuda.empty_cache()
+    notes = []
+    for name, layout in itertools.product(PEERS, LAYOUTS):
+        label = name if layout == "tensors" else f"{name}, one tensor"
+        row = alone(name, layout, total)
+        rows.append((label, row.get("ms", "-"), row.get("megabytes", "-")))
+        if "graph_ms" in row:
+            rows.append((f"{label}, graph" + " (*)" * ("why" in row), row["graph_ms"], row["megabytes"]))
+        if "why" in row:
+            notes.append(f"  {label}: {row['why']}")
+    print(f"\n{f'{total / 1e6:.1f} M parameters':<44}{'ms':>10}{'state MB':>12}")
+    for label, *numbers in rows:
+        shown = [f"{each:.3f}" if isinstance(each, float) else each for each in numbers]
+        print(f"{label:<44}{shown[0]:>10}{shown[1].removesuffix('.000'):>12}")
+    print("\n".join(notes))
 
 
 def tune(total: int) -> None:
+    from weft.ops.adam8bit import triton as kernel
+
     values, grads = torch.randn(total, device="cuda"), torch.randn(total, device="cuda") * 1e-3
     moments = fresh(total, values.device)
-    lr, one, ok = (torch.tensor(value, device="cuda") for value in (1e-4, 1.0, True))
+    lr, one, ok = (torch.tensor(value, device="cuda") for value in (RATE, 1.0, True))
     inverse = corrections(torch.tensor(10, device="cuda"), 0.9, 0.999)
     for rows, warps, coarse in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (0, 2, 3, 4)):
         if not 64 <= rows * 256 // warps <= 1024:
@@ -150,7 +259,7 @@ def tune(total: int) -> None:
 
         def work(rows: int = rows, warps: int = warps, coarse: int = coarse) -> None:
             kernel.step(
-                values, grads, *moments, lr=lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.01,
+                values, grads, *moments, lr=lr, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=DECAY,
                 inverse=inverse, ok=ok, grad_scale=one, rows=rows, warps=warps, coarse=coarse,
             )  # fmt: skip
 
@@ -158,7 +267,106 @@ def tune(total: int) -> None:
         print(f"  {rows:2d} rows, {warps} warps, coarse {coarse}: {spent:.3f} ms, {total * 16 / spent / 1e9:.2f} TB/s")
 
 
+# quality
+
+STEPS, QUALITY_RATE = 80, 1e-3
+
+
+class Lesson:
+    """LoRAs of rank 8 on the embedded model's UNet and a list of batches: every run begins and goes on with the same."""
+
+    def __init__(self, folder: Path, steps: int, seed: int) -> None:
+        from weft.models.embedded import NAME, style_folder
+        from weft.models.model import load_model
+        from weft.train.cache import TensorCache
+        from weft.train.config import TrainConfig
+        from weft.train.dataset import read_dataset
+        from weft.train.diffusion import DiffusionTask
+        from weft.train.networks import add_networks
+        from weft.train.task import generator_for
+
+        config = TrainConfig.of(
+            model=NAME, dataset=str(style_folder("pixel")), output=str(folder), resolution=64, seed=seed
+        ).with_preset(NAME)
+        model = load_model(NAME, device="cpu", dtype="fp32", keep="file")
+        self.task = DiffusionTask(model, read_dataset(config.dataset), config, TensorCache(folder))
+        self.flat = FlatParameters(add_networks(self.task.networks, config).parameters)
+        self.start = self.flat.values.clone()
+        self.batches = [
+            self.task.draw(
+                self.task.order.step(number, accumulation=1, world=1, rank=0)[0], generator_for(seed, number)
+            )
+            for number in range(steps)
+        ]
+
+    def learn(self, step: Callable[[], object]) -> tuple[list[float], torch.Tensor]:
+        """(the loss before each step, the values after the last)."""
+        losses = []
+        for batch in self.batches:
+            self.flat.zero_grads()
+            loss = self.task.loss(batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step()
+            losses.append(loss.item())
+        return losses, self.flat.values.clone()
+
+    def ours(self, name: str) -> tuple[Callable[[], object], Callable[[], list[torch.Tensor]]]:
+        optimizer = make_optimizer(name, self.flat, weight_decay=DECAY)
+        lr, one, ok = torch.tensor(QUALITY_RATE), torch.tensor(1.0), torch.tensor(True)
+        return lambda: optimizer.step(lr, one, ok), lambda: list(optimizer.state().values())
+
+    def peer(
+        self, peer: Peer, layout: str, rate: float = QUALITY_RATE
+    ) -> tuple[Callable[[], object], Callable[[], list[torch.Tensor]]]:
+        held = list(self.flat.parameters.values()) if layout == "tensors" else one_tensor(self.flat)
+        optimizer = peer.make(held, lr=rate)
+        return optimizer.step, lambda: peer_state(optimizer)
+
+
+def quality(steps: int, seed: int) -> None:
+    """One table: the same batches from the same start with every optimizer."""
+    torch.compiler.set_stance("force_eager")  # torchao's arithmetic, without minutes of compiling
+    plain = Peer(("torch.optim.AdamW",))
+    with tempfile.TemporaryDirectory() as folder:
+        lesson = Lesson(Path(folder), steps, seed)
+        runs: dict[str, Callable[[], Any]] = {
+            "torch AdamW, float32": lambda: lesson.peer(plain, "tensors"),
+            "the same, learning rate 1 % higher": lambda: lesson.peer(plain, "tensors", 1.01 * QUALITY_RATE),
+            "weft adamw8bit": lambda: lesson.ours("adamw8bit"),
+        }
+        for name, layout in itertools.product([name for name in PEERS if "8bit" in name], LAYOUTS):
+            label = name if layout == "tensors" else f"{name}, one tensor"
+            runs[label] = lambda name=name, layout=layout: lesson.peer(PEERS[name], layout)  # type: ignore[misc]
+        print(
+            f"torch {torch.__version__}, {lesson.flat.values.numel():,} parameters, {steps} steps at {QUALITY_RATE:g}, seed {seed}"
+        )
+        print(f"{'':<36}{'final loss':>12}{'off':>12}{'moved':>12}{'state bytes':>14}")
+        curve, end = list[float](), lesson.start
+        for label, begin in runs.items():
+            lesson.flat.values.copy_(lesson.start)
+            try:
+                step, state = begin()
+                losses, values = lesson.learn(step)
+            except Exception as error:  # a library that is missing or broken here must not hide the other rows
+                print(f"{label:<36}  {reason(error)}")
+                continue
+            if not curve:
+                curve, end = losses, values
+            off = statistics.fmean(abs(a - b) / b for a, b in zip(losses, curve, strict=True))
+            moved = float((values - end).norm() / (end - lesson.start).norm())
+            final = statistics.fmean(losses[-10:])
+            print(f"{label:<36}{final:>12.5f}{off:>12.2e}{moved:>12.3f}{state_bytes(state()):>14,}", flush=True)
+    print("final loss: mean of the last ten steps; off and moved: distance from the first row, as above")
+
+
 def main() -> None:
+    if "--quality" in sys.argv:
+        quality(STEPS, int(next(iter(sys.argv[2:]), "0")))
+        return
+    if "--row" in sys.argv:
+        name, layout, total = sys.argv[2:]
+        print(json.dumps(measure(name, layout, int(total))))
+        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     if "--tune" in sys.argv:
         tune(SIZES[0])

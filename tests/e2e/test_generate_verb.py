@@ -164,7 +164,9 @@ def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path) -> None:
     for image in told["images"]:
         assert Path(image).is_file() and f'src="{Path(image).name}"' in page
     assert "<polyline" in page and "weft generate" in page and "http" not in page.replace("http-equiv", "")
-    check = json.loads(weft("check", tmp_path / "demo" / "training" / "pixel.safetensors", "--base", "weft/emoji", "--json"))
+    check = json.loads(
+        weft("check", tmp_path / "demo" / "training" / "pixel.safetensors", "--base", "weft/emoji", "--json")
+    )
     assert check["ok"] and check["placed"] == check["tensors"]
 
 

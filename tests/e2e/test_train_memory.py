@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("diffusers")
 
-from tests.e2e.test_train_verb import bits, invoked  # noqa: E402
-from weft.models.embedded import style_folder  # noqa: E402
+from tests.e2e.test_train_verb import bits, invoked
+from weft.models.embedded import style_folder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,9 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
     measured = [record for record in journal(planned) if "measured_bytes" in record]
     assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["kept_bytes"]
     assert measured[0]["measured_bytes"] == pytest.approx(plan["kept_bytes"], rel=0.5)
-    assert [record["event"] for record in journal(planned) if str(record.get("event")).startswith("sample")] == ["sample"]
+    assert [record["event"] for record in journal(planned) if str(record.get("event")).startswith("sample")] == [
+        "sample"
+    ]
 
     by_hand = tmp_path / "by_hand"
     invoked(*on_emoji(by_hand, cache, "--steps", 2, "-b", 2, "--set", "accumulation=2"))

@@ -26,6 +26,10 @@ def embedded(
     styled: Annotated[int, typer.Option("--styled", min=2, max=64, help="How many to draw with each LoRA.")] = 16,
     steps: Annotated[int, typer.Option("--steps", min=1, max=150)] = 20,
     seed: Annotated[int, typer.Option("--seed", "-s")] = 0,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option("--lora", metavar="STYLE=FILE", help="A LoRA trained on weft/STYLE, instead of the shipped ones."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Recall of captions and distance to styles, of the model inside the package."""
@@ -35,8 +39,9 @@ def embedded(
 
     with reporting_errors(as_json):
         started = time.perf_counter()
+        given = dict(_style_and_file(text) for text in lora) if lora else None
         pipe = pipeline("weft/emoji")
-        found = measure(pipe, captions=captions, styled=styled, steps=steps, seed=seed)
+        found = measure(pipe, captions=captions, styled=styled, steps=steps, seed=seed, loras=given)
         found["seconds"] = round(time.perf_counter() - started, 1)
     if as_json:
         print_json({"ok": True, **found})
@@ -57,3 +62,12 @@ def embedded(
         rows += [("time", f"{found['seconds']} s, {found['seconds_a_picture']:.2f} s a picture")]
         print_facts("weft/emoji", rows)
     raise typer.Exit(OK)
+
+
+def _style_and_file(text: str) -> tuple[str, str]:
+    from weft.errors import ConfigError
+
+    style, equals, file = text.partition("=")
+    if not (style and equals and file):
+        raise ConfigError(f"--lora {text}: write STYLE=FILE, such as pixel=out/lora.safetensors")
+    return style, file

@@ -25,7 +25,7 @@ from weft.train.journal import Tell
 from weft.train.measure import Meter, blank
 from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, limit_for, plan, seconds_for
 from weft.train.run import Finished, Run
-from weft.train.samples import sampler
+from weft.train.samples import sample_requests, sampler
 from weft.train.shard import check_shard, shard_model
 from weft.train.world import World, join
 
@@ -166,6 +166,8 @@ def check(config: TrainConfig) -> tuple[TrainConfig, DatasetReport | TextReport,
     dataset = read(config)
     blueprint, device = _blueprint(config), choose_device(config.device)
     config = settled(config, blueprint, device)
+    if config.sample_every:
+        sample_requests(config)
     planned = within_limit(config, blueprint, device)
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]

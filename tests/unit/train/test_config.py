@@ -424,7 +424,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 #: fields that exclude others, left to the tests above
 APART = {
     "epochs", "factor", "conv_rank", "conv_alpha", "restarts", "patience", "train_denoiser", "train_text_encoders",
-    "objective", "shift", "dataset",
+    "objective", "shift", "dataset", "shard",
 }  # fmt: skip
 
 

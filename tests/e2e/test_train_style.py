@@ -1,0 +1,31 @@
+"""A short training on a shipped style moves what is drawn towards it, measured as the embedded benchmark measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+import weft
+from weft.bench.embedded import closer_to_style, style_distance, style_set
+
+UNSEEN = ("cat face", "rocket", "pizza", "octopus")
+
+
+def test_a_style_is_learnt(tmp_path: Path) -> None:
+    config = weft.TrainConfig.of(
+        dataset="weft/pixel", output=str(tmp_path), steps=60, seed=1, device="cpu", cache_dir=str(tmp_path / "cache")
+    )
+    done = weft.train(config)
+    assert sum(done.losses[-20:]) < 0.6 * sum(done.losses[:20])
+
+    pipe = weft.pipeline("weft/emoji", device="cpu")
+    drawn = {
+        strength: [pipe(name, seed=5, steps=8, loras=[f"{done.path}:{strength}"]).images[0] for name in UNSEEN]
+        for strength in (0, 1)
+    }
+    pictures = style_set("pixel")[1]
+    found = closer_to_style(drawn[1], pictures, drawn[0])
+    assert found["to_style"] < 0.7 * style_distance(drawn[0], pictures), found

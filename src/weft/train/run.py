@@ -35,7 +35,7 @@ from weft.train.step import Step
 from weft.train.task import Task, generator_for
 from weft.train.world import World
 
-#: settings that may differ when a run goes on: they change no number of the steps to come
+#: settings that may differ when a run goes on: they change no number of the steps to come (shard: by rounding alone)
 FREE = frozenset({
     "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
     "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",

@@ -69,13 +69,13 @@ def sampler(model: Model, config: TrainConfig, *, writes: bool = True) -> Callab
     folder = Path(config.output) / "samples"
 
     def draw(step: int) -> list[Path]:
+        # all of them before the first is written: who draws together must not stop where only one of them can fail
+        drawn = [pipe(request) for _, request in placed]
         found = []
-        for number, (_, request) in enumerate(placed):
-            made = pipe(request)
-            if writes:
-                folder.mkdir(parents=True, exist_ok=True)
-                found.append(folder / f"{config.name}-{step:06d}-{number}.png")
-                made.save(found[-1])
+        for number, made in enumerate(drawn if writes else ()):
+            folder.mkdir(parents=True, exist_ok=True)
+            found.append(folder / f"{config.name}-{step:06d}-{number}.png")
+            made.save(found[-1])
         return found
 
     return draw

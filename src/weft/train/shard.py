@@ -7,6 +7,9 @@
 The base comes from the host's memory and goes to the device block by block, so that no device ever holds more than its
 pieces and the blocks at work. It is frozen: no gradient of it is made, added up or cut.
 
+The adapter is that of processes that hold the whole base, bit for bit on the CPU; where what goes into a block is also
+used beside it (the skip connections of UNets), gradients add up in another order, and it is the same up to rounding.
+
 A block is gathered from all processes at once, so all of them go through the network equally often:
 
     a step       as many micro-batches everywhere, never cut in pieces by one process that ran out of memory

@@ -1,0 +1,148 @@
+"""A base spread over two processes: the adapter of two that hold all of it, in half the memory, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.peers import tiny_models
+from tests.unit.train.pictures import make_set
+from weft.train.checkpoint import checkpoints
+
+ROOT = Path(__file__).parents[2]
+
+#: what each process runs: it says which bytes it holds at the end, by its own count and by all tensors there are
+WORKER = """
+import gc, json, os, signal, sys
+from pathlib import Path
+import torch
+from torch.distributed.tensor import DTensor
+from weft.train.config import TrainConfig
+from weft.train.language import language_run
+from weft.train.session import diffusion_run, is_language
+from weft.train.shard import frozen_bytes
+from weft.train.world import join
+
+said = json.loads(sys.argv[1])
+dies = said.pop("dies", None)
+config = TrainConfig.of(**said)
+world = join("cpu")
+run, sample = (language_run(config, world), None) if is_language(config) else diffusion_run(config, world, None)
+
+def tell(record):
+    if record.get("step") == dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+done = run.train(sample=sample, tell=tell)
+gc.collect()
+storages = [t.untyped_storage() for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
+alive = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+network = run.task.networks.get("unet", run.task.networks.get("model"))
+Path(config.output, f"told-{world.rank}.json").write_text(json.dumps(
+    [*frozen_bytes(network), alive, done.losses, done.validation, len(run.task.held_out)]))
+world.leave()
+"""
+
+
+def launched(place: Path, said: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    place.mkdir(parents=True, exist_ok=True)
+    script = place / "worker.py"
+    script.write_text(WORKER)
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
+         json.dumps({"output": str(place), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **said})],
+        cwd=place, capture_output=True, text=True, check=False, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+    )  # fmt: skip
+
+
+def told(place: Path) -> list[list[Any]]:
+    return [json.loads((place / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def bits(file: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(file).items()}
+
+
+#: of a UNet only what lies after its last skip connection: what comes before is added up in another order
+CASES: dict[str, dict[str, Any]] = {
+    "flux1-dev": {"targets": "attention-mlp", "network": "dora", "checkpointing": "full", "sample_every": 2,
+                  "sample_prompts": ["a boat --w 64 --h 64 --s 2", "a cat --w 64 --h 64 --s 1"]},
+    "sd1.5": {"targets": "up_blocks.*to_[qv]", "checkpointing": "selective"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", CASES)
+def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> None:
+    captions = {f"p{number}": f"a picture of {number}" for number in range(7)}
+    said = {
+        "model": str(tiny_models.folder(variant)), "dataset": str(make_set(tmp_path / "set", captions)), "rank": 2,
+        "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema": 0.5, "dropout": 0.1,
+        "validation": 0.4, "learning_rate": 1e-2, **CASES[variant],
+    }  # fmt: skip
+    for name, shard in (("whole", False), ("spread", True)):
+        done = launched(tmp_path / name, {**said, "shard": shard})
+        assert done.returncode == 0, done.stderr[-3000:]
+    whole, spread = told(tmp_path / "whole"), told(tmp_path / "spread")
+    assert bits(tmp_path / "spread" / "t.safetensors") == bits(tmp_path / "whole" / "t.safetensors")
+    assert [each[3:] for each in spread] == [each[3:] for each in whole]
+    assert spread[0][-1] == 3, "an odd number of batches is held out: one process has none left in the last round"
+    for before, after in zip(whole, spread, strict=True):
+        base = before[1]
+        assert before[0] == base == after[1] and 0.5 <= after[0] / base < 0.55
+    freed = [before[2] - after[2] for before, after in zip(whole, spread, strict=True)]
+    assert freed[0] > 0.45 * whole[0][1], "nobody else holds what was given away"
+    if "sample_every" in said:  # the second one draws too, which leaves it with things it had no use for before
+        pictures = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
+        assert [p.name for p in pictures[0]] == [p.name for p in pictures[1]] == ["t-000002-0.png", "t-000002-1.png"]
+        assert [p.read_bytes() for p in pictures[0]] == [p.read_bytes() for p in pictures[1]]
+    else:
+        assert freed[1] > 0.45 * whole[1][1]
+    lines = [json.loads(line) for line in (tmp_path / "spread" / "t.jsonl").read_text().splitlines()]
+    assert f"holds {spread[0][0]:,} of {spread[0][1]:,} bytes" in lines[0]["text"] and lines[0]["event"] == "memory"
+
+
+def test_killed_and_gone_on(tmp_path: Path) -> None:
+    """A language model; one process is killed after step 3, and both go on from step 2."""
+    texts = tmp_path / "song.txt"
+    texts.write_text("\n\n".join(["a cat on a mat", "a dog on a log", "a cat and a dog", "a mat and a log"]))
+    said = {
+        "model": str(llama(tmp_path / "llama")), "dataset": str(texts), "steps": 6, "rank": 2, "batch_size": 1,
+        "save_every": 2, "learning_rate": 1e-2, "targets": "attention-mlp", "checkpointing": "full",
+    }  # fmt: skip
+    straight = launched(tmp_path / "whole", said)
+    assert straight.returncode == 0, straight.stderr[-3000:]
+    killed = launched(tmp_path / "spread", {**said, "shard": True, "dies": 3})
+    assert killed.returncode != 0 and [p.name for p in checkpoints(tmp_path / "spread" / "t-state")] == ["step-000002"]
+    again = launched(tmp_path / "spread", {**said, "shard": True, "resume": "auto"})
+    assert again.returncode == 0, again.stderr[-3000:]
+    files = [tmp_path / name / "t" / "adapter_model.safetensors" for name in ("whole", "spread")]
+    assert bits(files[0]) == bits(files[1])
+    (whole, *_), (spread, other) = told(tmp_path / "whole"), told(tmp_path / "spread")
+    assert spread[3] == other[3] == whole[3][2:]
+    assert spread[0] == other[0] == whole[0] / 2
+
+
+def llama(place: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = {letter: number for number, letter in enumerate(["</s>", *pre_tokenizers.ByteLevel.alphabet()])}
+    words = Tokenizer(models.BPE(letters, []))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(place)
+    torch.manual_seed(0)
+    size = LlamaConfig(
+        vocab_size=len(letters) + 1, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(size).save_pretrained(place)
+    return place

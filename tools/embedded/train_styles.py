@@ -20,15 +20,19 @@ from tools.embedded.places import SHIPPED
 import weft
 from weft.models import embedded
 
-SETTINGS: dict[str, Any] = {"steps": 400, "batch_size": 4, "seed": 0}
+#: attention, feed-forward, projections and convolutions of the residual blocks: under a megabyte at rank 8
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "conv1", "conv2"]
+SETTINGS: dict[str, Any] = {"targets": TARGETS, "steps": 400, "batch_size": 4, "seed": 0}
 
 
 def train(name: str, steps: int, out: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         config = weft.TrainConfig.of(
-            **{**SETTINGS, "steps": steps}, model=str(SHIPPED), dataset=f"weft/{name}", name=name, output=place
+            **{**SETTINGS, "steps": steps}, model=embedded.NAME, dataset=f"weft/{name}", name=name, output=place
         )
         done = weft.train(config, tell=lambda record: print(name, record, flush=True) if "loss" in record else None)
+        if done.step < steps:
+            raise SystemExit(f"{name}: {done.reason}")
         out.mkdir(parents=True, exist_ok=True)
         path = out / done.path.name
         copyfile(done.path, path)
@@ -43,7 +47,7 @@ def main() -> None:
     parser.add_argument("--styles", nargs="+", default=list(embedded.styles()), choices=list(embedded.styles()))
     parser.add_argument("--out", type=Path, default=SHIPPED / "loras")
     parser.add_argument("--steps", type=int, default=SETTINGS["steps"], help="fewer, for a trial")
-    parser.add_argument("--threads", type=int, default=1, help="part of the settings: sums depend on it")
+    parser.add_argument("--threads", type=int, default=2, help="part of the settings: sums depend on it")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for name in options.styles:

@@ -45,7 +45,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "batch_size": 2,
         "resolution": 128,
         "bucket_step": 32,
-        "targets": "all",
+        "targets": "attention-mlp",
         "precision": "fp32",
         "caption_dropout": 0.1,
     },

@@ -1,0 +1,110 @@
+"""The embedded model on the CPU beside diffusers and PEFT, in the same run: a picture, the start, a training step.
+
+    .venv/bin/python bench/embedded.py
+
+picture   20 steps with guidance, after everything is loaded
+start     a fresh process from nothing to a PNG on the disk
+step      batch 2, rank 8 on attention and feed-forward, float32, AdamW, latents and text encoded beforehand
+product   the largest speed of a matrix product on the same threads, which bounds all of it
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from diffusers import StableDiffusionPipeline
+from peft import LoraConfig
+
+import weft
+from weft.models import embedded
+from weft.train.session import diffusion_run
+from weft.train.world import World
+
+PEER = """
+import sys, torch
+from diffusers import StableDiffusionPipeline
+pipe = StableDiffusionPipeline.from_pretrained(sys.argv[1], dtype=torch.float32)
+pipe.set_progress_bar_config(disable=True)
+pipe("red apple", num_inference_steps=20, guidance_scale=3.0, height=128, width=128).images[0].save(sys.argv[2])
+"""
+LINEAR = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
+
+
+def seconds(work: Callable[[], object], turns: int) -> float:
+    """The median, after one that does not count."""
+    found = []
+    for _ in range(turns + 1):
+        begun = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found[1:])
+
+
+def product() -> float:
+    factor = torch.randn(1024, 1024)
+    return 2 * 1024**3 / seconds(lambda: factor @ factor, 30) / 1e9
+
+
+def pictures() -> tuple[float, float]:
+    ours = weft.pipeline(embedded.NAME, device="cpu")
+    peer = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32)
+    peer.set_progress_bar_config(disable=True)
+    return (
+        seconds(lambda: ours("red apple", seed=7, steps=20), 5),
+        seconds(lambda: peer("red apple", num_inference_steps=20, guidance_scale=3.0, height=128, width=128), 5),
+    )
+
+
+def starts(place: Path) -> tuple[float, float]:
+    ours = [sys.executable, "-m", "weft", "generate", "red apple", "--seed", "7", "-o", str(place / "a.png")]
+    peer = [sys.executable, "-W", "ignore", "-c", PEER, str(embedded.folder()), str(place / "b.png")]
+    run = lambda command: lambda: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
+    return seconds(run(ours), 3), seconds(run(peer), 3)
+
+
+def steps(place: Path) -> tuple[float, float]:
+    config = weft.TrainConfig.of(
+        dataset="weft/pixel", output=str(place), steps=300, device="cpu", cache_dir=str(place / "cache")
+    )
+    run, _ = diffusion_run(config, World(), None)
+    ours = seconds(run._one, 15)
+    unet = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32).unet
+    unet.requires_grad_(False)
+    unet.add_adapter(LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR))
+    learnt = [parameter for parameter in unet.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(learnt, lr=2e-3)
+
+    def step() -> None:
+        noisy, goal, text = torch.randn(2, 8, 16, 16), torch.randn(2, 8, 16, 16), torch.randn(2, 32, 192)
+        loss = (unet(noisy, torch.randint(1000, (2,)), text).sample - goal).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return ours, seconds(step, 15)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as place:
+        print(f"{torch.get_num_threads()} threads, product {product():.0f} GFLOP/s")
+        print("| what | weft s | diffusers, PEFT s |\n|---|---|---|")
+        for name, (ours, peer) in (
+            ("picture, 20 steps", pictures()),
+            ("start to first picture", starts(Path(place))),
+            ("training step", steps(Path(place) / "run")),
+        ):
+            print(f"| {name} | {ours:.3f} | {peer:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

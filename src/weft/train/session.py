@@ -67,7 +67,7 @@ def diffusion_run(
     blueprint = _blueprint(config)
     device = choose_device(world.device(config.device))
     config = settled(config, blueprint, device)
-    planned = within_limit(config, blueprint, device, world.size)
+    planned = within_limit(config, blueprint, device, world)
     config, staged = (planned.config, planned.staged) if planned is not None else (config, False)
     begin = "cpu" if staged or config.shard else device
     model = load_model(blueprint, device=begin, dtype=config.precision, keep="file")
@@ -101,15 +101,16 @@ def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> 
     return config.with_preset(preset_of(blueprint)).model_copy(update={"precision": precision})
 
 
-def within_limit(config: TrainConfig, blueprint: Blueprint, device: torch.device, processes: int = 1) -> Plan | None:
+def within_limit(config: TrainConfig, blueprint: Blueprint, device: torch.device, world: World) -> Plan | None:
     """What is done to stay within `vram`, and from then on nothing goes beyond it; None without a limit."""
     limit = limit_for(config, device)
     if limit is None:
         return None
+    limit = world.least(limit, device)  # all processes plan alike, whatever is free on each of their devices
     begun = _begun(config)  # another share of memory may be free today: that does not change the run's numbers
     kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
     if begun and "accumulation" in begun:  # there it is that of all processes
-        kept["accumulation"] = max(begun["accumulation"] // processes, 1)
+        kept["accumulation"] = max(begun["accumulation"] // world.size, 1)
     planned = plan(blueprint, config.model_copy(update=kept), limit, same_numbers=begun is not None)
     enforce(limit, device)
     return planned
@@ -168,7 +169,7 @@ def check(config: TrainConfig) -> tuple[TrainConfig, DatasetReport | TextReport,
     config = settled(config, blueprint, device)
     if config.sample_every:
         sample_requests(config)
-    planned = within_limit(config, blueprint, device)
+    planned = within_limit(config, blueprint, device, World())
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]
     report = check_dataset(

@@ -68,6 +68,14 @@ class World:
         self.add_up(votes)
         return bool(votes > 0)
 
+    def least(self, value: int, device: torch.device) -> int:
+        """The smallest that any of the processes has."""
+        if self.size == 1:
+            return value
+        found = torch.tensor(value, dtype=torch.int64, device=device)
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
+        return int(found)
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:

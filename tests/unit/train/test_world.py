@@ -55,7 +55,8 @@ def test_processes_of_an_mpi_join() -> None:
     """Two real processes with what OpenMPI's mpirun tells them."""
     program = (
         "import torch; from weft.train.world import join; world = join('cpu'); told = torch.tensor(float(world.rank + 1));"
-        "world.add_up(told); print(world.size, world.rank, float(told)); world.leave()"
+        "world.add_up(told); least = world.least(9 - world.rank, told.device);"
+        "print(world.size, world.rank, float(told), least); world.leave()"
     )
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -68,4 +69,4 @@ def test_processes_of_an_mpi_join() -> None:
         })
         for rank in (0, 1)
     ]  # fmt: skip
-    assert [each.communicate(timeout=120)[0].split() for each in started] == [["2", "0", "3.0"], ["2", "1", "3.0"]]
+    assert [each.communicate(timeout=120)[0].split() for each in started] == [["2", rank, "3.0", "8"] for rank in "01"]

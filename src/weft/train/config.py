@@ -14,7 +14,7 @@ import re
 import types
 import typing
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -204,10 +204,10 @@ class TrainConfig(BaseModel):
             raise ConfigError([f"{path}{_line_of(problem, text)}: {problem}" for problem in at_most(problems)])
         return config
 
-    def to_toml(self, *, everything: bool = False) -> str:
+    def to_toml(self, *, everything: bool = False, without: Collection[str] = ()) -> str:
         """What was set (or ``everything``), as `load` reads it."""
         lines: list[str] = []
-        for name in type(self).model_fields:
+        for name in (each for each in type(self).model_fields if each not in without):
             value = getattr(self, name)
             if value is None and name in _EMPTIED_BY_NONE:
                 value = "none"

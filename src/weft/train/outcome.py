@@ -39,6 +39,8 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _ARCHITECTURES = {
     "sd": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base", "sd3": "stable-diffusion-3", "flux": "flux-1-dev",
 }  # fmt: skip
+#: where things are on the machine of whoever trained: nobody else's business, and of no use to them
+_PRIVATE = ("output", "cache_dir", "resume", "device")
 _BASE_VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1"}
 
 
@@ -169,6 +171,10 @@ def described(
     if variant is not None and variant.name.startswith("weft/"):
         version = variant.name
     prediction = getattr(model, "prediction", "")
+    architecture = {
+        "sd_v2": f"stable-diffusion-v2-{'768-v' if prediction == 'v_prediction' else '512'}",
+        "weft/emoji": "weft-emoji",
+    }.get(version, _ARCHITECTURES.get(family, family))
     found = {
         "ss_output_name": config.name,
         "ss_base_model_version": version,
@@ -198,15 +204,17 @@ def described(
         "ss_training_started_at": f"{started:.3f}",
         "ss_training_finished_at": f"{time.time():.3f}",
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": f"{_ARCHITECTURES.get(family, family)}/lora",
+        "modelspec.architecture": f"{architecture}/lora",
         "modelspec.implementation": "diffusers" if family != "llm" else "transformers",
         "modelspec.title": config.name,
         "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "weft.version": __version__,
-        "weft.config": config.to_toml(),
+        "weft.config": config.to_toml(without=_PRIVATE),
     }  # fmt: skip
     if config.trigger:
         found["modelspec.trigger_phrase"] = config.trigger
+    if sides := re.findall(r"\d+", data.get("ss_resolution", "")):
+        found["modelspec.resolution"] = "x".join(sides)
     if prediction in ("epsilon", "v_prediction"):
         found["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
     return found | dict(data)

@@ -68,3 +68,27 @@ def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, c
     told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "520MiB"), code=1)
     assert "are not enough" in told and "a larger limit" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_a_limit_is_refused_where_the_dataset_decides_the_batches(tmp_path: Path, cache: Path) -> None:
+    file = tmp_path / "set.toml"
+    file.write_text(f'[[datasets]]\nbatch_size = 4\n[[datasets.subsets]]\nimage_dir = "{style_folder("pixel")}"\n')
+    arguments = [value if value != style_folder("pixel") else file for value in on_emoji(tmp_path / "out", cache)]
+    told = invoked(*arguments, "--steps", 2, "--vram", "8GiB", code=2)
+    assert "the dataset's file says batch_size 4" in told
+
+
+def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None:
+    """Pictures held out are not trained on, several processes share the batches, larger pictures take more."""
+    whole = needed(tmp_path, cache, "-b", 2)
+    assert whole["steps"] == 2
+    epochs = on_emoji(tmp_path, cache, "-b", 2, "--check", "--json", "--set", "epochs=2")
+    plain, held, shared = (
+        json.loads(invoked(*epochs, *more))["dataset"]["total_steps"]
+        for more in ((), ("--set", "validation=0.5"), ("--gpus", 2))
+    )
+    assert (plain, held, shared) == (24, 12, 12)
+    large = needed(tmp_path, cache, "-b", 2, "--set", "resolution=256", "--set", "upscale=true")
+    assert large["kept_bytes"] > 3 * whole["kept_bytes"]
+    told = invoked(*on_emoji(tmp_path, cache, "--steps", 2, "--check", "--set", "masked_loss=true"), code=2)
+    assert "no picture has a mask" in told

@@ -173,17 +173,31 @@ def test_one_that_fails_ends_the_others_and_is_heard(standing_in: Path, capfd: p
     assert "error: no memory" in capfd.readouterr().err
 
 
+def test_the_reason_is_heard_also_where_the_first_process_ends_because_of_it(
+    standing_in: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    standing_in.write_text(
+        "import os, sys, time\n"
+        f"if os.environ['RANK'] == '0':\n    print('another has ended', file=sys.stderr)\n    sys.exit({launcher.LOST})\n"
+        "time.sleep(0.5)\nprint('error: THE REASON', file=sys.stderr)\nsys.exit(1)\n"
+    )
+    assert launcher.launch(2, "", False) == 1
+    assert "error: THE REASON" in capfd.readouterr().err
+
+
 def test_what_all_of_them_find_wrong_is_told_once(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
     standing_in.write_text("import sys\nprint('error: no such folder', file=sys.stderr)\nsys.exit(2)\n")
     assert launcher.launch(3, "", False) == 2
     assert capfd.readouterr().err.count("no such folder") == 1
 
 
-def test_a_signal_reaches_each_of_them_once(standing_in: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "received"), [("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM")])
+def test_a_signal_reaches_each_of_them_once(standing_in: Path, tmp_path: Path, sent: str, received: str) -> None:
+    """A terminal that is closed ends them as kindly as a Ctrl-C: they would not notice by themselves."""
     standing_in.write_text(
         "import os, pathlib, signal, time\n"
         "seen = []\n"
-        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        f"signal.signal(signal.{received}, lambda *_: seen.append(1))\n"
         f"pathlib.Path({str(tmp_path)!r}, 'up-' + os.environ['RANK']).touch()\n"
         "while not seen:\n    time.sleep(0.01)\n"
         "time.sleep(0.5)\n"
@@ -193,7 +207,7 @@ def test_a_signal_reaches_each_of_them_once(standing_in: Path, tmp_path: Path) -
     def ask() -> None:
         while len(list(tmp_path.glob("up-*"))) < 2:
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), getattr(signal, sent))
 
     threading.Thread(target=ask).start()
     assert launcher.launch(2, "", False) == 0

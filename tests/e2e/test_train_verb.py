@@ -85,7 +85,7 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
     assert (said["ss_learning_rate"], said["ss_mixed_precision"]) == ("0.001", "no")
     tags = json.loads(said["ss_tag_frequency"])
     assert list(tags) == ["pixel"] and sum(tags["pixel"].values()) >= 24
-    assert said["modelspec.architecture"] == "stable-diffusion-v1/lora" and said["modelspec.trigger_phrase"] == "pxl"
+    assert said["modelspec.architecture"] == "weft-emoji/lora" and said["modelspec.trigger_phrase"] == "pxl"
     assert said["ss_base_model_version"] == "weft/emoji"
     raw = file.read_bytes()
     body = raw[8 + int.from_bytes(raw[:8], "little") :]
@@ -95,6 +95,8 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
     again = tmp_path / "again.toml"
     again.write_text(said["weft.config"])
     assert (TrainConfig.load(again).rank, TrainConfig.load(again).steps) == (2, 2)
+    assert str(tmp_path) not in said["weft.config"], "where its maker keeps things is nobody's business"
+    assert said["modelspec.resolution"] == "64x64"
     assert CliRunner().invoke(app, ["check", str(file), "--base", "weft/emoji"]).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "pixels-state",
@@ -277,7 +279,7 @@ def test_no_memory_for_a_picture_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DiffusionTask, "_encoded", short)
     told = invoked(*quick(tmp_path / "out", tmp_path / "cache", "--steps", 1), code=1)
-    assert "no memory to encode a picture" in told and "resolution" in told
+    assert "no memory to encode" in told and "airplane.png at 64x64; lower `resolution`" in told
 
 
 def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ import typer
 
 #: seconds the others get to end by themselves after one has failed: it may have told them nothing
 GRACE = 10.0
+#: exit code of a process that ended because another one did
+LOST = 4
 
 
 def launch(processes: int, configuration: str, as_json: bool) -> int:
@@ -38,6 +40,8 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
                     each.send_signal(number)
 
         before = {number: signal.signal(number, passed_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        if hasattr(signal, "SIGHUP"):  # the terminal is gone, and they have another session: they would run on
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: passed_on(signal.SIGTERM, None))
         try:
             failed = _watched(started)
         finally:
@@ -59,19 +63,21 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
 
 
 def _watched(started: list[subprocess.Popen[bytes]]) -> int | None:
-    """The number of the process that failed first, the lowest of several; None if none did."""
-    failed: int | None = None
+    """The number of the process that failed first and not because of another; None if all ended well."""
+    failed: list[int] = []
     deadline = float("inf")
-    while any(each.poll() is None for each in started) and time.monotonic() < deadline:
-        bad = [rank for rank, each in enumerate(started) if each.poll() not in (None, 0)]
-        if bad and failed is None:
-            failed, deadline = bad[0], time.monotonic() + GRACE
+    while True:
+        ended = [each.poll() for each in started]
+        failed += [rank for rank, code in enumerate(ended) if code and rank not in failed]
+        if failed and deadline == float("inf"):
+            deadline = time.monotonic() + GRACE
+        if None not in ended or time.monotonic() > deadline:
+            break
         time.sleep(0.05)
-    if failed is None:
-        failed = next((rank for rank, each in enumerate(started) if each.returncode), None)
-    if started[0].poll() not in (None, 0):  # it has said why itself
+    by_itself = [rank for rank in failed if started[rank].returncode != LOST]
+    if 0 in by_itself:  # it has said why itself
         return 0
-    return failed
+    return next(iter(by_itself or failed), None)
 
 
 def _start(command: list[str], rank: int, processes: int, port: int, place: Path) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ Exit codes, beside those of every verb:
 
     0    also after one Ctrl-C (or SIGTERM): the step was finished and saved
     1    the run began and could not go on: out of memory, no finite numbers, a file that does not prove
+    4    another process of the run ended, and so did this one
     130  after two: stopped at once, the last checkpoint is whole
 """
 
@@ -16,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.launch import LOST, launch
 from weft.cli.merge import need_torch
 from weft.cli.output import OK, PROBLEMS, fail, print_facts, print_json, printable, reporting_errors
 
@@ -62,19 +64,12 @@ def train(
                 raise ConfigError(f"--set {text}: write FIELD=VALUE")
             given[field.strip().replace("-", "_")] = _value(value)
         said = {field: value for field, value in given.items() if value is not None}
-        chosen = TrainConfig.load(config) if config is not None else None
-        if chosen is not None:
-            own = {field: getattr(chosen, field) for field in chosen.model_fields_set}
-            length = {"steps", "epochs"} if {"steps", "epochs"} & said.keys() else set()  # one replaces the other
-            said = {**{f: v for f, v in own.items() if f not in length}, **said}
-        settled = TrainConfig.of(**said)
+        settled = TrainConfig.of(**said) if config is None else TrainConfig.load(config, **said)
         if check:
-            _checked(settled, as_json)
+            _checked(settled, gpus, as_json)
         from weft.train.launched import launched
 
         if gpus > 1 and launched()[0] <= 1:
-            from weft.cli.launch import launch
-
             raise typer.Exit(launch(gpus, settled.to_toml(), as_json))
         try:
             _trained(settled, as_json)
@@ -83,7 +78,7 @@ def train(
         except (ConfigError, FormatError):
             raise
         except WeftError as error:
-            fail(str(error), as_json, PROBLEMS)
+            fail(str(error), as_json, LOST if type(error).__name__ == "LostPeer" else PROBLEMS)
 
 
 def _trained(config: Any, as_json: bool) -> None:
@@ -94,7 +89,16 @@ def _trained(config: Any, as_json: bool) -> None:
 
     first = launched()[1] == 0
     shown = first and sys.stderr.isatty() and not as_json
-    done = run(config, tell=live() if shown else _choices, tick=_tick if shown else None)
+    notes: list[str] = []
+
+    def told(record: Mapping[str, Any]) -> None:
+        """Without a display, what was decided for the user and what went wrong."""
+        if record.get("event") in ("memory", "resumed", "sample failed", "stopped"):
+            notes.append(f"{record['event']}: {record['text']}")
+            if not as_json:
+                typer.echo(printable(notes[-1]), err=True)
+
+    done = run(config, tell=live() if shown else told, tick=_tick if shown else None)
     if not first:
         raise typer.Exit(OK)
     again = "" if done.reason != STOPPED else "; go on with --resume auto"
@@ -102,7 +106,7 @@ def _trained(config: Any, as_json: bool) -> None:
         print_json({
             "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason, "seconds": round(done.seconds, 2),
             "skipped_steps": done.bad, "losses": [finite(loss) for loss in done.losses],
-            "validation": [[step, finite(loss)] for step, loss in done.validation],
+            "validation": [[step, finite(loss)] for step, loss in done.validation], "notes": notes,
         })  # fmt: skip
     else:
         if shown:
@@ -113,16 +117,10 @@ def _trained(config: Any, as_json: bool) -> None:
     raise typer.Exit(OK)
 
 
-def _choices(record: Mapping[str, Any]) -> None:
-    """Without a display, only what was decided for the user."""
-    if record.get("event") == "memory":
-        typer.echo(printable(f"memory: {record['text']}"), err=True)
-
-
-def _checked(config: Any, as_json: bool) -> None:
+def _checked(config: Any, gpus: int, as_json: bool) -> None:
     from weft.train.session import check
 
-    settled, report, needs = check(config)
+    settled, report, needs = check(config, gpus)
     if as_json:
         print_json(
             {"ok": True, "config": settled.model_dump(mode="json"), "dataset": report.as_dict(), "estimate": needs}

@@ -30,7 +30,7 @@ from weft.generate.find import LoraFinder, checked_request, hashes_of
 from weft.generate.pictures import Picture, mask_tensor, open_mask, open_picture, pasted, to_tensor, working_size
 from weft.generate.prompt import Parsed, Tag, parse
 from weft.generate.record import png_text
-from weft.models.families import Ask, condition
+from weft.models.families import Ask, Conditioning, condition
 from weft.models.model import Model, load_model
 from weft.models.samplers import own_sampler, problems
 from weft.targets.detect import detect
@@ -235,8 +235,7 @@ class Pipeline:
         assert config.sampler is not None
         self.model.swap(_layers(request.loras))
         width, height = request.size
-        ask = Ask(request.positive.pieces, request.negative.pieces, config.guidance, width, height, config.clip_skip)
-        told = condition(self.model, ask)
+        told = self._conditioning(request)
         picture = to_tensor(request.picture, request.size) if request.picture is not None else None
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
@@ -249,6 +248,11 @@ class Pipeline:
             records.append(self._record(request, config.seed + number))
         warnings = [*request.positive.warnings, *request.negative.warnings, *told.warnings]
         return Result(images, records, request.loras, warnings)
+
+    def _conditioning(self, request: _Settled) -> Conditioning:
+        config, texts = request.config, (request.positive.pieces, request.negative.pieces)
+        assert config.guidance is not None
+        return condition(self.model, Ask(*texts, config.guidance, *request.size, config.clip_skip))
 
     def _record(self, request: _Settled, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}).model_dump(exclude_none=True)

@@ -67,6 +67,7 @@ class LoraLayer(nn.Module):
         self._merged = False
         self._pristine: torch.Tensor | None = None
         self._live: tuple[str, ...] = ()
+        self._acting: tuple[tuple[Term, float], ...] = ()  # the same, looked up: forward asks no dictionary
         rows, columns, *kernel = self.weight.shape
         self.out, self.into = (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
 
@@ -99,8 +100,7 @@ class LoraLayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         plain: torch.Tensor = self.base(x)
         result = plain
-        for name in self._live:
-            term, weight = self.term(name), self.weights[name]
+        for term, weight in self._acting:
             given = functional.dropout(x, term.dropout, self.training) if term.dropout and not self.embedding else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
             if isinstance(term, Pair):
@@ -189,6 +189,7 @@ class LoraLayer(nn.Module):
     def _refresh(self) -> None:
         stopped = self._off or self._merged
         self._live = () if stopped else tuple(name for name in self.active if self.weights[name] != 0)
+        self._acting = tuple((self.term(name), self.weights[name]) for name in self._live)
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]

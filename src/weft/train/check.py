@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -211,6 +211,7 @@ def check_dataset(
     epochs: int | None = None,
     steps: int | None = None,
     drop_last: bool = False,
+    held_out: Callable[[list[Placement | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
     """The set as a run with these settings sees it; ``accumulation`` counts the batches of all processes."""
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
@@ -218,6 +219,8 @@ def check_dataset(
         raise ConfigError(f"accumulation {accumulation}, epochs {epochs}, steps {steps}: {told}")
     examples = dataset.examples
     placements, order = arrange(dataset, rules, batch_size=batch_size, drop_last=drop_last)
+    out = set(held_out(placements))
+    order = replace(order, repeats=tuple(0 if n in out else count for n, count in enumerate(order.repeats)), _epochs={})
     placed = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
     per_slot: Counter[Hashable] = Counter()
     for slot, count in zip(order.buckets, order.repeats, strict=True):

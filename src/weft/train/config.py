@@ -14,7 +14,7 @@ import re
 import types
 import typing
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -161,6 +161,12 @@ class TrainConfig(BaseModel):
             value = [value] if value else []
         if name == "caption_extensions" and isinstance(value, list | tuple):
             return tuple(f".{each}" if isinstance(each, str) and each[:1] != "." else each for each in value)
+        if (
+            name == "name"
+            and isinstance(value, str)
+            and (value in (".", "..") or any(sign in "/\\" or not sign.isprintable() for sign in value))
+        ):
+            raise ValueError("a file name without folders is needed")
         if name == "optimizer_args" and isinstance(value, dict) and not all(map(_plain, value.values())):
             raise ValueError("its values are true or false, finite numbers or text")
         if name == "targets" and not isinstance(value, str):
@@ -185,24 +191,33 @@ class TrainConfig(BaseModel):
     @classmethod
     def of(cls, **fields: Any) -> TrainConfig:
         """Checked, under our names or kohya's: everything that is wrong comes back in one `ConfigError`."""
-        said = translate({name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}, KOHYA, _OWN)
-        config = checked(said)
-        for note in said.notes:
-            warnings.warn(note, stacklevel=2)
-        return config
+        said = _ours(fields)
+        return _noted(checked(said), said.notes)
 
     @classmethod
-    def load(cls, path: str | Path) -> TrainConfig:
-        """From a TOML file; its sections, if any, only group. Problems name the file, and the line where it is known."""
+    def load(cls, path: str | Path, **over: Any) -> TrainConfig:
+        """From a TOML file; its sections, if any, only group. What is given besides goes before what it says.
+
+        Problems name the file, and the line where it is known.
+        """
         text = file_text(path)
         fields, problems = flat(toml_table(text, str(path)), keep=("parts", "optimizer_args"))
+        said, more = _ours(fields), _ours(over)
+        replaced = {*more.fields, *(("steps", "epochs") if {"steps", "epochs"} & more.fields.keys() else ())}
+        told = [problem for problem in more.problems if problem not in said.problems]
+        said.fields = {**{name: value for name, value in said.fields.items() if name not in replaced}, **more.fields}
+        said.taken = {**{name: ours for name, ours in said.taken.items() if ours not in replaced}, **more.taken}
+        for name in ("problems", "unknown", "no_equivalent", "notes"):
+            getattr(said, name).extend(getattr(more, name))
         try:
-            config = cls.of(**fields)
+            config = checked(said)
         except ConfigError as error:
             problems += error.problems
         if problems:
-            raise ConfigError([f"{path}{_line_of(problem, text)}: {problem}" for problem in at_most(problems)])
-        return config
+            raise ConfigError([
+                problem if problem in told else f"{path}{_line_of(problem, text)}: {problem}" for problem in at_most(problems)
+            ])  # fmt: skip
+        return _noted(config, said.notes)
 
     def to_toml(self, *, everything: bool = False, without: Collection[str] = ()) -> str:
         """What was set (or ``everything``), as `load` reads it."""
@@ -227,8 +242,9 @@ class TrainConfig(BaseModel):
             given = {name: value for name, value in given.items() if not out_of_place(name, value, self.kind)}
         if self.timesteps not in ("auto", "shift"):  # another way to draw them takes no shift
             given.pop("shift", None)
-        if self.optimizer == "prodigy":
+        if self.optimizer == "prodigy":  # it finds every rate itself
             given["learning_rate"] = 1.0
+            given.pop("text_encoder_learning_rate", None)
         if (side := said.get("resolution") or given.get("resolution") or 512) < 512:
             given["min_bucket"] = max(8, side // 2)  # the usual one leaves small pictures no bucket
         filled = checked(Translation(fields={**given, **said}))
@@ -255,6 +271,16 @@ class TrainConfig(BaseModel):
 
 
 _OWN = frozenset(TrainConfig.model_fields)
+
+
+def _ours(fields: Mapping[str, Any]) -> Translation:
+    return translate({name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}, KOHYA, _OWN)
+
+
+def _noted(config: TrainConfig, notes: Iterable[str]) -> TrainConfig:
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+    return config
 
 
 def _plain(value: Any) -> bool:

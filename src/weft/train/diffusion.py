@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.errors import ConfigError, MemoryBudgetError
+from weft.errors import ConfigError
 from weft.layers import lora_layers
 from weft.models.blueprint import COMPONENTS, ENCODERS
 from weft.models.families import Conditioning, predict
@@ -34,13 +34,13 @@ from weft.train.captions import choose, tag_frequency, variants
 from weft.train.check import arrange
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, Example, Subset
+from weft.train.identity import identity
 from weft.train.objective import Objective, judged, make_objective
+from weft.train.oom import needing
 from weft.train.shown import CROPS, cut_of, mask_key, opened
 from weft.train.task import Tensors, generator_for
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: of a configuration: where it was read and who wrote it
-_TELLS_NOTHING = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
+_ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
 
 class DiffusionTask:
@@ -59,20 +59,24 @@ class DiffusionTask:
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
         self.places, whole = arrange(dataset, self.rules, batch_size=config.batch_size, seed=config.seed)
-        kept, self.held_out = _split(self.examples, self.places, config)
-        repeats = tuple(count if number in kept else 0 for number, count in enumerate(whole.repeats))
+        out = held_out(self.examples, self.places, config)
+        self.held_out = _batches(sorted(out), self.places, config.batch_size)
+        repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
         self.order = replace(whole, repeats=repeats, _epochs={})
         _check(model, config, self.examples, self.places, repeats)
         self._masks = [mask_key(example) if config.masked_loss else "" for example in self.examples]
         self.captions = [self._variants(example) for example in self.examples]
         self.chunks = chunks_needed(model, sorted({text for found in self.captions for text in found}))
         self._numbers: dict[str, Tensors] = {}
-        self._identity = _identity(model)
+        self._identity = identity(model)
 
     # data
 
-    def prepare(self, tick: Any = None, *, staged: bool = False) -> None:
-        """Fill the caches before the first step, so that no step waits for an encoder."""
+    def prepare(self, tick: Any = None, *, staged: bool = False, beside: Callable[[], None] | None = None) -> None:
+        """Fill the caches before the first step, so that no step waits for an encoder.
+
+        ``beside``: what else the text encoders are asked while they are there.
+        """
         placed = [number for number, place in enumerate(self.places) if place is not None]
         jobs = [(number, flip, crop) for number in placed for flip, crop in self._forms(number)]
         jobs = jobs if self.config.cache_latents else []
@@ -84,8 +88,10 @@ class DiffusionTask:
             self._latents(example, flip, crop)
             if tick is not None:
                 tick("encoding pictures", number + 1, total)
-        if staged and texts:
+        if staged and (texts or beside):
             self._only({T5[self.model.family]} if self.trains_text else set(ENCODERS))
+        if beside is not None:
+            beside()
         for number, text in enumerate(texts):
             self._text(text)
             if tick is not None:
@@ -163,12 +169,8 @@ class DiffusionTask:
 
         def make() -> Tensors:
             picture, mask = opened(example, place, cut, flip=flip, masked=self.config.masked_loss)
-            try:
+            with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"):
                 spread = self._encoded(picture)
-            except torch.OutOfMemoryError as error:
-                raise MemoryBudgetError(
-                    f"{example.path}: no memory to encode a picture of {width}x{height}; lower `resolution` ({error})"
-                ) from None
             small = torch.nn.functional.interpolate(mask[None, None], size=spread[0].shape[-2:], mode="area")[0]
             seen = place.resized[0] - left - width if flip else left  # counted in the picture as it is shown
             size = torch.tensor([example.size[1], example.size[0], top, seen, height, width], dtype=torch.float32)
@@ -199,16 +201,20 @@ class DiffusionTask:
             "encoders": self._identity["text"],
         }
         if self.trains_text:
-            known = (
-                self.cache.get(facts | {"t5": True}, lambda: t5_states(self.model, numbers)) if self._keeps_text else {}
-            )
+            with needing("encode a caption with T5", _ENCODERS_TOO_LARGE):
+                known = (
+                    self.cache.get(facts | {"t5": True}, lambda: t5_states(self.model, numbers))
+                    if self._keeps_text
+                    else {}
+                )
             return numbers | known
         skip = self.config.clip_skip
 
         def make() -> Tensors:
             return {name: value.cpu() for name, value in text_inputs(self.model, numbers, skip).items()}
 
-        return self.cache.get(facts | {"clip_skip": skip}, make) if self._keeps_text else make()
+        with needing("encode a caption", _ENCODERS_TOO_LARGE):
+            return self.cache.get(facts | {"clip_skip": skip}, make) if self._keeps_text else make()
 
     def _variants(self, example: Example) -> list[str]:
         subset, config = example.subset, self.config
@@ -249,14 +255,13 @@ class DiffusionTask:
         self._only(self.needed)
 
     @contextmanager
-    def present(self) -> Iterator[None]:
-        """Everything is on the device inside the block: for sampling."""
-        away = {name for name, network in self.model.networks.items() if not _is_on(network, self.device)}
-        self._only(set(self.model.networks))
+    def present(self, *more: str) -> Iterator[None]:
+        """These are on the device too inside the block, and what a step needs alone after it."""
         try:
+            self._only({*self.needed, *more})
             yield
         finally:
-            self._only(set(self.model.networks) - away)
+            self._only(self.needed)
 
     def _only(self, wanted: set[str]) -> None:
         """First out, then in: both at once may not fit. What has adapters stays: their addresses are the optimizer's."""
@@ -266,7 +271,8 @@ class DiffusionTask:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         for folder in still.keys() & wanted:
-            still[folder].to(self.device)
+            with needing(f"bring {folder} to {self.device}", "a larger `vram`, or another precision, is the only way"):
+                still[folder].to(self.device)
 
     # what the run says of itself
 
@@ -341,51 +347,32 @@ def _check(
             f"buckets of {', '.join(sorted(uneven))}: {model.name} takes sides that are multiples of {model.patch}; "
             "change bucket_reso_steps or resolution in the dataset's file"
         )
-    if config.masked_loss and not any(example.mask for example in examples):
-        problems.append(
-            "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the "
-            "dataset's file"
-        )
+    problems += check_masks(config, examples)
     if problems:
         raise ConfigError(problems)
 
 
-def _split(
-    examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig
-) -> tuple[set[int], list[tuple[int, ...]]]:
-    """(examples trained on, batches held out): a share of the pictures, chosen by the seed, never regularisation."""
+def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
+    """What is wrong with them."""
+    if not config.masked_loss or any(example.mask for example in examples):
+        return []
+    return [
+        "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the dataset's file"
+    ]
+
+
+def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:
+    """Examples never trained on: a share of the pictures, chosen by the seed, never regularisation."""
     subject = [n for n, example in enumerate(examples) if not example.regularisation and places[n] is not None]
     count = min(round(len(subject) * config.validation), len(subject) - 1) if config.validation else 0
     shuffled = torch.randperm(len(subject), generator=generator_for(config.seed, -1)).tolist()
-    out = {subject[i] for i in shuffled[: max(count, 0)]}
+    return {subject[i] for i in shuffled[: max(count, 0)]}
+
+
+def _batches(numbers: Sequence[int], places: Sequence[Placement | None], size: int) -> list[tuple[int, ...]]:
+    """Those of one bucket together."""
     by_bucket: dict[object, list[int]] = {}
-    for number in sorted(out):
+    for number in numbers:
         if (place := places[number]) is not None:
             by_bucket.setdefault(place.bucket, []).append(number)
-    size = config.batch_size
-    held = [tuple(row[i : i + size]) for row in by_bucket.values() for i in range(0, len(row), size)]
-    return set(range(len(examples))) - out, held
-
-
-def _identity(model: Model) -> dict[str, str]:
-    """What decides the numbers of encoders: how they are configured, the sum of all their bits, and some of them."""
-    found = {}
-    for name, folders in (("vae", ("vae",)), ("text", ENCODERS)):
-        digest = hashlib.sha256()
-        for folder in folders:
-            if folder not in model.networks:
-                continue
-            part = model.blueprint.parts[folder]
-            said = {k: v for k, v in part.config.items() if not k.startswith("_") and k not in _TELLS_NOTHING}
-            digest.update(f"{part.class_name} {json.dumps(said, sort_keys=True, default=str)}".encode())
-            for key, value in model.networks[folder].state_dict().items():
-                bits = value.detach().contiguous().flatten().view(_BITS[value.itemsize])
-                some = bits[:: max(bits.numel() // 64, 1)].tolist()
-                told = (folder, key, value.dtype, tuple(value.shape), int(bits.sum(dtype=torch.int64)), some)
-                digest.update(str(told).encode())
-        found[name] = digest.hexdigest()
-    return found
-
-
-def _is_on(network: nn.Module, device: torch.device) -> bool:
-    return next(network.parameters()).device.type == device.type
+    return [tuple(row[i : i + size]) for row in by_bucket.values() for i in range(0, len(row), size)]

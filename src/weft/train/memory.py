@@ -103,19 +103,30 @@ class Plan:
     reasons: tuple[str, ...]
     estimate: Mapping[str, Any]
     staged: bool
+    limit: int
 
 
-def estimate(model: Model | Blueprint, config: TrainConfig, steps: int = 0, *, staged: bool = False) -> dict[str, Any]:
-    """Bytes by kind, and their sum at the highest moment of the run."""
-    return _added(_Sizes(model, config), config, staged=staged) | {"steps": steps}
+def estimate(
+    model: Model | Blueprint, config: TrainConfig, steps: int = 0, *, staged: bool = False, side: int | None = None
+) -> dict[str, Any]:
+    """Bytes by kind, and their sum at the highest moment of the run; ``side``: see `plan`."""
+    return _added(_Sizes(model, config, side), config, staged=staged) | {"steps": steps}
 
 
-def plan(model: Model | Blueprint, config: TrainConfig, limit_bytes: int, *, same_numbers: bool = False) -> Plan:
+def plan(
+    model: Model | Blueprint,
+    config: TrainConfig,
+    limit_bytes: int,
+    *,
+    same_numbers: bool = False,
+    side: int | None = None,
+) -> Plan:
     """The configuration that stays within a limit and differs least from the one given.
 
     ``same_numbers``: nothing that changes a result, since a run that has begun goes on.
+    ``side``: of the largest pictures, where the dataset has others than the configuration says.
     """
-    sizes = _Sizes(model, config)
+    sizes = _Sizes(model, config, side)
     wanted = _added(sizes, config, staged=False)
     least = None
     for chosen, staged in _ways(sizes, config, same_numbers):
@@ -125,7 +136,12 @@ def plan(model: Model | Blueprint, config: TrainConfig, limit_bytes: int, *, sam
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
             }
             return Plan(
-                chosen, changes, tuple(_reasons(config, chosen, wanted, needs, limit_bytes, staged)), needs, staged
+                chosen,
+                changes,
+                tuple(_reasons(config, chosen, wanted, needs, limit_bytes, staged)),
+                needs,
+                staged,
+                limit_bytes,
             )
         least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
     assert least is not None
@@ -140,10 +156,17 @@ def limit_for(config: TrainConfig, device: torch.device) -> int | None:
 
 
 def enforce(limit_bytes: int, device: torch.device) -> None:
-    """Beyond the limit an allocation fails, instead of taking what belongs to others."""
+    """Beyond the limit an allocation fails, instead of taking what belongs to others; until `lift`."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        share = max(limit_bytes - RESERVE, 0) / total  # what CUDA itself takes is not the allocator's
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+
+
+def lift(device: torch.device) -> None:
+    """No limit any more: the process goes on after the run."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:
@@ -165,10 +188,10 @@ def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:
 class _Sizes:
     """Measurements of one model, each made when it is first asked for."""
 
-    def __init__(self, model: Model | Blueprint, config: TrainConfig) -> None:
+    def __init__(self, model: Model | Blueprint, config: TrainConfig, side: int | None = None) -> None:
         self.blueprint = model if isinstance(model, Blueprint) else model.blueprint
         self.own = model.dtype if isinstance(model, Model) else DTYPES.get(config.precision, torch.bfloat16)
-        self._config = config
+        self._config, self._side = config, side
         self._found: dict[tuple[torch.dtype, str], Measured] = {}
 
     def dtype(self, config: TrainConfig) -> torch.dtype:
@@ -179,8 +202,9 @@ class _Sizes:
         key = self.dtype(config), config.checkpointing
         if key not in self._found:
             switch = partial(apply_checkpointing, mode=config.checkpointing)
+            shown = config if self._side is None else config.model_copy(update={"resolution": self._side})
             self._found[key] = measure(
-                self.blueprint, config, key[0], switch, trained_networks, again=config.checkpointing == "full"
+                self.blueprint, shown, key[0], switch, trained_networks, again=config.checkpointing == "full"
             )
         return self._found[key]
 

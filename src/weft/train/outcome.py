@@ -23,7 +23,7 @@ from safetensors.torch import save as serialize
 
 from weft import __version__
 from weft.adapter import Adapter, Entry, Factors, Tensor
-from weft.errors import FormatError, TargetError
+from weft.errors import ConfigError, FormatError, TargetError
 from weft.exchange.convert import save
 from weft.exchange.load import load
 from weft.formats.files import open_container, write_file
@@ -33,6 +33,7 @@ from weft.ops.decode import decode
 from weft.targets.index import ModelIndex
 from weft.targets.plan import Plan
 from weft.targets.resolve import resolve
+from weft.train.checkpoint import checkpoints
 from weft.train.config import TrainConfig
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -159,6 +160,21 @@ def recast(adapter: Adapter, dtype: torch.dtype) -> Adapter:
 
     entries: tuple[Entry, ...] = tuple(replace(entry, factors=changed(entry.factors)) for entry in adapter.entries)
     return replace(adapter, entries=entries, tensors={name: cast(tensor) for name, tensor in adapter.tensors.items()})
+
+
+def refuse_existing(config: TrainConfig, resume: str | None = None) -> None:
+    """Nothing of an earlier run is written over; one that goes on has nothing to fear."""
+    wanted, output = resume or config.resume, Path(config.output)
+    states, file = output / f"{config.name}-state", output / f"{config.name}.safetensors"
+    if wanted != "never" and (wanted != "auto" or checkpoints(states)):
+        return
+    way = "or give this run another name (--name) or output"
+    if checkpoints(states):
+        raise ConfigError(
+            f'{states}: there are checkpoints of an earlier run; go on with resume = "auto" (--resume auto), {way}'
+        )
+    if written(file):
+        raise ConfigError(f"{file}: there is an adapter already, and no checkpoint to go on from; move it, {way}")
 
 
 def described(

@@ -20,16 +20,17 @@ from typing import Any, TextIO
 
 import torch
 
-from weft.errors import ConfigError, MemoryBudgetError, WeftError
+from weft.errors import ConfigError, WeftError
 from weft.targets.index import ModelIndex
-from weft.train.checkpoint import State, alone, check_same_run, checkpoints, named, newest, save_state, tidy
+from weft.train.checkpoint import State, alone, check_same_run, named, newest, save_state, tidy
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
 from weft.train.interrupts import Interrupts
 from weft.train.journal import Journal, Pace, Tell
 from weft.train.measure import Meter
 from weft.train.networks import Trained, add_networks, gathered
-from weft.train.outcome import described, store, sweep, written
+from weft.train.oom import needing
+from weft.train.outcome import described, refuse_existing, store, sweep, written
 from weft.train.schedules import learning_rate
 from weft.train.step import Step
 from weft.train.task import Task, generator_for
@@ -41,6 +42,7 @@ FREE = frozenset({
     "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
     "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing", "shard",
 })  # fmt: skip
+ASK_SECONDS = 4.0  # between questions of several processes whether to stop: launchers kill after 30
 DONE, STOPPED = "all steps are done", "stopped on request"
 
 Sample = Callable[[int], list[Path]]
@@ -87,6 +89,7 @@ class Run:
         self._notes: list[str] | None = None  # what to say of the beginning; None before it
         self._lock: TextIO | None = None
         self._stop = 0
+        self._ask_at, self._last_asked = 0, (0, time.perf_counter())
         self._losses: list[torch.Tensor] = []
 
     # going on
@@ -100,10 +103,21 @@ class Run:
         self.world.wait()
         try:
             self._notes = self._begin(wanted)
+            self._agree()
         except BaseException:
             self._release()
             raise
         return self.number
+
+    def _agree(self) -> None:
+        """All processes go on from one step, or they would learn different things and wait for each other."""
+        device = self.task.device
+        least, most = self.world.least(self.number, device), -self.world.least(-self.number, device)
+        if least != most:
+            raise ConfigError(
+                f"resume: some processes found step {least} and others step {most}; all of them need the same `output`, on a "
+                "disk they share"
+            )
 
     def _begin(self, wanted: str) -> list[str]:
         """Load what there is to go on from; what to say about it."""
@@ -111,7 +125,7 @@ class Run:
         if wanted != "never":
             state, damaged = newest(self.states) if wanted == "auto" else named(Path(wanted))
         if state is None:
-            self._refuse_existing()
+            refuse_existing(self.config, wanted)
             return []
         self._check_same(state)
         self.step.load(state.tensors)
@@ -138,18 +152,6 @@ class Run:
         if state.facts.get("data") != self.task.fingerprint():
             raise ConfigError(
                 "dataset: it is not the one this run was started with; start a new run under another name"
-            )
-
-    def _refuse_existing(self) -> None:
-        """Nothing of an earlier run is written over."""
-        way = "or give this run another name (--name) or output"
-        if checkpoints(self.states):
-            raise ConfigError(
-                f'{self.states}: there are checkpoints of an earlier run; go on with resume = "auto" (--resume auto), {way}'
-            )
-        if written(self._file("")):
-            raise ConfigError(
-                f"{self._file('')}: there is an adapter already, and no checkpoint to go on from; move it, {way}"
             )
 
     def _facts(self) -> dict[str, Any]:
@@ -205,7 +207,10 @@ class Run:
         while True:
             if config.patience and _stuck([loss for _, loss in self.validation], config.patience):
                 best = min(self.validation, key=lambda entry: entry[1])
-                return f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}"
+                return (
+                    f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}, "
+                    f"and {self._file('-best').name} is of then"
+                )
             if self.number >= self.total:
                 return DONE
             if self._asked():
@@ -220,6 +225,8 @@ class Run:
                 self._check_health(journal)
             if config.validation and (last or self.number % self._validate_every == 0):
                 self.validation.append((self.number, self.validate()))
+                if config.patience and self.validation[-1][1] <= min(loss for _, loss in self.validation):
+                    self._store(self._file("-best"))
                 if journal is not None:
                     journal.write({"event": "validation", "step": self.number, "validation": self.validation[-1][1]})
             if self._due():
@@ -264,9 +271,15 @@ class Run:
         return self._stop
 
     def _asked(self) -> bool:
-        """Whether to stop; processes must agree, and ask each other only now and then."""
-        if self.world.size > 1 and self.number % self.config.log_every:
-            return False
+        """Whether to stop; processes must agree, and ask each other every few seconds."""
+        if self.world.size > 1:
+            if self.number < self._ask_at:
+                return False
+            now = time.perf_counter()
+            done, seconds = self.number - self._last_asked[0], now - self._last_asked[1]
+            steps = int(ASK_SECONDS * done / max(seconds, 1e-9))
+            self._ask_at = self.number + self.world.least(max(min(steps, 100), 1), self.task.device)
+            self._last_asked = self.number, now
         return self.world.any(self._stop > 0, self.task.device)
 
     def _read_losses(self) -> list[float]:
@@ -276,7 +289,8 @@ class Run:
 
     def _record(self, loss: float, pace: Pace) -> dict[str, Any]:
         rate, eta = pace.at(self.number)
-        memory = torch.cuda.max_memory_allocated() if self.task.device.type == "cuda" else None
+        device = self.task.device
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         found: dict[str, Any] = {
             "step": self.number, "total": self.total, "loss": loss, "lr": float(self.step.rate), "norm": float(self.step.norm),
             "rate": rate, "eta": eta, "memory": memory, "bad": int(self.step.bad), "time": time.time(),
@@ -301,9 +315,10 @@ class Run:
         if journal is not None:
             journal.write({"event": "stopped", "step": self.number, "text": f"{row} steps without finite numbers"})
         self.save()
+        path = self._store(self._file(f"-{self.number:06d}"))
         raise WeftError(
-            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; "
-            f"the weights from before them are in {checkpoints(self.states)[0]}. Likely: {likely}"
+            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; the adapter "
+            f"from before them is {path}: go on from it under another name (start_from). Likely: {likely}"
         )
 
     def validate(self) -> float:
@@ -362,14 +377,9 @@ class Run:
     def _store(self, path: Path) -> Path:
         """The adapter of now; the average of the weights where one is kept."""
         if self.world.first:
-            try:
-                with self._best_weights():
-                    adapter = gathered(self.task.networks)
-            except torch.OutOfMemoryError as error:
-                raise MemoryBudgetError(
-                    f"{path}: no memory to write the adapter of step {self.number}; the checkpoint has it: free some "
-                    f"memory and go on with --resume auto ({error})"
-                ) from None
+            advice = "the checkpoint has it: free some memory and go on with --resume auto"
+            with needing(f"write {path}, the adapter of step {self.number}", advice), self._best_weights():
+                adapter = gathered(self.task.networks)
             told = described(self.config, self.model, self.number, self.total, self.started, self.task.metadata())
             path = store(adapter, path, self.config, self.index, told)
         self.world.wait()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from weft.errors import ConfigError
 from weft.generate.config import GenerateConfig
 from weft.generate.pipeline import Pipeline
 from weft.generate.prompt import parse
+from weft.models.families import Conditioning
 from weft.models.model import Model
 from weft.train.aliases import at_most, file_text, shown, toml_table
 from weft.train.config import TrainConfig
@@ -51,41 +52,63 @@ _FLAG = re.compile(r"(?:^|\s+)--(?=[A-Za-z])")
 Said = dict[str, tuple[str, Any]]  # field of a request -> (what it was called, its value)
 
 
-def sampler(model: Model, config: TrainConfig, *, writes: bool = True) -> Callable[[int], list[Path]]:
-    """Draws the configuration's prompts with the adapter as it is; what cannot be drawn is told here.
+class Sampler:
+    """Draws the configuration's prompts with the adapter as it is; what cannot be drawn is told when it is made.
 
     ``writes``: whether this process keeps the pictures; where the base is spread over several, all of them draw.
     """
-    placed = sample_requests(config)
-    pipe = _Live(model)
-    wrong: list[str] = []
-    for place, request in placed:
-        try:
-            pipe.settle(request)
-        except ConfigError as error:
-            wrong += [f"{place}: {problem}" for problem in error.problems]
-    if wrong:
-        raise ConfigError(at_most(wrong))
-    folder = Path(config.output) / "samples"
 
-    def draw(step: int) -> list[Path]:
+    def __init__(self, model: Model, config: TrainConfig, *, writes: bool = True) -> None:
+        placed = sample_requests(config)
+        self._pipe = _Live(model, remembers=not config.train_text_encoders)
+        self._requests = [request for _, request in placed]
+        wrong: list[str] = []
+        for place, request in placed:
+            try:
+                self._pipe.settle(request)
+            except ConfigError as error:
+                wrong += [f"{place}: {problem}" for problem in error.problems]
+        if wrong:
+            raise ConfigError(at_most(wrong))
+        self._folder, self._name, self._writes = Path(config.output) / "samples", config.name, writes
+
+    def encode(self) -> None:
+        """Ask the text encoders now: where they do not learn they need not be there to draw."""
+        for request in self._requests:
+            self._pipe.encode(request)
+
+    def __call__(self, step: int) -> list[Path]:
         # all of them before the first is written: who draws together must not stop where only one of them can fail
-        drawn = [pipe(request) for _, request in placed]
+        drawn = [self._pipe(request) for request in self._requests]
         found = []
-        for number, made in enumerate(drawn if writes else ()):
-            folder.mkdir(parents=True, exist_ok=True)
-            found.append(folder / f"{config.name}-{step:06d}-{number}.png")
+        for number, made in enumerate(drawn if self._writes else ()):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            found.append(self._folder / f"{self._name}-{step:06d}-{number}.png")
             made.save(found[-1])
         return found
-
-    return draw
 
 
 class _Live(Pipeline):
     """A pipeline over a model whose adapters are layers that learn: there is nothing to weave."""
 
+    def __init__(self, model: Model, *, remembers: bool) -> None:
+        super().__init__(model)
+        # the texts never change, and what frozen encoders say of them does not either
+        self._known: dict[str, Conditioning] | None = {} if remembers else None
+
+    def encode(self, request: GenerateConfig) -> None:
+        self._conditioning(self.settle(request))
+
     def _run(self, request: Any, watch: Any) -> Any:
         return super()._run(replace(request, loras=[]), watch)
+
+    def _conditioning(self, request: Any) -> Conditioning:
+        if self._known is None:
+            return super()._conditioning(request)
+        key = repr((request.config, request.size))
+        if key not in self._known:
+            self._known[key] = super()._conditioning(request)
+        return self._known[key]
 
 
 # from what was written to requests
@@ -99,6 +122,7 @@ def sample_requests(config: TrainConfig) -> list[tuple[str, GenerateConfig]]:
         "seed": ("sample_seed", config.sample_seed),
         "steps": ("sample_steps", config.sample_steps),
         "guidance": ("sample_guidance", config.sample_guidance),
+        "clip_skip": ("clip_skip", config.clip_skip),
     }
     found: list[tuple[str, GenerateConfig]] = []
     wrong: list[str] = []

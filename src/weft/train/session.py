@@ -6,28 +6,34 @@ weft.train(weft.TrainConfig.load("style.toml"))
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from weft.errors import ConfigError
 from weft.models import embedded
 from weft.models.blueprint import Blueprint
 from weft.models.model import DTYPES, choose_device, choose_dtype, file_index, load_model
 from weft.models.open import open_model
 from weft.train.cache import TensorCache
-from weft.train.check import DatasetReport, check_dataset
+from weft.train.check import DatasetReport, arrange, check_dataset
 from weft.train.checkpoint import named, newest
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, read_dataset
-from weft.train.diffusion import DiffusionTask, bucket_rules
+from weft.train.diffusion import DiffusionTask, bucket_rules, check_masks, held_out
 from weft.train.journal import Tell
 from weft.train.measure import Meter, blank
-from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, limit_for, plan, seconds_for
+from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, lift, limit_for, plan, seconds_for
+from weft.train.oom import needing
+from weft.train.outcome import refuse_existing
 from weft.train.run import Finished, Run
-from weft.train.samples import sample_requests, sampler
+from weft.train.samples import Sampler, sample_requests
 from weft.train.shard import check_shard, shard_model
 from weft.train.world import World, join
+from weft.weights.weaver import Weaver
 
 if TYPE_CHECKING:
     from weft.train.language import TextReport
@@ -50,6 +56,8 @@ def train(
             run, sample = diffusion_run(config, joined, tick)
         return run.train(sample=sample, tell=tell)
     finally:
+        if config.vram is not None:
+            lift(choose_device(joined.device(config.device)))
         joined.leave()
 
 
@@ -67,18 +75,26 @@ def diffusion_run(
     blueprint = _blueprint(config)
     device = choose_device(world.device(config.device))
     config = settled(config, blueprint, device)
-    planned = within_limit(config, blueprint, device, world)
+    planned = within_limit(config, blueprint, device, world, dataset)
     config, staged = (planned.config, planned.staged) if planned is not None else (config, False)
+    refuse_existing(config)  # what is refused is refused before hours of encoding
+    if planned is not None:
+        enforce(planned.limit, device)
     begin = "cpu" if staged or config.shard else device
-    model = load_model(blueprint, device=begin, dtype=config.precision, keep="file")
+    with needing(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
+        model = load_model(blueprint, device=begin, dtype=config.precision, keep="file")
     model.device = device  # where the work is done; staged networks come there when their turn is
-    sample = sampler(model, config, writes=world.first) if config.sample_every else None
+    if staged:
+        model.weaver = Weaver({})  # it holds every weight where it was loaded, and in training nothing is woven
+    sample = Sampler(model, config, writes=world.first) if config.sample_every else None
     cache = TensorCache(Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "weft" / "train")
     task = DiffusionTask(model, dataset, config, cache)
     if staged:  # adapters stay where they were made, so their network has to be on the device before them
-        _prepare(task, world, tick, staged=True)
-    run = Run(task, model, file_index(model), config, world)
-    run.resume(config.resume)  # what is refused is refused before hours of encoding
+        frozen = sample is not None and not config.train_text_encoders
+        _prepare(task, world, tick, staged=True, beside=sample.encode if sample is not None and frozen else None)
+    with needing("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
+        run = Run(task, model, file_index(model), config, world)
+    run.resume(config.resume)
     if not staged:
         _prepare(task, world, tick, staged=config.shard)
     if planned is not None:
@@ -87,7 +103,11 @@ def diffusion_run(
     if config.shard:
         run.choices.append(shard_model(model, task.networks, world))
     apply_checkpointing(task.networks, config.checkpointing)
-    return run, _with_everything(task, sample) if (staged or config.shard) and sample is not None else sample
+    if sample is None or not (staged or config.shard):
+        return run, sample
+    # encoders that never change were asked before, by the process that draws
+    needed = ("vae",) if staged and not config.train_text_encoders else tuple(model.networks)
+    return run, _beside(task, sample, needed)
 
 
 def _blueprint(config: TrainConfig) -> Blueprint:
@@ -101,8 +121,10 @@ def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> 
     return config.with_preset(preset_of(blueprint)).model_copy(update={"precision": precision})
 
 
-def within_limit(config: TrainConfig, blueprint: Blueprint, device: torch.device, world: World) -> Plan | None:
-    """What is done to stay within `vram`, and from then on nothing goes beyond it; None without a limit."""
+def within_limit(
+    config: TrainConfig, blueprint: Blueprint, device: torch.device, world: World, dataset: Dataset
+) -> Plan | None:
+    """What to do to stay within `vram`; None without a limit."""
     limit = limit_for(config, device)
     if limit is None:
         return None
@@ -111,9 +133,25 @@ def within_limit(config: TrainConfig, blueprint: Blueprint, device: torch.device
     kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
     if begun and "accumulation" in begun:  # there it is that of all processes
         kept["accumulation"] = max(begun["accumulation"] // world.size, 1)
-    planned = plan(blueprint, config.model_copy(update=kept), limit, same_numbers=begun is not None)
-    enforce(limit, device)
-    return planned
+    if own := [example.subset.batch_size for example in dataset.examples if example.subset.batch_size]:
+        raise ConfigError(
+            f"vram: the dataset's file says batch_size {own[0]}, which cannot be changed to fit; take it out of there, and "
+            "set batch_size in the configuration"
+        )
+    given = config.model_copy(update=kept)
+    planned = plan(
+        blueprint, given, limit, same_numbers=begun is not None, side=largest_side(config, blueprint, dataset)
+    )
+    stays = [f"{n} stays {v}, as the run began" for n, v in kept.items() if v != getattr(config, n)]
+    return replace(planned, reasons=(*stays, *planned.reasons))
+
+
+def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
+    """Of a square as large as the largest bucket: what a step needs grows with its area; None for an empty set."""
+    model = blank(blueprint, DTYPES[config.precision])
+    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size)
+    areas = [place.bucket.width * place.bucket.height for place in places if place is not None]
+    return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
 
 
 def _begun(config: TrainConfig) -> Mapping[str, Any] | None:
@@ -125,18 +163,27 @@ def _begun(config: TrainConfig) -> Mapping[str, Any] | None:
     return None if state is None else dict(state.facts.get("config", {}))
 
 
-def _prepare(task: DiffusionTask, world: World, tick: Tick | None, *, staged: bool) -> None:
+def _prepare(
+    task: DiffusionTask,
+    world: World,
+    tick: Tick | None,
+    *,
+    staged: bool,
+    beside: Callable[[], None] | None = None,
+) -> None:
     """Only the first process encodes; the others find it done."""
     if world.first:
-        task.prepare(tick, staged=staged)
+        task.prepare(tick, staged=staged, beside=beside)
     world.wait()
     if staged and not world.first:
         task.park()
 
 
-def _with_everything(task: DiffusionTask, sample: Callable[[int], list[Path]]) -> Callable[[int], list[Path]]:
+def _beside(task: DiffusionTask, sample: Sampler, networks: tuple[str, ...]) -> Callable[[int], list[Path]]:
+    """Draw with these networks on the device too."""
+
     def draw(step: int) -> list[Path]:
-        with task.present():
+        with task.present(*networks):
             return sample(step)
 
     return draw
@@ -158,7 +205,7 @@ def preset_of(blueprint: Blueprint) -> str:
     return "sd2" if blueprint.family == "sd" and width == 1024 else blueprint.family
 
 
-def check(config: TrainConfig) -> tuple[TrainConfig, DatasetReport | TextReport, dict[str, Any]]:
+def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DatasetReport | TextReport, dict[str, Any]]:
     """Read everything and train nothing: (what would be used, the dataset's report, an estimate)."""
     if is_language(config):
         from weft.train.language import check_texts
@@ -169,18 +216,22 @@ def check(config: TrainConfig) -> tuple[TrainConfig, DatasetReport | TextReport,
     config = settled(config, blueprint, device)
     if config.sample_every:
         sample_requests(config)
-    planned = within_limit(config, blueprint, device, World())
+    if wrong := check_masks(config, dataset.examples):
+        raise ConfigError(wrong)
+    planned = within_limit(config, blueprint, device, World(), dataset)
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]
     report = check_dataset(
         dataset,
         bucket_rules(config, blank(blueprint, dtype)),
         batch_size=config.batch_size,
-        accumulation=config.accumulation,
+        accumulation=config.accumulation * processes,
         steps=config.steps,
         epochs=None if config.steps else config.epochs or 1,
+        held_out=lambda places: held_out(dataset.examples, places, config),
     )
-    needs = dict(planned.estimate) if planned is not None else estimate(blueprint, config)
+    side = largest_side(config, blueprint, dataset)
+    needs = dict(planned.estimate) if planned is not None else estimate(blueprint, config, side=side)
     needs["steps"] = report.total_steps
     needs["seconds"] = seconds_for(needs["work_per_step"] * report.total_steps, device, dtype)
     needs["choices"] = list(planned.reasons) if planned is not None else []

@@ -18,6 +18,7 @@ import torch
 from weft.errors import ConfigError, MemoryBudgetError
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
+from weft.train.oom import needing, out_of_memory
 from weft.train.optimizers import Optimizer, make_optimizer
 from weft.train.scaling import Ema, LossScaler, clip
 from weft.train.task import Task, Tensors, number_for
@@ -49,10 +50,8 @@ class Step:
         """Update ``number``, at this learning rate, from this process's micro-batches."""
         self.rate.fill_(rate)
         self._within_memory(lambda: self._accumulate(number, batches), batches)
-        try:
+        with needing("update the adapter", 'set optimizer = "adamw8bit"'):  # some of it may be done: no second try
             self._update()
-        except torch.OutOfMemoryError as error:  # some of it may be done: there is no way to begin it again
-            raise MemoryBudgetError(f'no memory for the optimizer; set optimizer = "adamw8bit" ({error})') from None
 
     @torch.no_grad()
     def judge(self, batch: Tensors) -> torch.Tensor:
@@ -162,11 +161,6 @@ class Step:
         self.bad.copy_(tensors["bad"])
         self.bad_in_a_row.copy_(tensors["bad_in_a_row"])
         self.split = int(tensors["split"])  # another split adds up in another order
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """A GPU says so by its own error, a CPU by words."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 def _rows(batch: Tensors) -> int:

@@ -14,16 +14,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 
-from weft.errors import ConfigError
+from weft.errors import ConfigError, WeftError
 from weft.train.launched import launched
+from weft.train.oom import out_of_memory
 
 #: how long processes wait for the first one, which encodes the data and draws the samples
 PATIENCE = timedelta(hours=24)
+
+
+class LostPeer(WeftError):
+    """This process could go on; another one could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,8 @@ class World:
     def add_up(self, tensor: torch.Tensor) -> None:
         """The sum over all processes, in place."""
         if self.size > 1:
-            torch.distributed.all_reduce(tensor)
+            with _peers():
+                torch.distributed.all_reduce(tensor)
 
     def any(self, said: bool, device: torch.device) -> bool:
         """Whether one of the processes says so; all of them get the same answer."""
@@ -73,17 +80,31 @@ class World:
         if self.size == 1:
             return value
         found = torch.tensor(value, dtype=torch.int64, device=device)
-        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
-        return int(found)
+        with _peers():
+            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
+            return int(found)
 
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
-            torch.distributed.barrier()
+            with _peers():
+                torch.distributed.barrier()
 
     def leave(self) -> None:
         if self.size > 1 and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """Words for what a library says when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if out_of_memory(error):
+            raise
+        told = " ".join(str(error).split())
+        raise LostPeer(f"another process of this run has ended, and what it said tells why ({told[:200]})") from None
 
 
 def join(device: str | None = None) -> World:

@@ -72,7 +72,7 @@ def test_presets_fill_what_was_not_said(family: str) -> None:
 def test_presets_know_the_emoji_model_and_what_suits_an_objective() -> None:
     c = of().with_preset("weft/emoji")
     assert (c.rank, c.learning_rate, c.steps, c.batch_size, c.resolution, c.targets, c.precision) == (
-        8, 2e-3, 300, 2, 128, "all", "fp32",
+        8, 2e-3, 300, 2, 128, "attention-mlp", "fp32",
     )  # fmt: skip
     assert (c.min_bucket, of(resolution=256).with_preset("sd").min_bucket, of().with_preset("sd").min_bucket) == (
         64,
@@ -406,6 +406,7 @@ SMALL = st.floats(1e-12, 1e6, allow_nan=False)
 WORDS: dict[str, st.SearchStrategy[Any]] = {
     "targets": st.one_of(st.sampled_from(["attention", "all", r".*\.to_q"]), st.lists(st.just("to_k"), min_size=1)),
     "rules": st.lists(st.builds(lambda rank: {"pattern": 'a"\\.b', "rank": rank}, st.integers(1, 64)), max_size=3),
+    "name": st.text("abc \"'=#é", min_size=1, max_size=12),
     "parts": st.dictionaries(TEXT, TEXT, max_size=3),
     "optimizer_args": st.dictionaries(
         TEXT.map(lambda text: f"x{text}"), st.one_of(st.booleans(), st.integers(-9, 9), SMALL, TEXT), max_size=3
@@ -467,6 +468,31 @@ def test_reading_a_configuration_needs_no_torch() -> None:
         "import sys, weft.train.config, weft.train.importing; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_what_is_given_besides_a_file_goes_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "style.toml"
+    file.write_text("rank = 4\nepochs = 1\nlearning_rate = 1e-3\n")
+    found = TrainConfig.load(file, dataset="d", network_dim=8, max_train_steps=5)
+    assert (found.dataset, found.rank, found.steps, found.epochs, found.learning_rate) == ("d", 8, 5, None, 1e-3)
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.load(file, dataset="d", rnk=3, rank="many")
+    told = "\n".join(caught.value.problems)
+    assert "did you mean 'rank'?" in told and "rank: " in told and len(caught.value.problems) == 2
+    file.write_text("rank = 4\nrnk = 1\n")
+    with pytest.raises(ConfigError, match=r"style\.toml:2: rnk: there is no such setting"):
+        TrainConfig.load(file, dataset="d")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "a\\b", "a\0", "a\nb"])
+def test_a_name_is_a_file_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="name: a file name without folders"):
+        of(name=name)
+
+
+def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
+    found = of(optimizer="prodigy", train_text_encoders=True).with_preset("sdxl")
+    assert (found.learning_rate, found.text_encoder_learning_rate) == (1.0, None)
 
 
 def test_every_setting_is_documented() -> None:

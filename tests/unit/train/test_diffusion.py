@@ -14,7 +14,7 @@ pytest.importorskip("diffusers")
 from PIL import Image  # noqa: E402
 
 from tests.unit.train.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
-from weft.errors import ConfigError  # noqa: E402
+from weft.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from weft.layers import inject, lora_layers  # noqa: E402
 from weft.models.families import Ask, condition  # noqa: E402
 from weft.models.teaching import batched, encoded, token_inputs  # noqa: E402
@@ -232,6 +232,29 @@ def test_what_is_cached_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
     task.park()
     assert set(moves.log) == {("vae", "out"), ("text_encoder", "out"), ("text_encoder_2", "out")}
     assert lora_layers(model.unet), "a network with adapters is not moved: the optimizer knows its addresses"
+
+
+def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh_model("sdxl")
+    task = task_on(make_set(tmp_path / "set"), model=model)
+    task.prepare(staged=True)
+    moves = Moves(model, monkeypatch)
+    with task.present("vae"):
+        assert ("vae", "in") in moves.log
+        moves.log.clear()
+    assert {("vae", "out"), ("text_encoder", "out")} <= set(moves.log)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model.vae, "to", lambda where: full() if where != "cpu" else moves.log.append(("vae", "out")))
+    moves.log.clear()
+    with pytest.raises(MemoryBudgetError, match="no memory to bring vae to cpu"), task.present("vae", "text_encoder"):
+        raise AssertionError
+    assert moves.log[-1][1] != "in" or moves.log[-1][0] == "unet"
+    assert ("text_encoder", "out") in moves.log[-4:]
 
 
 def test_the_fingerprint_is_of_the_data(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path:
     good = state_bits(run)
     run.task.poison = "nan"
     with pytest.raises(
-        WeftError, match=r"3 steps in a row .*step-000005.*learning rate is too high, or the data holds NaN"
+        WeftError, match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data holds NaN"
     ):
         run.train()
     kept = load_state(checkpoints(tmp_path / "t-state")[0]).tensors
@@ -309,6 +309,8 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     losses = [loss for _, loss in straight.validation]
     best = losses.index(min(losses))
     assert len(losses) - 1 - best >= 3 and f"at step {straight.validation[best][0]}" in straight.reason
+    then = tmp_path / "straight" / f"t-{straight.validation[best][0]:06d}"
+    assert file_bits(tmp_path / "straight" / "t-best") == file_bits(then)
     middle = straight.step - 1
     place = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
     resumed = tiny(tmp_path / "resumed", resume=str(place), **said).train()

@@ -13,7 +13,7 @@ from tests.unit.train.tiny import config
 from weft.errors import ConfigError
 from weft.generate.record import read_record
 from weft.models.model import load_model
-from weft.train.samples import read_line, sample_requests, sampler
+from weft.train.samples import Sampler, read_line, sample_requests
 
 
 def asked(tmp_path: Path, *prompts: str, **said: Any) -> list[dict[str, Any]]:
@@ -154,7 +154,7 @@ def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
     model = load_model("weft/emoji", device="cpu")
     lines = ("a red apple --w 64 --h 128 --d 7 --s 2 --l 3 --n blue", "a cat", "a cat --d 42")
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)
-    draw = sampler(model, chosen)
+    draw = Sampler(model, chosen)
     assert not (tmp_path / "samples").exists()
     paths = draw(20)
     assert [path.name for path in paths] == [f"t-000020-{number}.png" for number in range(3)]
@@ -163,7 +163,7 @@ def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
     said = read_record(paths[0])["config"]
     assert (said["seed"], said["steps"], said["guidance"], said["negative_prompt"]) == (7, 2, 3.0, "blue")
     assert second.tobytes() == third.tobytes(), "42 is the seed where none is said"
-    assert sampler(model, config(tmp_path / "other", sample_prompts=lines[1:2], sample_steps=1), writes=False)(20) == []
+    assert Sampler(model, config(tmp_path / "other", sample_prompts=lines[1:2], sample_steps=1), writes=False)(20) == []
     assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="sample_prompts: prompt 2: schedule: ddpm has no karras schedule"):
-        sampler(model, config(tmp_path, sample_prompts=("cat", "cat --ss ddpm karras")))
+        Sampler(model, config(tmp_path, sample_prompts=("cat", "cat --ss ddpm karras")))

@@ -70,3 +70,32 @@ def test_processes_of_an_mpi_join() -> None:
         for rank in (0, 1)
     ]  # fmt: skip
     assert [each.communicate(timeout=120)[0].split() for each in started] == [["2", rank, "3.0", "8"] for rank in "01"]
+
+
+LAST = """
+import sys
+from weft.errors import WeftError
+from weft.train.world import join
+world = join("cpu")
+if world.rank:
+    sys.exit(1)
+try:
+    world.wait()
+except WeftError as error:
+    print(type(error).__name__, str(error)[:45])
+"""
+
+
+def test_a_process_that_is_left_alone_says_so() -> None:
+    """Not the words of a library about a socket."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked.getsockname()[1]), "WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", LAST], stdout=subprocess.PIPE, text=True, env={
+            **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), **told,
+        })
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert started[0].communicate(timeout=120)[0].strip() == "LostPeer another process of this run has ended, and wh"
+    started[1].communicate(timeout=60)

@@ -193,7 +193,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
     story.chapters.append(
         Chapter(
             "Two LoRAs at once",
-            f"The one just trained and the shipped `{OTHER}`, each alone and woven together. Swapping takes "
+            f"The one just trained and the shipped {OTHER}, each alone and woven together. Swapping takes "
             "milliseconds, and taking both out again restores the base's bits.",
             "stack.png",
             [f'weft generate "{s}" --seed 11 --lora {lora}:0.7 --lora {OTHER}:0.5' for s in SUBJECTS],

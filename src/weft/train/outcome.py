@@ -25,6 +25,7 @@ from weft import __version__
 from weft.adapter import Adapter, Entry, Factors, Tensor
 from weft.errors import ConfigError, FormatError, TargetError
 from weft.exchange.convert import save
+from weft.exchange.hashes import hash_file
 from weft.exchange.load import load
 from weft.formats.files import open_container, write_file
 from weft.formats.finite import scan
@@ -175,6 +176,12 @@ def refuse_existing(config: TrainConfig, resume: str | None = None) -> None:
         )
     if written(file):
         raise ConfigError(f"{file}: there is an adapter already, and no checkpoint to go on from; move it, {way}")
+
+
+def base_hashes(path: Path) -> dict[str, str]:
+    """kohya's names for the hashes of a base that is one file."""
+    found = hash_file(path)
+    return {"ss_sd_model_hash": found.autov1, "ss_new_sd_model_hash": found.sha256}
 
 
 def described(

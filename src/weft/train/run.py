@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ from weft.train.measure import Meter
 from weft.train.networks import Trained, add_networks, gathered
 from weft.train.oom import needing
 from weft.train.outcome import described, refuse_existing, store, sweep, written
-from weft.train.schedules import learning_rate
+from weft.train.schedules import rates, share_of
 from weft.train.step import Step
 from weft.train.task import Task, generator_for
 from weft.train.world import World
@@ -85,6 +86,7 @@ class Run:
         self.states = self.output / f"{config.name}-state"
         self._validate_every = config.save_every or -(-len(task.order) // per_step)
         self.meter: Meter | None = None  # of steps whose memory was planned
+        self.base_hashes: Future[dict[str, str]] | None = None  # of the base, for the metadata; they take a while
         self.choices: list[str] = []  # what was decided for the user, and why
         self._notes: list[str] | None = None  # what to say of the beginning; None before it
         self._lock: TextIO | None = None
@@ -145,7 +147,7 @@ class Run:
         if (
             then.get("steps")
             and state.step <= self.total
-            and _rates(self.config, then["steps"], state.step) == _rates(self.config, self.total, state.step)
+            and rates(self.config, then["steps"], state.step) == rates(self.config, self.total, state.step)
         ):
             then["steps"] = now["steps"]
         check_same_run(then, now, FREE)
@@ -262,7 +264,7 @@ class Run:
         for micro, batch in enumerate(batches):
             place = micro * world.size + world.rank
             drawn.append(self.task.draw(batch, generator_for(config.seed, self.number, place)))
-        self.step.run(self.number, config.learning_rate * _share(config, self.number, self.total), drawn)
+        self.step.run(self.number, config.learning_rate * share_of(config, self.number, self.total), drawn)
         self.number += 1
         self._losses.append(self.step.loss.clone())
 
@@ -381,19 +383,10 @@ class Run:
             with needing(f"write {path}, the adapter of step {self.number}", advice), self._best_weights():
                 adapter = gathered(self.task.networks)
             told = described(self.config, self.model, self.number, self.total, self.started, self.task.metadata())
+            told |= self.base_hashes.result() if self.base_hashes is not None else {}
             path = store(adapter, path, self.config, self.index, told)
         self.world.wait()
         return path
-
-
-def _share(config: TrainConfig, step: int, total: int) -> float:
-    """Of the learning rate, at a step."""
-    warm = min(config.warmup_steps(total), total // 2)  # a preset's warm-up may be longer than a short run
-    return learning_rate(step, total, config.schedule, warm, config.restarts, config.power)
-
-
-def _rates(config: TrainConfig, total: int, until: int) -> list[float]:
-    return [_share(config, step, total) for step in range(until)]
 
 
 def _stuck(values: list[float], patience: int) -> bool:

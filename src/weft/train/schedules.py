@@ -13,8 +13,12 @@ Steps are 0 .. total - 1, so the last one still moves; step = total answers what
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from weft.errors import ConfigError
+
+if TYPE_CHECKING:
+    from weft.train.config import TrainConfig
 
 KINDS = ("constant", "cosine", "linear", "polynomial")
 
@@ -67,3 +71,14 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
         problems.append(f"power must be a positive number, got {power!r}")
     if problems:
         raise ConfigError(problems)
+
+
+def share_of(config: TrainConfig, step: int, total: int) -> float:
+    """Of the learning rate, at a step."""
+    warm = min(config.warmup_steps(total), total // 2)  # a preset's warm-up may be longer than a short run
+    return learning_rate(step, total, config.schedule, warm, config.restarts, config.power)
+
+
+def rates(config: TrainConfig, total: int, until: int) -> list[float]:
+    """The same of every step before ``until``."""
+    return [share_of(config, step, total) for step in range(until)]

@@ -6,6 +6,7 @@ weft.train(weft.TrainConfig.load("style.toml"))
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import isqrt
 from pathlib import Path
@@ -28,7 +29,7 @@ from weft.train.journal import Tell
 from weft.train.measure import Meter, blank
 from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, lift, limit_for, plan, seconds_for
 from weft.train.oom import needing
-from weft.train.outcome import refuse_existing
+from weft.train.outcome import base_hashes, refuse_existing
 from weft.train.run import Finished, Run
 from weft.train.samples import Sampler, sample_requests
 from weft.train.shard import check_shard, shard_model
@@ -97,6 +98,8 @@ def diffusion_run(
     run.resume(config.resume)
     if not staged:
         _prepare(task, world, tick, staged=config.shard)
+    if world.first and blueprint.path.is_file():
+        run.base_hashes = ThreadPoolExecutor(1, "weft-hash").submit(base_hashes, blueprint.path)
     if planned is not None:
         run.choices = list(planned.reasons)
         run.meter = Meter(device, planned.estimate["kept_bytes"])

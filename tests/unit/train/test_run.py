@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
 from weft.errors import ConfigError, FormatError, MemoryBudgetError, WeftError
 from weft.train.checkpoint import checkpoints, load_state
+from weft.train.outcome import base_hashes
 from weft.train.run import DONE, STOPPED, Run
 
 
@@ -328,3 +333,18 @@ def test_without_checkpoints_it_is_validated_once_an_epoch(tmp_path: Path) -> No
 def test_a_share_of_no_example_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"validation: a share of 0.01"):
         tiny(tmp_path, validation=0.01)
+
+
+def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
+    """They are computed beside the run, which ends with them."""
+    base = tmp_path / "base.safetensors"
+    save_file({"weight": torch.arange(400_000, dtype=torch.float32)}, base)
+    run = tiny(tmp_path / "out", steps=1)
+    with ThreadPoolExecutor(1) as beside:
+        run.base_hashes = beside.submit(base_hashes, base)
+        done = run.train()
+    with safe_open(done.path / "adapter_model.safetensors", "pt") as file:
+        said = file.metadata()
+    raw = base.read_bytes()
+    assert said["ss_new_sd_model_hash"] == hashlib.sha256(raw).hexdigest()
+    assert said["ss_sd_model_hash"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]

@@ -22,13 +22,16 @@ import torch
 from torch import nn
 
 from weft.errors import ConfigError, FormatError
-from weft.models.model import choose_device, choose_dtype
-from weft.models.words import load_language_model
+from weft.models.model import DTYPES, choose_device, choose_dtype
+from weft.models.words import blank_language_model, load_language_model, load_tokenizer
 from weft.targets.index import ModelIndex, component_from_names
 from weft.train.buckets import Order
 from weft.train.config import TrainConfig
-from weft.train.memory import apply_checkpointing, enforce, limit_for
-from weft.train.networks import meant
+from weft.train.limits import within_limit
+from weft.train.measure import Measured, Meter, measure_network
+from weft.train.memory import Plan, Words, enforce, estimate, seconds_for
+from weft.train.oom import needing
+from weft.train.recompute import apply_checkpointing
 from weft.train.run import Run
 from weft.train.shard import check_shard, shard_base
 from weft.train.task import Tensors
@@ -85,20 +88,25 @@ class LanguageTask:
         return {"input_ids": ids, "labels": labels, "attention_mask": seen}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        answers = self.networks["model"](
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
-        ).logits
-        logits, labels = answers[:, :-1].float(), inputs["labels"][:, 1:]
-        each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none")
-        counted = labels != _IGNORED
-        rows = (each * counted).sum(1) / counted.sum(1).clamp_min(1)
-        return rows.mean()
+        return loss_of(self.networks["model"], inputs)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(json.dumps(self.examples).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
         return {"weft.texts": str(self.texts)}
+
+
+def loss_of(network: nn.Module, inputs: Tensors) -> torch.Tensor:
+    """The mean over rows of the mean over the tokens that count."""
+    answers = network(
+        input_ids=inputs["input_ids"], attention_mask=inputs.get("attention_mask"), use_cache=False
+    ).logits
+    logits, labels = answers[:, :-1].float(), inputs["labels"][:, 1:]
+    each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=_IGNORED, reduction="none")
+    counted = labels != _IGNORED
+    rows = (each * counted).sum(1) / counted.sum(1).clamp_min(1)
+    return rows.mean()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,61 +135,91 @@ class TextReport:
 def language_run(config: TrainConfig, world: World) -> Run:
     """A run on the causal language model in a folder."""
     check_shard(config, world)
-    config, network, task = _opened(config, world)
+    opened = _open(config, world)
+    config, planned, device = opened.config, opened.planned, opened.device
+    if planned is not None:
+        enforce(planned.limit, device)
+    where = torch.device("cpu") if config.shard else device
+    with needing(f"load {config.model}", "another precision, or `shard` with several processes, is the only way"):
+        network, tokenizer = load_language_model(Path(config.model), where, DTYPES[config.precision])
+    task = LanguageTask(network, tokenizer, opened.texts, config, device)
     shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source=config.model)
     run = Run(task, network, index, config, world)
-    if (limit := limit_for(config, task.device)) is not None:
-        enforce(limit, task.device)
-        run.choices = [
-            f"beyond {limit / 2**30:.2f} GiB a batch is computed in pieces; nothing else is planned for texts"
-        ]
+    if planned is not None:
+        run.choices = list(planned.reasons)
+        run.meter = Meter(device, planned.estimate["kept_bytes"])
     if config.shard:
-        run.choices.append(shard_base(network, world, task.device))
+        run.choices.append(shard_base(network, world, device))
     apply_checkpointing(task.networks, config.checkpointing)
     return run
 
 
-def check_texts(config: TrainConfig) -> tuple[TrainConfig, TextReport, dict[str, Any]]:
-    """What would be trained, and on what; nothing is."""
-    config, network, task = _opened(config, World())
+def check_texts(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, TextReport, dict[str, Any]]:
+    """What would be trained, and on what; nothing is, and no weight is read."""
+    opened = _open(config, World())
+    config, planned, task = opened.config, opened.planned, opened.task
     counts = [flags for _, flags in task.examples]
-    total = config.steps or -(-(config.epochs or 1) * len(task.order) // config.accumulation)
+    total = config.steps or -(-(config.epochs or 1) * len(task.order) // (config.accumulation * processes))
     report = TextReport(
         task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), sum(map(len, task.held_out)), len(task.order), total
     )  # fmt: skip
-    weights = [network.get_submodule(name).weight for name in meant("model", network, config)]
-    learnt = config.rank * sum(weight.shape[0] + weight[0].numel() for weight in weights)
-    held, trained = sum(weight.nbytes for weight in network.parameters()), learnt * (16 + 4 * bool(config.ema))
-    longest = max(map(len, counts))
-    kept = config.batch_size * longest * sum(weight.shape[0] for weight in weights) * 2 * network.dtype.itemsize
-    return config, report, {
-        "steps": total, "weights_bytes": held, "trained_parameters": learnt, "trained_bytes": trained, "kept_bytes": kept,
-        "total_bytes": held + trained + kept,
-    }  # fmt: skip
+    needs = dict(planned.estimate if planned is not None else estimate(_measurable(config, task), config))
+    needs |= {"steps": total, "choices": list(planned.reasons) if planned is not None else []}
+    needs["seconds"] = seconds_for(needs["work_per_step"] * total, opened.device, DTYPES[config.precision])
+    return config, report, needs
 
 
-def _opened(config: TrainConfig, world: World) -> tuple[TrainConfig, Any, LanguageTask]:
-    """The model, its texts, and the configuration with every question answered."""
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """``task``: on a network without weights."""
+
+    config: TrainConfig
+    texts: list[tuple[str, str]]
+    task: LanguageTask
+    device: torch.device
+    planned: Plan | None
+
+
+def _open(config: TrainConfig, world: World) -> _Opened:
+    """The texts, the memory, and the configuration with every question answered; no weights."""
     said, wrong = config.model_fields_set, []
     if "dialect" in said and config.dialect != "peft":
         wrong.append(f'dialect: language models have no names in "{config.dialect}"; leave it out, or say "peft"')
     if config.sample_every:
         wrong.append("sample_every: only pictures can be drawn while training; leave it out")
-    if config.vram_bytes is not None and choose_device(world.device(config.device)).type == "cpu":
-        wrong.append("vram: on a CPU the memory of a language model cannot be limited; leave it out")
     if config.train_text_encoders:
         wrong.append("train_text_encoders: a language model has none; leave it out")
     if wrong:
         raise ConfigError(wrong)
     texts = read_texts(Path(config.dataset))
     device = choose_device(world.device(config.device))
-    wanted = config.precision if "precision" in said else None
-    network, tokenizer = load_language_model(
-        Path(config.model), torch.device("cpu") if config.shard else device, choose_dtype(wanted, device)
-    )
-    config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": _PRECISIONS[network.dtype]})
-    return config, network, LanguageTask(network, tokenizer, texts, config, device)
+    dtype = choose_dtype(config.precision if "precision" in said else None, device)
+    config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": _PRECISIONS[dtype]})
+    folder = Path(config.model)
+    blank, tokenizer = blank_language_model(folder, dtype), load_tokenizer(folder)
+    task = LanguageTask(blank, tokenizer, texts, config, device)
+    planned = within_limit(_measurable(config, task), config, device, world)
+    if planned is not None and planned.changes:
+        config = planned.config
+        task = LanguageTask(blank, tokenizer, texts, config, device)
+    return _Opened(config, texts, task, device, planned)
+
+
+def _measurable(config: TrainConfig, task: LanguageTask) -> Words:
+    """The longest example, on the meta device."""
+    longest = max(len(tokens) for tokens, _ in task.examples)
+
+    def measured(said: TrainConfig, dtype: torch.dtype, checkpoint: Any, again: bool) -> Measured:
+        network = blank_language_model(Path(config.model), dtype)
+        row = torch.empty(1, longest, dtype=torch.int64, device="meta")
+        # a mask that is ready: of any other the library asks what it holds, and here it holds nothing
+        mask = torch.empty(1, 1, longest, longest, dtype=torch.bool, device="meta")
+        inputs = {"input_ids": row, "labels": row, "attention_mask": mask}
+        # backward too, always: the gradient of all those words is the highest point of a step
+        return measure_network(network, said, checkpoint, lambda: loss_of(network, inputs), again=True)
+
+    return Words(DTYPES[config.precision], measured)
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:

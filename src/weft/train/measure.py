@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,20 +62,53 @@ def measure(
 ) -> Measured:
     """One example through forward; ``again``: backward too, where things are computed again (else it adds nothing)."""
     model = blank(blueprint, dtype)
-    weights = {folder: sum(p.nbytes for p in network.parameters()) for folder, network in model.networks.items()}
-    networks = trained(model, config)
+    weights = {folder: _bytes(network) for folder, network in model.networks.items()}
+    parameters = _adapted(trained(model, config), config, checkpoint)
+    side = (config.resolution or model.size) // model.patch * model.patch
+    everything = list(model.networks.values())
+    encoding = _highest(lambda: _encode(model, side), everything)
+    counter = FlopCounterMode(display=False)
+    kept = _highest(lambda: _step(model, config, side, counter, again=again), everything)
+    return Measured(weights, parameters, kept, encoding, counter.get_total_flops())
+
+
+def measure_network(
+    network: nn.Module,
+    config: TrainConfig,
+    checkpoint: Callable[[Mapping[str, nn.Module]], None],
+    loss: Callable[[], torch.Tensor],
+    *,
+    again: bool,
+) -> Measured:
+    """The same of one network on the meta device and the loss of one example on it."""
+    weights = {"model": _bytes(network)}
+    parameters = _adapted({"model": network}, config, checkpoint)
+    counter = FlopCounterMode(display=False)
+
+    def step() -> None:
+        with counter:
+            found = loss()
+        if again:
+            torch.autograd.backward(found)
+
+    return Measured(weights, parameters, _highest(step, [network]), 0, counter.get_total_flops())
+
+
+def _bytes(network: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in network.parameters())
+
+
+def _adapted(
+    networks: Mapping[str, nn.Module], config: TrainConfig, checkpoint: Callable[[Mapping[str, nn.Module]], None]
+) -> int:
+    """Put the adapters on; how many numbers learn."""
     dora = config.network == "dora"  # starts from norms of weights, and there are none: its magnitudes come afterwards
     said = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}))
     add_networks(networks, said)
     for network in networks.values():
         _finish(network, dora=dora)
-    parameters = sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
     checkpoint(networks)
-    side = (config.resolution or model.size) // model.patch * model.patch
-    encoding = _highest(lambda: _encode(model, side), model)
-    counter = FlopCounterMode(display=False)
-    kept = _highest(lambda: _step(model, config, side, counter, again=again), model)
-    return Measured(weights, parameters, kept, encoding, counter.get_total_flops())
+    return sum(p.numel() for network in networks.values() for p in network.parameters() if p.requires_grad)
 
 
 def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
@@ -136,10 +169,10 @@ def _tokens(model: Model) -> dict[str, torch.Tensor]:
     return found
 
 
-def _highest(work: Callable[[], None], model: Model) -> int:
+def _highest(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
     """The most bytes alive at once during ``work``, without what is there before it."""
     water = _Water()
-    for network in model.networks.values():
+    for network in networks:
         for tensor in (*network.parameters(), *network.buffers()):
             water.ignore(tensor)
             if tensor.grad is not None:
@@ -191,6 +224,10 @@ class _Water(TorchDispatchMode):
         self._known[tensor.untyped_storage()._cdata] = None
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._kind != "meta":  # what is given and not known was there before, and results may be views of it
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._known:
+                    self.ignore(tensor)
         found = operation(*args, **(kwargs or {}))
         for tensor in (found,) if isinstance(found, torch.Tensor) else tree_leaves(found):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == self._kind:

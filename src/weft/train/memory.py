@@ -1,9 +1,4 @@
-"""Memory: what a run will need, trading time for it, and staying within a limit.
-
-    off         every intermediate result is kept for the backward pass
-    selective   products with frozen weights and attention are kept; everything cheap, the adapters' own products
-                included, is computed again
-    full        only the inputs of blocks are kept, everything inside is computed again
+"""Memory: what a run will need, and staying within a limit.
 
     a step      = weights + 8 bytes a trained parameter (master, gradient) + optimizer + batch * what one example keeps
     caching     = weights + what the autoencoder needs for one picture
@@ -19,14 +14,13 @@ precision, the only one that changes numbers. What fits in no way is an error th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from weft.errors import MemoryBudgetError
 from weft.models.blueprint import ENCODERS, Blueprint
@@ -35,63 +29,27 @@ from weft.models.teaching import T5
 from weft.train.config import TrainConfig
 from weft.train.diffusion import trained_networks
 from weft.train.measure import Measured, measure
+from weft.train.recompute import apply_checkpointing
 
 RESERVE = 512 << 20  # CUDA's own: context, cuBLAS and cuDNN
 MODES = ("off", "selective", "full")
 GIB = 1 << 30
 
-#: what selective keeps, and which argument of it is the weight, where it has one
-_KEPT = {
-    "mm": 1, "addmm": 2, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
-    "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
-    "_scaled_dot_product_flash_attention_for_cpu": None,
-}  # fmt: skip
 #: how many times the work of a forward pass a step is: frozen weights need no gradients of their own
 _PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
 _SHARE_OF_PEAK = 0.4  # what small and uneven operations leave of the speed of large products
 _STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.03, "prodigy": 16.0, "schedulefree": 8.0, "adafactor": 4.0}
 
 
-def apply_checkpointing(networks: Mapping[str, nn.Module], mode: str) -> None:
-    """Switch recomputation on in every network that offers it; dropout of the base stays as it is."""
-    if mode == "off":
-        return
-    again: Any = partial(checkpoint, use_reentrant=False)
-    if mode == "selective":
-        again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _policy))
-    network: Any
-    for network in networks.values():
-        if hasattr(network, "enable_gradient_checkpointing"):
-            network.enable_gradient_checkpointing(again)
-            continue
-        for module in network.modules():  # transformers asks for training mode, which is also that of its dropout
-            if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
-                module.forward = _recomputed(module.forward, again)
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A language model, in place of a blueprint: how it is loaded, and how one example of it is measured."""
+
+    dtype: torch.dtype
+    measured: Callable[[TrainConfig, torch.dtype, Callable[[Mapping[str, nn.Module]], None], bool], Measured]
 
 
-def _recomputed(forward: Any, again: Any) -> Any:
-    def inner(*given: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*given, **named)
-        # a cache of earlier tokens has no place in training, and a second pass would add to it again
-        given = tuple(None if _is_cache(value) else value for value in given)
-        named = {name: None if _is_cache(value) else value for name, value in named.items()}
-        return again(forward, *given, **named)
-
-    return inner
-
-
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "get_seq_length")
-
-
-def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
-    place = _KEPT.get(name)
-    learns = (
-        place is not None and arguments[place].requires_grad
-    )  # of low rank: cheap, and as large as what it is added to
-    return CheckpointPolicy.MUST_SAVE if name in _KEPT and not learns else CheckpointPolicy.PREFER_RECOMPUTE
+Sized = Model | Blueprint | Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +65,14 @@ class Plan:
 
 
 def estimate(
-    model: Model | Blueprint, config: TrainConfig, steps: int = 0, *, staged: bool = False, side: int | None = None
+    model: Sized, config: TrainConfig, steps: int = 0, *, staged: bool = False, side: int | None = None
 ) -> dict[str, Any]:
     """Bytes by kind, and their sum at the highest moment of the run; ``side``: see `plan`."""
     return _added(_Sizes(model, config, side), config, staged=staged) | {"steps": steps}
 
 
 def plan(
-    model: Model | Blueprint,
+    model: Sized,
     config: TrainConfig,
     limit_bytes: int,
     *,
@@ -145,7 +103,7 @@ def plan(
             )
         least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
     assert least is not None
-    raise MemoryBudgetError(_refusal(config, least, limit_bytes))
+    raise MemoryBudgetError(_refusal(config, least, limit_bytes, pictures=sizes.blueprint is not None))
 
 
 def limit_for(config: TrainConfig, device: torch.device) -> int | None:
@@ -188,9 +146,11 @@ def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:
 class _Sizes:
     """Measurements of one model, each made when it is first asked for."""
 
-    def __init__(self, model: Model | Blueprint, config: TrainConfig, side: int | None = None) -> None:
-        self.blueprint = model if isinstance(model, Blueprint) else model.blueprint
-        self.own = model.dtype if isinstance(model, Model) else DTYPES.get(config.precision, torch.bfloat16)
+    def __init__(self, model: Sized, config: TrainConfig, side: int | None = None) -> None:
+        self._words = model if isinstance(model, Words) else None
+        self.blueprint = model.blueprint if isinstance(model, Model) else None if isinstance(model, Words) else model
+        known = None if isinstance(model, Blueprint) else model.dtype
+        self.own = known or DTYPES.get(config.precision, torch.bfloat16)
         self._config, self._side = config, side
         self._found: dict[tuple[torch.dtype, str], Measured] = {}
 
@@ -202,10 +162,13 @@ class _Sizes:
         key = self.dtype(config), config.checkpointing
         if key not in self._found:
             switch = partial(apply_checkpointing, mode=config.checkpointing)
+            again = config.checkpointing == "full"
+            if self._words is not None:
+                self._found[key] = self._words.measured(config, key[0], switch, again)
+                return self._found[key]
+            assert self.blueprint is not None
             shown = config if self._side is None else config.model_copy(update={"resolution": self._side})
-            self._found[key] = measure(
-                self.blueprint, shown, key[0], switch, trained_networks, again=config.checkpointing == "full"
-            )
+            self._found[key] = measure(self.blueprint, shown, key[0], switch, trained_networks, again=again)
         return self._found[key]
 
 
@@ -215,6 +178,7 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
     encoders = sum(weights.get(folder, 0) for folder in ENCODERS)
     working = sum(weights.values())
     if staged:
+        assert sizes.blueprint is not None
         family = sizes.blueprint.family
         needed = encoders - weights.get(T5.get(family, ""), 0) if config.train_text_encoders else 0
         needed += 0 if config.cache_text or config.train_text_encoders else encoders
@@ -239,8 +203,9 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
 def _ways(sizes: _Sizes, config: TrainConfig, same_numbers: bool) -> Iterator[tuple[TrainConfig, bool]]:
     """Configurations from the one given to the smallest, in the order they are tried."""
     yield config, False
-    cached: dict[str, Any] = {"cache_latents": True}
-    if not config.train_text_encoders:
+    staged = sizes.blueprint is not None  # a language model has nothing that could leave
+    cached: dict[str, Any] = {"cache_latents": True} if staged else {}
+    if staged and not config.train_text_encoders:
         cached["cache_text"] = True
     precisions = [config.precision]
     if sizes.own == torch.float32 and not same_numbers:
@@ -251,7 +216,7 @@ def _ways(sizes: _Sizes, config: TrainConfig, same_numbers: bool) -> Iterator[tu
                 if config.batch_size % size == 0:
                     split = {"batch_size": size, "accumulation": config.accumulation * (config.batch_size // size)}
                     told = cached | split | {"checkpointing": mode, "precision": precision}
-                    yield config.model_copy(update=told), True
+                    yield config.model_copy(update=told), staged
 
 
 def _reasons(
@@ -263,18 +228,19 @@ def _reasons(
     staged: bool,
 ) -> Iterator[str]:
     """One line a decision, for people."""
-    if not staged:
+    if not staged and after == before:
         yield f"nothing has to change: {_gib(needs['total_bytes'])} of {_gib(limit)} are needed"
         return
     yield f"as configured {_gib(wanted['total_bytes'])} would be needed, and there are {_gib(limit)}"
-    yield (
-        "pictures and captions are encoded first, and their encoders leave the device: "
-        f"{_gib(wanted['weights_bytes'] - needs['weights_bytes'])} of weights less"
-    )
+    if staged:
+        yield (
+            "pictures and captions are encoded first, and their encoders leave the device: "
+            f"{_gib(wanted['weights_bytes'] - needs['weights_bytes'])} of weights less"
+        )
     if after.batch_size != before.batch_size:
         yield (
             f"batch_size {before.batch_size} becomes {after.batch_size} and accumulation {after.accumulation}: "
-            "as many pictures an update, fewer at once"
+            "as many examples an update, fewer at once"
         )
     if after.checkpointing != before.checkpointing:
         yield f'checkpointing "{after.checkpointing}": a step keeps {_gib(needs["kept_bytes"])}, and takes longer'
@@ -283,7 +249,7 @@ def _reasons(
     yield f"so {_gib(needs['total_bytes'])} are needed"
 
 
-def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int) -> str:
+def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, pictures: bool) -> str:
     parts = {name: least[f"{name}_bytes"] for name in ("weights", "trained", "kept")}
     told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
     advice = []
@@ -291,7 +257,7 @@ def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int) -> str:
         advice.append("the weights alone are too large: another model, or a larger limit, is the only way")
     else:
         if parts["kept"] > GIB // 8 or least["caching_bytes"] + RESERVE > limit:
-            advice.append("lower resolution")
+            advice.append("lower resolution" if pictures else "cut the texts into shorter ones")
         if parts["trained"] > GIB // 8:
             smaller = "" if config.optimizer == "adamw8bit" else ', or set optimizer = "adamw8bit"'
             advice.append(f"lower rank{smaller}")

@@ -5,9 +5,8 @@ weft.train(weft.TrainConfig.load("style.toml"))
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,15 +20,16 @@ from weft.models.model import DTYPES, choose_device, choose_dtype, file_index, l
 from weft.models.open import open_model
 from weft.train.cache import TensorCache
 from weft.train.check import DatasetReport, arrange, check_dataset
-from weft.train.checkpoint import named, newest
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, read_dataset
 from weft.train.diffusion import DiffusionTask, bucket_rules, check_masks, held_out
 from weft.train.journal import Tell
+from weft.train.limits import within_limit
 from weft.train.measure import Meter, blank
-from weft.train.memory import Plan, apply_checkpointing, enforce, estimate, lift, limit_for, plan, seconds_for
+from weft.train.memory import Plan, enforce, estimate, lift, seconds_for
 from weft.train.oom import needing
 from weft.train.outcome import base_hashes, refuse_existing
+from weft.train.recompute import apply_checkpointing
 from weft.train.run import Finished, Run
 from weft.train.samples import Sampler, sample_requests
 from weft.train.shard import check_shard, shard_model
@@ -76,7 +76,7 @@ def diffusion_run(
     blueprint = _blueprint(config)
     device = choose_device(world.device(config.device))
     config = settled(config, blueprint, device)
-    planned = within_limit(config, blueprint, device, world, dataset)
+    planned = _within_limit(config, blueprint, device, world, dataset)
     config, staged = (planned.config, planned.staged) if planned is not None else (config, False)
     refuse_existing(config)  # what is refused is refused before hours of encoding
     if planned is not None:
@@ -124,29 +124,17 @@ def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> 
     return config.with_preset(preset_of(blueprint)).model_copy(update={"precision": precision})
 
 
-def within_limit(
+def _within_limit(
     config: TrainConfig, blueprint: Blueprint, device: torch.device, world: World, dataset: Dataset
 ) -> Plan | None:
-    """What to do to stay within `vram`; None without a limit."""
-    limit = limit_for(config, device)
-    if limit is None:
-        return None
-    limit = world.least(limit, device)  # all processes plan alike, whatever is free on each of their devices
-    begun = _begun(config)  # another share of memory may be free today: that does not change the run's numbers
-    kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
-    if begun and "accumulation" in begun:  # there it is that of all processes
-        kept["accumulation"] = max(begun["accumulation"] // world.size, 1)
-    if own := [example.subset.batch_size for example in dataset.examples if example.subset.batch_size]:
+    own = [example.subset.batch_size for example in dataset.examples if example.subset.batch_size]
+    if own and config.vram is not None:
         raise ConfigError(
             f"vram: the dataset's file says batch_size {own[0]}, which cannot be changed to fit; take it out of there, and "
             "set batch_size in the configuration"
         )
-    given = config.model_copy(update=kept)
-    planned = plan(
-        blueprint, given, limit, same_numbers=begun is not None, side=largest_side(config, blueprint, dataset)
-    )
-    stays = [f"{n} stays {v}, as the run began" for n, v in kept.items() if v != getattr(config, n)]
-    return replace(planned, reasons=(*stays, *planned.reasons))
+    side = largest_side(config, blueprint, dataset) if config.vram is not None else None
+    return within_limit(blueprint, config, device, world, side)
 
 
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
@@ -155,15 +143,6 @@ def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) ->
     places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size)
     areas = [place.bucket.width * place.bucket.height for place in places if place is not None]
     return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
-
-
-def _begun(config: TrainConfig) -> Mapping[str, Any] | None:
-    """The configuration of the run that goes on, if one does."""
-    if config.resume == "never":
-        return None
-    states = Path(config.output) / f"{config.name}-state"
-    state, _ = newest(states) if config.resume == "auto" else named(Path(config.resume))
-    return None if state is None else dict(state.facts.get("config", {}))
 
 
 def _prepare(
@@ -213,7 +192,7 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Dataset
     if is_language(config):
         from weft.train.language import check_texts
 
-        return check_texts(config)
+        return check_texts(config, processes)
     dataset = read(config)
     blueprint, device = _blueprint(config), choose_device(config.device)
     config = settled(config, blueprint, device)
@@ -221,7 +200,7 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Dataset
         sample_requests(config)
     if wrong := check_masks(config, dataset.examples):
         raise ConfigError(wrong)
-    planned = within_limit(config, blueprint, device, World(), dataset)
+    planned = _within_limit(config, blueprint, device, World(), dataset)
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]
     report = check_dataset(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import ConfigError, FormatError
+from weft.errors import ConfigError, FormatError, MemoryBudgetError
 from weft.models.words import load_language_model
 from weft.train.config import TrainConfig
 from weft.train.language import LanguageTask, language_run, read_texts
@@ -222,3 +222,32 @@ def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_pa
     (broken / "model.safetensors").unlink()
     with pytest.raises(FormatError, match=r"no \.safetensors weights"):
         load_language_model(broken, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    """The plan is told, the second step is measured against it, and the adapter is that of the same batches by hand."""
+    said = {
+        "model": str(folders[kind]),
+        "dataset": str(texts),
+        "steps": 2,
+        "rank": 2,
+        "device": "cpu",
+        "save_dtype": "fp32",
+    }
+    _, _, needs = check(TrainConfig.of(**said, batch_size=4))
+    assert needs["seconds"] > 0 and needs["trained_parameters"] > 0
+    vram = f"{(needs['total_bytes'] - 4096) / 2**20:.4f}MiB"
+    settled, _, plan = check(TrainConfig.of(**said, batch_size=4, vram=vram))
+    assert (settled.batch_size, settled.accumulation) == (2, 2) and "batch_size 4 becomes 2" in "\n".join(
+        plan["choices"]
+    )
+    told: list[Any] = []
+    planned = train(TrainConfig.of(**said, batch_size=4, vram=vram, output=str(tmp_path / "a")), tell=told.append)
+    measured = next(record for record in told if "measured_bytes" in record)
+    share = measured["measured_bytes"] / plan["kept_bytes"]
+    assert 0.5 < share < 1.15, "the plan is for the longest text; a batch may have shorter ones"
+    by_hand = train(TrainConfig.of(**said, batch_size=2, accumulation=2, output=str(tmp_path / "b")))
+    assert planned.losses == by_hand.losses
+    with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
+        check(TrainConfig.of(**said, vram="512.01MiB"))

@@ -28,4 +28,4 @@ def test_a_style_is_learnt(tmp_path: Path) -> None:
     }
     pictures = style_set("pixel")[1]
     found = closer_to_style(drawn[1], pictures, drawn[0])
-    assert found["to_style"] < 0.7 * style_distance(drawn[0], pictures), found
+    assert found["to_style"] < 0.85 * style_distance(drawn[0], pictures), found

@@ -68,7 +68,7 @@ $(SITE):
 	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done
 
 # optimizers to compare with, beside the rest: diffusers and PEFT import torchao wherever they find it, and are measured
-# too. bitsandbytes is not among them: its wheel has 43 of the 64 MB that can be sent, a library for every CUDA
+# too. bitsandbytes is not among them: its wheel is 43 MB, with a library for every CUDA
 $(PEERS)/site:
 	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
 

@@ -118,13 +118,18 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         share = max(limit_bytes - RESERVE, 0) / total  # what CUDA itself takes is not the allocator's
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), _number(device))
 
 
 def lift(device: torch.device) -> None:
     """No limit any more: the process goes on after the run."""
     if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, _number(device))
+
+
+def _number(device: torch.device) -> int:
+    """Which GPU; the call above takes no device that does not say."""
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:

@@ -39,9 +39,15 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
                 if each.poll() is None:
                     each.send_signal(number)
 
-        before = {number: signal.signal(number, passed_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = {signal.SIGINT: passed_on, signal.SIGTERM: passed_on}
         if hasattr(signal, "SIGHUP"):  # the terminal is gone, and they have another session: they would run on
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: passed_on(signal.SIGTERM, None))
+            heard[signal.SIGHUP] = lambda *_: passed_on(signal.SIGTERM, None)
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in heard.items()
+            if signal.getsignal(number)
+            is not signal.SIG_IGN  # nohup, or a shell's background: it was asked not to hear
+        }
         try:
             failed = _watched(started)
         finally:

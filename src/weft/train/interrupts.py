@@ -1,4 +1,4 @@
-"""Ctrl-C (or SIGTERM) once: the step is finished and saved. Twice: now."""
+"""Ctrl-C (or SIGTERM) once: the step is finished and saved. Twice: now. What is ignored (a shell's `&`) stays ignored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ class Interrupts:
 
     def __enter__(self) -> None:
         try:
-            self._before = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before = {
+                number: signal.signal(number, self._asked)
+                for number in (signal.SIGINT, signal.SIGTERM)
+                if signal.getsignal(number) is not signal.SIG_IGN
+            }
         except ValueError:
             self._before = {}  # not the main thread: whoever started it may stop it
 

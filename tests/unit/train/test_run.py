@@ -348,3 +348,23 @@ def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
     raw = base.read_bytes()
     assert said["ss_new_sd_model_hash"] == hashlib.sha256(raw).hexdigest()
     assert said["ss_sd_model_hash"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]
+
+
+def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
+    """A run in a shell's background does not end with the Ctrl-C that was meant for another."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run = tiny(tmp_path, steps=2)
+        run.task.draw = _interrupting(run.task.draw)  # type: ignore[method-assign]
+        assert run.train().reason == DONE
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupting(draw: Any) -> Any:
+    def drawn(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return draw(*given)
+
+    return drawn

@@ -210,14 +210,13 @@ def _measurable(config: TrainConfig, task: LanguageTask) -> Words:
     """The longest example, on the meta device."""
     longest = max(len(tokens) for tokens, _ in task.examples)
 
-    def measured(said: TrainConfig, dtype: torch.dtype, checkpoint: Any, again: bool) -> Measured:
+    def measured(said: TrainConfig, dtype: torch.dtype, checkpoint: Any) -> Measured:
         network = blank_language_model(Path(config.model), dtype)
         row = torch.empty(1, longest, dtype=torch.int64, device="meta")
         # a mask that is ready: of any other the library asks what it holds, and here it holds nothing
         mask = torch.empty(1, 1, longest, longest, dtype=torch.bool, device="meta")
         inputs = {"input_ids": row, "labels": row, "attention_mask": mask}
-        # backward too, always: the gradient of all those words is the highest point of a step
-        return measure_network(network, said, checkpoint, lambda: loss_of(network, inputs), again=True)
+        return measure_network(network, said, checkpoint, lambda: loss_of(network, inputs))
 
     return Words(DTYPES[config.precision], measured)
 

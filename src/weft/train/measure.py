@@ -77,10 +77,11 @@ def measure_network(
     config: TrainConfig,
     checkpoint: Callable[[Mapping[str, nn.Module]], None],
     loss: Callable[[], torch.Tensor],
-    *,
-    again: bool,
 ) -> Measured:
-    """The same of one network on the meta device and the loss of one example on it."""
+    """The same of one network on the meta device and the loss of one example on it, forward and backward.
+
+    Of a language model the gradient of all those words is the highest point of a step.
+    """
     weights = {"model": _bytes(network)}
     parameters = _adapted({"model": network}, config, checkpoint)
     counter = FlopCounterMode(display=False)
@@ -88,8 +89,7 @@ def measure_network(
     def step() -> None:
         with counter:
             found = loss()
-        if again:
-            torch.autograd.backward(found)
+        torch.autograd.backward(found)
 
     return Measured(weights, parameters, _highest(step, [network]), 0, counter.get_total_flops())
 

@@ -46,7 +46,7 @@ class Words:
     """A language model, in place of a blueprint: how it is loaded, and how one example of it is measured."""
 
     dtype: torch.dtype
-    measured: Callable[[TrainConfig, torch.dtype, Callable[[Mapping[str, nn.Module]], None], bool], Measured]
+    measured: Callable[[TrainConfig, torch.dtype, Callable[[Mapping[str, nn.Module]], None]], Measured]
 
 
 Sized = Model | Blueprint | Words
@@ -167,12 +167,12 @@ class _Sizes:
         key = self.dtype(config), config.checkpointing
         if key not in self._found:
             switch = partial(apply_checkpointing, mode=config.checkpointing)
-            again = config.checkpointing == "full"
             if self._words is not None:
-                self._found[key] = self._words.measured(config, key[0], switch, again)
+                self._found[key] = self._words.measured(config, key[0], switch)
                 return self._found[key]
             assert self.blueprint is not None
             shown = config if self._side is None else config.model_copy(update={"resolution": self._side})
+            again = config.checkpointing == "full"
             self._found[key] = measure(self.blueprint, shown, key[0], switch, trained_networks, again=again)
         return self._found[key]
 

@@ -63,12 +63,15 @@ gpu-bundle: $(VENV)/.base
 	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)
 	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(BUNDLE) pydantic
 	$(PIP) download --quiet --no-deps --only-binary=:all: --platform any -d $(PEERS) "torchao>=0.18,<0.19"
+	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_24_x86_64 --python-version 312 -d $(PEERS) \
+		"bitsandbytes>=0.50,<0.51"
+	python3 tools/slim_wheel.py $(PEERS)/bitsandbytes-*.whl 'libbitsandbytes_(?!cuda130|cpu)'
 
 $(SITE):
 	for wheel in $(BUNDLE)/*.whl; do python3 -m zipfile -e $$wheel $(SITE); done
 
-# optimizers to compare with, beside the rest: diffusers and PEFT import torchao wherever they find it, and are measured
-# too. bitsandbytes is not among them: its wheel is 43 MB, with a library for every CUDA
+# optimizers to compare with, beside the rest: diffusers and PEFT import them wherever they find them, and are measured
+# too. bitsandbytes' wheel has a library for every CUDA, 43 MB; that of CUDA 13.0 travels
 $(PEERS)/site:
 	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
 
@@ -78,6 +81,7 @@ test-gpu: $(SITE)
 bench-gpu: $(SITE) $(PEERS)/site
 	PYTHONPATH=src:.:$(SITE) python3 bench/weaving.py
 	PYTHONPATH=src:.:$(SITE):$(PEERS)/site python3 bench/optimizers.py
+	PYTHONPATH=src:.:$(SITE) python3 bench/training.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

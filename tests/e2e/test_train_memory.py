@@ -65,7 +65,7 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, cache: Path) -> None:
-    told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "520MiB"), code=1)
+    told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "1032MiB"), code=1)
     assert "are not enough" in told and "a larger limit" in told
     assert not (tmp_path / "out").exists()
 

@@ -10,6 +10,7 @@ Exit codes, beside those of every verb:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,6 +83,9 @@ def train(
 
 
 def _trained(config: Any, as_json: bool) -> None:
+    # pictures of many sizes leave holes that only segments which can grow fill again; torch reads it when CUDA starts
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from weft.train.journal import finite, live
     from weft.train.launched import launched
     from weft.train.run import STOPPED
@@ -93,7 +97,7 @@ def _trained(config: Any, as_json: bool) -> None:
 
     def told(record: Mapping[str, Any]) -> None:
         """Without a display, what was decided for the user and what went wrong."""
-        if record.get("event") in ("memory", "resumed", "sample failed", "stopped"):
+        if record.get("event") in ("memory", "resumed", "sample", "sample failed", "stopped") and "text" in record:
             notes.append(f"{record['event']}: {record['text']}")
             if not as_json:
                 typer.echo(printable(notes[-1]), err=True)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from weft.generate.pictures import to_picture
 from weft.models.families import Conditioning, predict
 from weft.models.model import Model
 from weft.models.samplers import make_scheduler, set_steps
+
+SMALLEST_TILE = 16  # latents a side: smaller ones see too little of the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Who is told of progress, how often a preview is made, and who may stop the work between steps."""
+    """Who is told of progress, how often a preview is made, who may stop the work between steps, who hears of warnings."""
 
     progress: Callable[[Progress], object] | None = None
     preview_every: int = 0
     cancelled: Callable[[], bool] | None = None
+    warn: Callable[[str], object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ def draw(model: Model, job: Job, watch: Watch, place: tuple[int, int] = (0, 1)) 
     """Make one picture."""
     generator = torch.Generator("cpu").manual_seed(job.seed)
     if job.picture is not None and job.strength == 0.0:
-        return to_picture(decode(model, encode(model, job.picture, None)))
+        return to_picture(decode(model, encode(model, job.picture, None), watch))
     scheduler = make_scheduler(model.blueprint.scheduler, job.sampler, job.schedule, flow=model.flow)
     scale = model.latent_scale
     shape = (1, model.vae.config.latent_channels, job.height // scale, job.width // scale)
@@ -102,7 +106,7 @@ def draw(model: Model, job: Job, watch: Watch, place: tuple[int, int] = (0, 1)) 
             original = _noised(scheduler, known, noise, following) if len(following) else known
             latents = (kept * latents + (1 - kept) * original).to(latents.dtype)
         _report(model, watch, number + 1, len(times) - begin, started, latents, place)
-    return to_picture(decode(model, latents))
+    return to_picture(decode(model, latents, watch))
 
 
 def _first_step(steps: int, strength: float, flow: bool) -> int:
@@ -121,11 +125,39 @@ def encode(model: Model, picture: torch.Tensor, generator: torch.Generator | Non
     return latents.to(model.dtype)
 
 
-def decode(model: Model, latents: torch.Tensor) -> torch.Tensor:
+def decode(model: Model, latents: torch.Tensor, watch: Watch) -> torch.Tensor:
+    """The picture of latents; where memory runs out, in tiles that overlap, half as large each time."""
     vae = model.vae
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    numbers: torch.Tensor = vae.decode(latents.to(vae.dtype) / vae.config.scaling_factor + shift, return_dict=False)[0]
-    return numbers
+    hidden = latents.to(vae.dtype) / vae.config.scaling_factor + shift
+    whole = side = max(hidden.shape[-2:])
+    while True:
+        try:
+            numbers: torch.Tensor
+            with _tiled(vae, side if side < whole else None, model.latent_scale):
+                numbers = vae.decode(hidden, return_dict=False)[0]
+            if side < whole and watch.warn is not None:
+                pixels = side * model.latent_scale
+                watch.warn(f"there was no memory to decode the picture at once: it is made of tiles of {pixels} pixels")
+            return numbers
+        except torch.OutOfMemoryError:
+            if side // 2 < SMALLEST_TILE:
+                raise
+        # outside of the handler: the error holds its frames, and they hold what was computed
+        torch.cuda.empty_cache()
+        side //= 2
+
+
+@contextmanager
+def _tiled(vae: Any, side: int | None, scale: int) -> Iterator[None]:
+    """Tiles of ``side`` latents inside the block; None: the picture as one."""
+    before = vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size
+    if side is not None:
+        vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = True, side, side * scale
+    try:
+        yield
+    finally:
+        vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = before
 
 
 def _noised(scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -162,5 +194,5 @@ def _report(
         return
     left = (time.perf_counter() - started) / step * (total - step)
     wanted = watch.preview_every > 0 and step % watch.preview_every == 0 and step < total
-    preview = to_picture(decode(model, latents)) if wanted else None
+    preview = to_picture(decode(model, latents, watch)) if wanted else None
     watch.progress(Progress(step, total, left, *place, preview=preview))

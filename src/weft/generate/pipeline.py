@@ -16,7 +16,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +240,15 @@ class Pipeline:
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
+        warnings = [*request.positive.warnings, *request.negative.warnings, *told.warnings]
+        watch = replace(watch, warn=warnings.append)
         for number in range(config.count):
             job = Job(told, config.sampler, config.schedule, config.steps, config.seed + number, width, height, picture,
                       mask, config.strength)  # fmt: skip
             image = draw(self.model, job, watch, (number, config.count))
             images.append(_finished(image, request))
             records.append(self._record(request, config.seed + number))
-        warnings = [*request.positive.warnings, *request.negative.warnings, *told.warnings]
-        return Result(images, records, request.loras, warnings)
+        return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
 
     def _conditioning(self, request: _Settled) -> Conditioning:
         config, texts = request.config, (request.positive.pieces, request.negative.pieces)

@@ -55,6 +55,7 @@ class FlatParameters:
         _check(named, groups)
         self.segments: dict[str, Segment] = {}
         multipliers: list[float] = []
+        runs: list[tuple[slice, float]] = []
         size = 0
         for multiplier in dict.fromkeys(float(groups.get(name, 1.0)) for name in named):
             for name, parameter in named.items():
@@ -62,6 +63,7 @@ class FlatParameters:
                     self.segments[name] = Segment(slice(size, size + parameter.numel()), parameter.shape)
                     size = _up(size + parameter.numel(), _ALIGN)
             size = _up(size, BLOCK)
+            runs.append((slice(len(multipliers) * BLOCK, size), multiplier))
             multipliers += [multiplier] * (size // BLOCK - len(multipliers))
         device = device or next(iter(named.values())).device
         self.values = torch.zeros(size, device=device)
@@ -69,6 +71,8 @@ class FlatParameters:
         self.multipliers = torch.tensor(multipliers, dtype=torch.float32, device=device)
         #: no block has another multiplier than 1
         self.uniform = all(multiplier == 1.0 for multiplier in multipliers)
+        #: (where, multiplier) of the parameters that have one together
+        self.runs = runs
         #: the multiplier of each parameter
         self.factors = {name: float(groups.get(name, 1.0)) for name in self.segments}
         self.parameters: dict[str, nn.Parameter] = {name: named[name] for name in self.segments}

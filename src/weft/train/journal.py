@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,6 +27,18 @@ from weft.train.board import Board
 Tell = Callable[[Mapping[str, Any]], None]
 #: numbers of a record that say nothing over time
 _NO_CURVE = {"step", "total", "time"}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A sample on disk, and what its viewer should know."""
+
+    path: Path
+    warnings: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        told = {"text": "; ".join(self.warnings)} if self.warnings else {}
+        return {"event": "sample", "path": str(self.path), **told}
 
 
 class Journal:

@@ -194,9 +194,18 @@ class Meter:
         if self._calls != 2:
             step()
             return None
+        retries = self._retries()
         found = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
         told = f"a step keeps {found / 2**30:.2f} GiB; {self._expected / 2**30:.2f} were expected"
+        if (again := self._retries() - retries) > 0:
+            told += f"; {again} times memory was given back and taken anew to fit, which is slow: raise vram a little"
         return {"event": "memory", "text": told, "measured_bytes": found, "expected_bytes": self._expected}
+
+    def _retries(self) -> int:
+        """How often the allocator emptied its cache because it had reached the limit."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     def _on_gpu(self, step: Callable[[], None]) -> int:
         torch.cuda.reset_peak_memory_stats(self._device)

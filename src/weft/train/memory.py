@@ -13,6 +13,7 @@ precision, the only one that changes numbers. What fits in no way is an error th
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from weft.train.diffusion import trained_networks
 from weft.train.measure import Measured, measure
 from weft.train.recompute import apply_checkpointing
 
-RESERVE = 512 << 20  # CUDA's own: context, cuBLAS and cuDNN
+RESERVE = 1 << 30  # CUDA's own: context, kernels, libraries; 758 MiB of an H200
 MODES = ("off", "selective", "full")
 GIB = 1 << 30
 
@@ -116,6 +117,8 @@ def limit_for(config: TrainConfig, device: torch.device) -> int | None:
 def enforce(limit_bytes: int, device: torch.device) -> None:
     """Beyond the limit an allocation fails, instead of taking what belongs to others; until `lift`."""
     if device.type == "cuda":
+        gc.collect()  # what earlier runs of this process left counts too
+        torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
         share = max(limit_bytes - RESERVE, 0) / total  # what CUDA itself takes is not the allocator's
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), _number(device))

@@ -19,11 +19,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch.optim.adamw import adamw
 
 from weft.errors import ConfigError
 from weft.ops import adam8bit
 from weft.train.flat import FlatParameters
-from weft.train.scaling import ROWS, Ema, LossScaler, clip, pieces, restore
+from weft.train.scaling import Ema, LossScaler, clip, restore
 
 __all__ = ["NAMES", "AdamW", "AdamW8bit", "Ema", "LossScaler", "Optimizer", "clip", "make_optimizer"]
 
@@ -66,7 +67,7 @@ class _Adam:
 
 
 class AdamW(_Adam):
-    """float32 moments, plain torch."""
+    """float32 moments: torch's fused kernel, one launch for each multiplier; it leaves scaled gradients behind."""
 
     def __init__(
         self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
@@ -74,31 +75,18 @@ class AdamW(_Adam):
         super().__init__(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
         self._m, self._v = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
         self._own |= {"m": self._m, "v": self._v}
-        rows = min(ROWS, flat.multipliers.numel())
-        self._a, self._b = flat.values.new_empty(2, rows, adam8bit.BLOCK).unbind()
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
-        flat, (beta1, beta2), taken = self._flat, self._betas, ok.bool()
-        self._count.add_(taken)
-        inverse1, inverse2 = adam8bit.corrections(self._count, beta1, beta2).unbind()
-        rates = (lr * flat.multipliers)[:, None]
-        # m / (sqrt(v) * i2 + epsilon) = m / (sqrt(v) + epsilon / i2) / i2: one pass less
-        epsilon, scaled, kept = self._epsilon / inverse2, rates * (inverse1 / inverse2), 1 - rates * self._decay
-        columns = zip(torch.split(scaled, ROWS), torch.split(kept, ROWS), strict=True)
-        buffers = pieces(flat.values, flat.grads, self._m, self._v)
-        for (x, grad, m, v), (rate, keep) in zip(buffers, columns, strict=True):
-            a, b = self._a[: len(x)], self._b[: len(x)]
-            torch.mul(grad, grad_scale, out=a)
-            torch.lerp(m, a, 1 - beta1, out=b)
-            torch.where(taken, b, m, out=m)
-            torch.mul(v, beta2, out=b).addcmul_(a, a, value=1 - beta2)
-            torch.where(taken, b, v, out=v)
-            torch.sqrt(v, out=b).add_(epsilon)
-            torch.div(m, b, out=b)
-            moved = torch.mul(x, keep, out=a) if self._decay else x
-            torch.addcmul(moved, b, rate, value=-1, out=a)
-            torch.where(taken, a, x, out=x)
+        missing, divisor = 1.0 - ok.float(), 1.0 / grad_scale.float()
+        flat, (beta1, beta2) = self._flat, self._betas
+        for place, multiplier in flat.runs:
+            x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, self._m, self._v))
+            adamw(
+                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=missing, amsgrad=False,
+                beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay, eps=self._epsilon, maximize=False,
+            )  # fmt: skip
+        self._count.add_(ok.bool())
 
 
 class AdamW8bit(_Adam):

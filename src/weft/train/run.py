@@ -27,7 +27,7 @@ from weft.train.checkpoint import State, alone, check_same_run, named, newest, s
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
 from weft.train.interrupts import Interrupts
-from weft.train.journal import Journal, Pace, Tell
+from weft.train.journal import Drawn, Journal, Pace, Tell
 from weft.train.measure import Meter
 from weft.train.networks import Trained, add_networks, gathered
 from weft.train.oom import needing
@@ -46,7 +46,7 @@ FREE = frozenset({
 ASK_SECONDS = 4.0  # between questions of several processes whether to stop: launchers kill after 30
 DONE, STOPPED = "all steps are done", "stopped on request"
 
-Sample = Callable[[int], list[Path]]
+Sample = Callable[[int], list[Drawn]]
 
 
 @dataclass(slots=True)
@@ -345,7 +345,7 @@ class Run:
             events: list[dict[str, Any]]
             try:
                 with self._evaluating():
-                    events = [{"event": "sample", "path": str(path)} for path in sample(self.number)]
+                    events = [drawn.record() for drawn in sample(self.number)]
             except Exception as error:
                 if self.config.shard and not isinstance(error, OSError):
                     raise  # the other processes wait inside the network for this one

@@ -36,6 +36,7 @@ from weft.models.families import Conditioning
 from weft.models.model import Model
 from weft.train.aliases import at_most, file_text, shown, toml_table
 from weft.train.config import TrainConfig
+from weft.train.journal import Drawn
 
 #: by what a line calls it, what it sets
 FLAGS = {
@@ -77,14 +78,15 @@ class Sampler:
         for request in self._requests:
             self._pipe.encode(request)
 
-    def __call__(self, step: int) -> list[Path]:
+    def __call__(self, step: int) -> list[Drawn]:
         # all of them before the first is written: who draws together must not stop where only one of them can fail
         drawn = [self._pipe(request) for request in self._requests]
         found = []
         for number, made in enumerate(drawn if self._writes else ()):
             self._folder.mkdir(parents=True, exist_ok=True)
-            found.append(self._folder / f"{self._name}-{step:06d}-{number}.png")
-            made.save(found[-1])
+            path = self._folder / f"{self._name}-{step:06d}-{number}.png"
+            made.save(path)
+            found.append(Drawn(path, tuple(made.warnings)))
         return found
 
 

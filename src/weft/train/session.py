@@ -23,14 +23,14 @@ from weft.train.check import DatasetReport, arrange, check_dataset
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, read_dataset
 from weft.train.diffusion import DiffusionTask, bucket_rules, check_masks, held_out
-from weft.train.journal import Tell
+from weft.train.journal import Drawn, Tell
 from weft.train.limits import within_limit
 from weft.train.measure import Meter, blank
 from weft.train.memory import Plan, enforce, estimate, lift, seconds_for
 from weft.train.oom import needing
 from weft.train.outcome import base_hashes, refuse_existing
 from weft.train.recompute import apply_checkpointing
-from weft.train.run import Finished, Run
+from weft.train.run import Finished, Run, Sample
 from weft.train.samples import Sampler, sample_requests
 from weft.train.shard import check_shard, shard_model
 from weft.train.world import World, join
@@ -68,9 +68,7 @@ def is_language(config: TrainConfig) -> bool:
     return folder.is_dir() and (folder / "config.json").is_file() and not (folder / "model_index.json").is_file()
 
 
-def diffusion_run(
-    config: TrainConfig, world: World, tick: Tick | None
-) -> tuple[Run, Callable[[int], list[Path]] | None]:
+def diffusion_run(config: TrainConfig, world: World, tick: Tick | None) -> tuple[Run, Sample | None]:
     check_shard(config, world)
     dataset = read(config)
     blueprint = _blueprint(config)
@@ -161,10 +159,10 @@ def _prepare(
         task.park()
 
 
-def _beside(task: DiffusionTask, sample: Sampler, networks: tuple[str, ...]) -> Callable[[int], list[Path]]:
+def _beside(task: DiffusionTask, sample: Sampler, networks: tuple[str, ...]) -> Sample:
     """Draw with these networks on the device too."""
 
-    def draw(step: int) -> list[Path]:
+    def draw(step: int) -> list[Drawn]:
         with task.present(*networks):
             return sample(step)
 

@@ -124,6 +124,32 @@ def test_progress_and_preview(pipe: Pipeline) -> None:
     assert seen[3].eta == 0 and seen[0].eta > 0
 
 
+def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipeline) -> None:
+    asked = {"steps": 2, "seed": 3, "width": 512, "height": 512}
+    whole = pipe("cat face", **asked)
+    scale, sizes = pipe.model.latent_scale, list[int]()
+
+    def short(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
+        sizes.append(given[0].shape[-1])
+        if sizes[-1] * scale > 160:  # as much as this decoder's memory is good for
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = pipe.model.vae.decoder.register_forward_pre_hook(short)
+    try:
+        tiles = pipe("cat face", **asked)
+        assert sizes[:3] == [512 // scale, 256 // scale, 128 // scale]
+        assert tiles.warnings == [
+            "there was no memory to decode the picture at once: it is made of tiles of 128 pixels"
+        ]
+        assert np.abs(pixels(tiles.images[0]) - pixels(whole.images[0])).mean() < 12, "seams, not another picture"
+        with pytest.raises(torch.OutOfMemoryError):
+            scale = 1000
+            pipe("cat face", **asked)
+    finally:
+        hook.remove()
+    assert pipe("cat face", **asked).images[0].tobytes() == whole.images[0].tobytes(), "and whole again afterwards"
+
+
 def test_cancelling_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
     seen: list[int] = []
     with pytest.raises(Cancelled):

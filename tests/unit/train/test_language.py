@@ -23,48 +23,40 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A llama whose tokenizer begins a text with a mark, and a gpt2 whose tokenizer does not."""
+    return {kind: write_language_model(kind, tmp_path_factory.mktemp(kind)) for kind in ("llama", "gpt2")}
+
+
+def write_language_model(kind: str, place: Path) -> Path:
+    """A llama whose tokenizer begins a text with a mark, or a gpt2 whose tokenizer does not."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    found = {}
-    for kind in ("llama", "gpt2"):
-        place = tmp_path_factory.mktemp(kind)
-        words = Tokenizer(models.BPE())
-        words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        words.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        words.train_from_iterator(
-            SONG, trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-        )
-        if kind == "llama":
-            words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-        PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(place)
-        size = words.get_vocab_size()
-        torch.manual_seed(0)
-        if kind == "llama":
-            network: Any = LlamaForCausalLM(
-                LlamaConfig(
-                    vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                    num_key_value_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=1, initializer_range=0.2,
-                )
-            )  # fmt: skip
-        else:
-            network = GPT2LMHeadModel(
-                GPT2Config(
-                    vocab_size=size,
-                    n_positions=16,
-                    n_embd=32,
-                    n_layer=2,
-                    n_head=4,
-                    bos_token_id=0,
-                    eos_token_id=1,
-                    initializer_range=0.2,
-                )
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words.train_from_iterator(
+        SONG, trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    )
+    if kind == "llama":
+        words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(place)
+    common = {
+        "vocab_size": words.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2
+    }  # fmt: skip
+    torch.manual_seed(0)
+    network: Any = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=64, **common,
             )
-        network.save_pretrained(place)
-        found[kind] = place
-    return found
+        )
+        if kind == "llama"
+        else GPT2LMHeadModel(GPT2Config(n_positions=16, n_embd=32, n_layer=2, n_head=4, **common))
+    )  # fmt: skip
+    network.save_pretrained(place)
+    return place
 
 
 @pytest.fixture
@@ -250,4 +242,4 @@ def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path],
     by_hand = train(TrainConfig.of(**said, batch_size=2, accumulation=2, output=str(tmp_path / "b")))
     assert planned.losses == by_hand.losses
     with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
-        check(TrainConfig.of(**said, vram="512.01MiB"))
+        check(TrainConfig.of(**said, vram="1024.01MiB"))

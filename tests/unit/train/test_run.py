@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
 from weft.errors import ConfigError, FormatError, MemoryBudgetError, WeftError
 from weft.train.checkpoint import checkpoints, load_state
+from weft.train.journal import Drawn
 from weft.train.outcome import base_hashes
 from weft.train.run import DONE, STOPPED, Run
 
@@ -248,18 +249,19 @@ def test_samples_change_no_bit_and_see_the_average_without_dropout(tmp_path: Pat
     run = tiny(tmp_path / "shown", sample_every=2, **EVERYTHING)
     seen: list[int] = []
 
-    def draw(step: int) -> list[Path]:
+    def draw(step: int) -> list[Drawn]:
         torch.rand(step)  # moves the global generator, as a library may
         assert not any(module.training for module in run.task.networks["model"].modules())
         assert run.step.ema is not None and torch.equal(run.flat.values, run.step.ema.values)
         seen.append(step)
-        return [tmp_path / f"{step}.png"]
+        return [Drawn(tmp_path / f"{step}.png", ("in tiles",) if step == 4 else ())]
 
     run.train(sample=draw)
     assert seen == [2, 4, 6, 8]
     assert state_bits(run) == state_bits(plain)
     shown = [record for record in log(tmp_path / "shown") if record.get("event") == "sample"]
     assert [(record["step"], Path(record["path"]).name) for record in shown] == [(n, f"{n}.png") for n in seen]
+    assert [record.get("text") for record in shown] == [None, "in tiles", None, None]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)
     draw = Sampler(model, chosen)
     assert not (tmp_path / "samples").exists()
-    paths = draw(20)
+    paths = [drawn.path for drawn in draw(20)]
     assert [path.name for path in paths] == [f"t-000020-{number}.png" for number in range(3)]
     first, second, third = (Image.open(path) for path in paths)
     assert first.size == (64, 128) and second.size == (model.size, model.size)

@@ -1,0 +1,30 @@
+"""Pictures on a GPU: those of the CPU in float32, with LoRAs woven in, and close to them in half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+import numpy as np  # noqa: E402
+
+import weft  # noqa: E402
+
+
+def drawn(device: str, dtype: str, **more: Any) -> np.ndarray[Any, Any]:
+    pipe = weft.pipeline("weft/emoji", device=device, dtype=dtype)
+    found = pipe("a red apple", seed=7, steps=8, **more)
+    return np.asarray(found.images[0], dtype=np.float32)
+
+
+@pytest.mark.parametrize("loras", [[], ["pixel:0.8", "ink:0.4"]])
+def test_a_picture_is_the_cpus(loras: list[str]) -> None:
+    on_cpu = drawn("cpu", "fp32", loras=loras)
+    assert np.abs(drawn("cuda", "fp32", loras=loras) - on_cpu).mean() < 1.0
+    assert np.abs(drawn("cuda", "bf16", loras=loras) - on_cpu).mean() < 12.0

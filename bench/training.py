@@ -41,7 +41,7 @@ PATIENCE = 240
 RUNS: dict[str, list[tuple[int, str | None, str]]] = {
     "sdxl": [(4, None, "off"), (1, None, "full"), (4, "24GiB", "off"), (4, "12GiB", "off"), (4, "8GiB", "off")],
     "sd3.5-medium": [(4, "12GiB", "off")],
-    "flux1-dev": [(1, None, "full"), (4, "32GiB", "off"), (4, "20GiB", "off")],
+    "flux1-dev": [(4, "32GiB", "off"), (4, "20GiB", "off"), (1, None, "full")],
 }
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 

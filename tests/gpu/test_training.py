@@ -20,7 +20,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 import weft  # noqa: E402
 from weft.errors import MemoryBudgetError  # noqa: E402
-from weft.train.memory import RESERVE  # noqa: E402
+from weft.train.memory import CONTEXT  # noqa: E402
 from weft.train.session import check  # noqa: E402
 
 NETWORKS = ("lora", "locon", "dora", "loha", "lokr")
@@ -140,7 +140,7 @@ def test_a_limit_is_planned_held_measured_and_lifted(precision: str, tmp_path: P
     assert any("batch_size 8 becomes" in str(record.get("text")) for record in told)
     measured = next(record for record in told if "measured_bytes" in record)
     assert measured["measured_bytes"] == pytest.approx(measured["expected_bytes"], rel=0.15)
-    assert done["peak"] <= limit - RESERVE
+    assert done["peak"] <= limit - CONTEXT
     assert [record["event"] for record in told if str(record.get("event")).startswith("sample")] == ["sample"], told
 
 

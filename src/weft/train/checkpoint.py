@@ -157,19 +157,6 @@ def alone(folder: Path) -> TextIO:
     return file  # a file system without locks has none
 
 
-def check_same_run(then: Mapping[str, Any], now: Mapping[str, Any], free: frozenset[str]) -> None:
-    """Raise where a setting that decides the numbers differs; those in ``free`` may."""
-    differing = sorted(name for name in {*then, *now} - free if then.get(name) != now.get(name))
-    if differing:
-        raise ConfigError(
-            [
-                f"{name}: this run was started with {then.get(name)!r}, now it is {now.get(name)!r}; "
-                "resume with the same value, or start a new run under another name"
-                for name in differing
-            ]
-        )
-
-
 def _sum(tensors: Mapping[str, torch.Tensor]) -> int:
     """Changes with any bit of any tensor; not for those who mean harm."""
     total = 0

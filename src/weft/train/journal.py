@@ -16,6 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -45,29 +46,42 @@ class Journal:
     """The log file of a run, and whoever else wants to know; ``since``: the step the run goes on from."""
 
     def __init__(self, path: Path, *, since: int = 0, tensorboard: bool = False, tell: Tell | None = None) -> None:
-        self._tell = tell
+        self._path, self._tell = path, tell
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, [_until(path, since)])
             self._board = Board(path.with_name(f"{path.stem}-tensorboard"), since) if tensorboard else None
             self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise FormatError(f"{path}: the log cannot be written: {error.strerror}") from None
+            raise _unwritable(path, error) from None
 
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {name: finite(value) for name, value in record.items()}
-        self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
-        self._file.flush()
-        if self._board is not None and "step" in record:
-            said = {name: value for name, value in record.items() if name not in _NO_CURVE}
-            self._board.add(record["step"], {name: v for name, v in said.items() if isinstance(v, int | float)})
+        try:
+            self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
+            if self._board is not None and "step" in record:
+                said = {name: value for name, value in record.items() if name not in _NO_CURVE}
+                self._board.add(record["step"], {name: v for name, v in said.items() if isinstance(v, int | float)})
+        except OSError as error:
+            raise _unwritable(self._path, error) from None
         if self._tell is not None:
             self._tell(clean)
 
     def close(self) -> None:
-        self._file.close()
+        """What could not be written was told when it was."""
+        with suppress(OSError):
+            self._file.close()
         if self._board is not None:
-            self._board.close()
+            with suppress(OSError):
+                self._board.close()
+
+
+def _unwritable(path: Path, error: OSError) -> FormatError:
+    return FormatError(
+        f"{path}: the log cannot be written: {error.strerror}; make room or name another `output`, and go on with --resume "
+        "auto from the last checkpoint"
+    )
 
 
 def finite(value: Any) -> Any:
@@ -113,7 +127,7 @@ def live(stream: TextIO = sys.stderr) -> Tell:
     def told(record: Mapping[str, Any]) -> None:
         if "loss" not in record:
             value = f"loss {record['validation']:.4f}" if record.get("validation") is not None else ""
-            words = str(record.get("path") or record.get("text") or value)
+            words = " ".join(str(record[name]) for name in ("path", "text") if record.get(name)) or value
             shown = "".join(c if c.isprintable() else " " for c in words)
             stream.write(f"\r\x1b[K{record.get('event', '')}: {shown}\n")
         else:

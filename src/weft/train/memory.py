@@ -2,7 +2,7 @@
 
     a step      = weights + 8 bytes a trained parameter (master, gradient) + optimizer + batch * what one example keeps
     caching     = weights + what the autoencoder needs for one picture
-    needed      = the larger of the two + what CUDA itself takes
+    needed      = the larger of the two + what CUDA and its libraries take
 
     staged      the networks are on the device one after the other: autoencoder, text encoders, then the denoiser
 
@@ -32,7 +32,8 @@ from weft.train.diffusion import trained_networks
 from weft.train.measure import Measured, measure
 from weft.train.recompute import apply_checkpointing
 
-RESERVE = 1 << 30  # CUDA's own: context, kernels, libraries; 758 MiB of an H200
+CONTEXT = 768 << 20  # what CUDA takes beside the allocator: its context and kernels; 758 MiB on an H200
+RESERVE = CONTEXT + (256 << 20)  # and in the allocator, beside what a step keeps: what cuBLAS and cuDNN work with
 MODES = ("off", "selective", "full")
 GIB = 1 << 30
 
@@ -120,7 +121,7 @@ def enforce(limit_bytes: int, device: torch.device) -> None:
         gc.collect()  # what earlier runs of this process left counts too
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
-        share = max(limit_bytes - RESERVE, 0) / total  # what CUDA itself takes is not the allocator's
+        share = max(limit_bytes - CONTEXT, 0) / total
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), _number(device))
 
 

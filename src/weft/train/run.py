@@ -23,7 +23,7 @@ import torch
 
 from weft.errors import ConfigError, WeftError
 from weft.targets.index import ModelIndex
-from weft.train.checkpoint import State, alone, check_same_run, named, newest, save_state, tidy
+from weft.train.checkpoint import State, alone, named, newest, save_state, tidy
 from weft.train.config import TrainConfig
 from weft.train.flat import FlatParameters
 from weft.train.interrupts import Interrupts
@@ -32,17 +32,12 @@ from weft.train.measure import Meter
 from weft.train.networks import Trained, add_networks, gathered
 from weft.train.oom import needing
 from weft.train.outcome import described, refuse_existing, store, sweep, written
-from weft.train.schedules import rates, share_of
+from weft.train.sameness import base_of, check_same
+from weft.train.schedules import share_of
 from weft.train.step import Step
 from weft.train.task import Task, generator_for
 from weft.train.world import World
 
-#: settings that may differ when a run goes on: they change no number of the steps to come (shard: by rounding alone)
-FREE = frozenset({
-    "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
-    "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
-    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing", "shard",
-})  # fmt: skip
 ASK_SECONDS = 4.0  # between questions of several processes whether to stop: launchers kill after 30
 DONE, STOPPED = "all steps are done", "stopped on request"
 
@@ -74,6 +69,7 @@ class Run:
             )
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
+        self.base = base_of(getattr(model, "networks", task.networks))
         self.trained: Trained = add_networks(task.networks, config, index)
         self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
@@ -129,7 +125,7 @@ class Run:
         if state is None:
             refuse_existing(self.config, wanted)
             return []
-        self._check_same(state)
+        check_same(state.facts, self._facts(), self.config, state.step)
         self.step.load(state.tensors)
         self.number = state.step
         self.started = state.facts.get("started", self.started)
@@ -141,27 +137,13 @@ class Run:
             self._lock.close()
             self._lock = None
 
-    def _check_same(self, state: State) -> None:
-        then, now = dict(state.facts.get("config", {})), self._facts()["config"]
-        # more steps, or fewer, are the same run as long as every step so far had the rate it would have now
-        if (
-            then.get("steps")
-            and state.step <= self.total
-            and rates(self.config, then["steps"], state.step) == rates(self.config, self.total, state.step)
-        ):
-            then["steps"] = now["steps"]
-        check_same_run(then, now, FREE)
-        if state.facts.get("data") != self.task.fingerprint():
-            raise ConfigError(
-                "dataset: it is not the one this run was started with; start a new run under another name"
-            )
-
     def _facts(self) -> dict[str, Any]:
         config = self.config.model_dump(mode="json")
         config["steps"], config["epochs"] = self.total, None
         config["accumulation"] = self.world.size * self.config.accumulation  # of all processes together
         return {
-            "config": config, "data": self.task.fingerprint(), "started": self.started, "validation": self.validation
+            "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
+            "validation": self.validation,
         }  # fmt: skip
 
     def save(self) -> None:

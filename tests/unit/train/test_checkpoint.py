@@ -14,7 +14,7 @@ import torch
 
 from weft.errors import ConfigError, FormatError
 from weft.train import checkpoint
-from weft.train.checkpoint import State, alone, check_same_run, checkpoints, load_state, named, newest, save_state, tidy
+from weft.train.checkpoint import State, alone, checkpoints, load_state, named, newest, save_state, tidy
 
 
 def state(step: int, fill: float = 0.0) -> State:
@@ -230,10 +230,3 @@ def test_the_lock_is_one_processes_and_ends_with_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output: .* cannot be written to"):
         alone(tmp_path / "file" / "s")
-
-
-def test_only_settings_that_are_free_may_differ() -> None:
-    check_same_run({"rank": 1, "output": "a"}, {"rank": 1, "output": "b"}, frozenset({"output"}))
-    with pytest.raises(ConfigError) as caught:
-        check_same_run({"rank": 1, "seed": 2}, {"rank": 2, "new": 3}, frozenset())
-    assert [problem.split(":")[0] for problem in caught.value.problems] == ["new", "rank", "seed"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-from tests.unit.train.tiny import file_bits, log, tiny
+from tests.unit.train.tiny import TinyTask, config, file_bits, log, made, tiny
 from weft.errors import ConfigError, FormatError
 from weft.train.checkpoint import checkpoints, load_state
 
@@ -46,6 +50,47 @@ def test_another_dataset_is_refused(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     with pytest.raises(ConfigError, match="dataset"):
         tiny(tmp_path, steps=2, examples=11).resume("auto")
+
+
+def test_model_and_data_may_have_moved_but_not_changed(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=4).train()
+    tiny(tmp_path / "a", steps=2).train()
+    chosen = config(tmp_path / "a", steps=4, model="elsewhere/tiny", dataset="elsewhere", resume="auto")
+    other = TinyTask(chosen)
+    with torch.no_grad():
+        other.networks["model"].to_q.weight[0, 0] += 1
+    with pytest.raises(ConfigError, match="model: its weights are not those this run was started with"):
+        made(chosen, task=other).resume("auto")
+    assert file_bits(made(chosen).train().path) == file_bits(straight.path)
+
+
+def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2).train()
+    file = tmp_path / "t-state" / "step-000002" / "state.json"
+    said = json.loads(file.read_text())
+    del said["base"]
+    file.write_text(json.dumps(said))
+    with pytest.raises(ConfigError, match="model: this run was started with 'tiny', now it is 'other'"):
+        tiny(tmp_path, steps=3, model="other").resume("auto")
+    assert tiny(tmp_path, steps=3).resume("auto") == 2
+
+
+def test_a_log_that_finds_no_room_says_so() -> None:
+    """A limit on the size of files stands for a disk that is full; in a process of its own, which has it for good."""
+    script = (
+        "import resource, sys, tempfile, pathlib\n"
+        "from weft.errors import FormatError\n"
+        "from weft.train.journal import Journal\n"
+        "journal = Journal(pathlib.Path(tempfile.mkdtemp()) / 't.jsonl')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try:\n"
+        "    journal.write({'event': 'x' * 20})\n"
+        "except FormatError as error:\n"
+        "    journal.close()\n"
+        "    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "t.jsonl: the log cannot be written: File too large; make room" in told and "--resume auto" in told
 
 
 def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:

@@ -184,6 +184,22 @@ def base_hashes(path: Path) -> dict[str, str]:
     return {"ss_sd_model_hash": found.autov1, "ss_new_sd_model_hash": found.sha256}
 
 
+def _public(config: TrainConfig) -> TrainConfig:
+    """What lies on this machine by its last name alone: folders are nobody's business, and say who trained it."""
+
+    def last(value: str) -> str:
+        return Path(value).name if Path(value).exists() or Path(value).is_absolute() else value
+
+    paths: dict[str, Any] = {
+        name: last(value) for name in ("model", "dataset", "start_from") if (value := getattr(config, name))
+    }
+    if config.parts:
+        paths["parts"] = {part: last(value) for part, value in config.parts.items()}
+    if config.sample_prompts:
+        paths["sample_prompts"] = tuple(map(last, config.sample_prompts))
+    return config.model_copy(update={name: value for name, value in paths.items() if name in config.model_fields_set})
+
+
 def described(
     config: TrainConfig, model: Any, step: int, total: int, started: float, data: Mapping[str, str]
 ) -> dict[str, str]:
@@ -232,7 +248,7 @@ def described(
         "modelspec.title": config.name,
         "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "weft.version": __version__,
-        "weft.config": config.to_toml(without=_PRIVATE),
+        "weft.config": _public(config).to_toml(without=_PRIVATE),
     }  # fmt: skip
     if config.trigger:
         found["modelspec.trigger_phrase"] = config.trigger

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 
 from weft.cli.launch import LOST, launch
 from weft.cli.merge import need_torch
-from weft.cli.output import OK, PROBLEMS, fail, print_facts, print_json, printable, reporting_errors
+from weft.cli.output import OK, PROBLEMS, UNREADABLE, fail, print_facts, print_json, printable, reporting_errors
 
 
 def train(
@@ -29,6 +30,7 @@ def train(
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of pictures, or a dataset .toml.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="The file's name, without its ending.")] = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help="A word put before every caption that lacks it.")] = None,
     rank: Annotated[int | None, typer.Option("--rank")] = None,
     alpha: Annotated[float | None, typer.Option("--alpha")] = None,
     steps: Annotated[int | None, typer.Option("--steps")] = None,
@@ -48,32 +50,48 @@ def train(
 ) -> None:  # fmt: skip
     """Train a LoRA from pictures with captions, or from texts; exactly resumable."""
     if import_ is not None:
+        given_too = [config, model, dataset, output, name, trigger, rank, alpha, steps, lr, batch_size, save_every, seed,
+                     resume, set_, vram]  # fmt: skip
+        if check or fp16 or skip_bad or gpus > 1 or any(value is not None for value in given_too):
+            fail(
+                "--import prints a configuration and does nothing else: save it, then train with it",
+                as_json,
+                UNREADABLE,
+            )
         _imported(import_, as_json)
     need_torch(as_json)
     from weft.errors import ConfigError, FormatError, WeftError
     from weft.train.config import TrainConfig
 
     given: dict[str, Any] = {
-        "model": model, "dataset": dataset, "output": output, "name": name, "rank": rank, "alpha": alpha, "steps": steps,
+        "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha, "steps": steps,
         "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume, "vram": vram,
         "precision": "fp16" if fp16 else None, "skip_bad": True if skip_bad else None,
     }  # fmt: skip
     with reporting_errors(as_json):
         for text in set_ or []:
             field, equals, value = text.partition("=")
-            if not equals:
+            field = field.strip().replace("-", "_")
+            if not equals or not field:
                 raise ConfigError(f"--set {text}: write FIELD=VALUE")
-            given[field.strip().replace("-", "_")] = _value(value)
+            if given.get(field) is not None:
+                raise ConfigError(f"--set {text}: {field} is given already, as {given[field]!r}; say it once")
+            given[field] = _value(value)
         said = {field: value for field, value in given.items() if value is not None}
-        settled = TrainConfig.of(**said) if config is None else TrainConfig.load(config, **said)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            settled = TrainConfig.of(**said) if config is None else TrainConfig.load(config, **said)
+        notes = [f"note: {warning.message}" for warning in caught]
+        for note in notes if not as_json else ():
+            typer.echo(printable(note), err=True)
         if check:
-            _checked(settled, gpus, as_json)
+            _checked(settled, gpus, as_json, notes)
         from weft.train.launched import launched
 
         if gpus > 1 and launched()[0] <= 1:
             raise typer.Exit(launch(gpus, settled.to_toml(), as_json))
         try:
-            _trained(settled, as_json)
+            _trained(settled, as_json, notes)
         except KeyboardInterrupt:
             fail("stopped at once; what was saved is whole, go on with --resume auto", as_json, 130)
         except (ConfigError, FormatError):
@@ -82,7 +100,7 @@ def train(
             fail(str(error), as_json, LOST if type(error).__name__ == "LostPeer" else PROBLEMS)
 
 
-def _trained(config: Any, as_json: bool) -> None:
+def _trained(config: Any, as_json: bool, said: Sequence[str] = ()) -> None:
     # pictures of many sizes leave holes that only segments which can grow fill again; torch reads it when CUDA starts
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -93,11 +111,14 @@ def _trained(config: Any, as_json: bool) -> None:
 
     first = launched()[1] == 0
     shown = first and sys.stderr.isatty() and not as_json
-    notes: list[str] = []
+    notes: list[str] = list(said)
 
     def told(record: Mapping[str, Any]) -> None:
         """Without a display, what was decided for the user and what went wrong."""
-        if record.get("event") in ("memory", "resumed", "sample", "sample failed", "stopped") and "text" in record:
+        if (
+            record.get("event") in ("memory", "dataset", "begins", "resumed", "sample", "sample failed", "stopped")
+            and "text" in record
+        ):
             notes.append(f"{record['event']}: {record['text']}")
             if not as_json:
                 typer.echo(printable(notes[-1]), err=True)
@@ -121,14 +142,14 @@ def _trained(config: Any, as_json: bool) -> None:
     raise typer.Exit(OK)
 
 
-def _checked(config: Any, gpus: int, as_json: bool) -> None:
+def _checked(config: Any, gpus: int, as_json: bool, notes: Sequence[str] = ()) -> None:
     from weft.train.session import check
 
     settled, report, needs = check(config, gpus)
+    problems = needs.pop("problems")
     if as_json:
-        print_json(
-            {"ok": True, "config": settled.model_dump(mode="json"), "dataset": report.as_dict(), "estimate": needs}
-        )
+        told = {"config": settled.model_dump(mode="json"), "dataset": report.as_dict(), "estimate": needs}
+        print_json({"ok": not problems, **told, "problems": problems, "notes": list(notes)})
     else:
         gib = 2**30
         typer.echo("\n".join(printable(line) for line in report.lines()))
@@ -143,7 +164,9 @@ def _checked(config: Any, gpus: int, as_json: bool) -> None:
         if (seconds := needs.get("seconds")) is not None:
             shown = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"
             typer.echo(f"time, estimated: {shown} for {needs['steps']} steps, once pictures and captions are encoded")
-    raise typer.Exit(OK)
+        for problem in problems:
+            typer.secho(printable(f"this run would be refused: {problem}"), err=True, fg="red")
+    raise typer.Exit(UNREADABLE if problems else OK)
 
 
 def _imported(path: Path, as_json: bool) -> None:

@@ -2,7 +2,8 @@
 
     <cache>/<two digits>/<key>.safetensors      key = SHA-256 of everything that decides the numbers
 
-A file is written beside its place and renamed, so what is there is whole. One that cannot be read is made again. What was
+A file is written beside its place and renamed, so what is there is whole, and holds a sum of its tensors. One that cannot
+be read, or has another sum, is made again. What was
 used last stays in memory, up to a limit; the rest is read again, which the system's own cache makes cheap. Without a
 folder everything stays in memory.
 """
@@ -13,11 +14,12 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from weft.errors import FormatError
@@ -70,9 +72,12 @@ class TensorCache:
         if place is None or not place.is_file():
             return None
         try:
-            return load_file(place)
+            tensors = load_file(place)
+            with safe_open(place, "pt") as file:
+                known = (file.metadata() or {}).get("sum")
         except (OSError, SafetensorError, ValueError):
             return None  # cut by a crash of the disk: made again, and replaced
+        return tensors if known == str(sum_of(tensors)) else None  # so is what is whole, and not what was written
 
     def _write(self, key: str, tensors: Tensors) -> None:
         place = self._place(key)
@@ -81,7 +86,7 @@ class TensorCache:
         beside = place.with_name(f".{key}.{secrets.token_hex(4)}")  # other processes may be making the same
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, beside)
+            save_file(tensors, beside, {"sum": str(sum_of(tensors))})
             beside.replace(place)
         except (OSError, SafetensorError) as error:
             raise FormatError(f"{place}: the cache cannot be written: {error}; set cache_dir elsewhere") from None
@@ -94,6 +99,15 @@ def key_of(facts: object) -> str:
     """The name of what these facts decide; every tuple is a list, every path text."""
     text = json.dumps([VERSION, facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def sum_of(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Changes with any bit of any tensor; not for those who mean harm."""
+    total = 0
+    for name, tensor in sorted(tensors.items()):
+        total = zlib.crc32(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode(), total)
+        total = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, total)
+    return total
 
 
 def _size(tensors: Tensors) -> int:

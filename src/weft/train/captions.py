@@ -147,17 +147,17 @@ def variants(
 
 
 def variants_of(example: Example, *, trigger: str = "", count: int = 1, seed: int = 0) -> list[str]:
-    """The variants of all captions of an example, by the settings of its subset."""
+    """The variants of all captions of an example, by the settings of its subset; what those leave open is not done."""
     settings = example.subset
     return [
         text
         for caption in example.captions or ("",)
         for text in variants(
             caption,
-            shuffle=settings.shuffle_tags,
-            keep_tokens=settings.keep_tokens,
-            separator=settings.separator,
-            tag_dropout=settings.tag_dropout,
+            shuffle=bool(settings.shuffle_tags),
+            keep_tokens=settings.keep_tokens or 0,
+            separator=settings.separator or ",",
+            tag_dropout=settings.tag_dropout or 0.0,
             prefix=settings.prefix,
             suffix=settings.suffix,
             trigger="" if example.regularisation else trigger,  # the class is not the subject

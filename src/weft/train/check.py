@@ -3,6 +3,8 @@
 setting   a field of a dataclass carries its name in TOML, what fits it, and the tables it may stand in
 picture   decoded to the last pixel and turned upright; the hash is that of 8-bit RGBA, so the same picture in
           two lossless files is one picture
+mask      grey, of its picture's shape: sides within 1 % or a pixel of it; one of the exact size a picture that EXIF
+          lays on its side has in its file is turned with it
 set       every picture in its bucket, what the crops cost, and how many steps that makes:
 
           steps of an epoch = ceil(batches / accumulation)
@@ -19,6 +21,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
 from PIL import Image, ImageOps
 
 from weft.errors import ConfigError
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from weft.train.dataset import Dataset, Subset
 
 T = TypeVar("T")
+_ORIENTATION = 0x0112
 _TABLES = {"g": "[general]", "d": "[[datasets]]", "s": "[[datasets.subsets]]"}
 
 
@@ -100,18 +104,52 @@ def tables(data: dict[str, Any], name: str, above: str, wrong: list[str]) -> Ite
     yield from ((f"{above}{name}[{number}]", each) for number, each in enumerate(said))
 
 
-def look(path: Path) -> tuple[tuple[int, int], str, bool] | str:
-    """(size, hash of all pixels, whether it has an alpha channel), or why it cannot be read."""
+class Look(NamedTuple):
+    """What was seen of a picture or a mask."""
+
+    size: tuple[int, int]  # upright
+    sha256: str  # of all pixels
+    alpha: bool  # whether it has such a channel
+    black: bool  # the mask it is, or has in its alpha channel, is open nowhere
+    stored: tuple[int, int]  # before it was turned upright
+    turn: int  # EXIF's number for how that is done; 1: not at all
+
+
+def look(path: Path, mask: bool = False) -> Look | str:
+    """A file decoded to the last pixel, or why it cannot be read."""
     try:
         with Image.open(path) as image:
+            said = image.getexif().get(_ORIENTATION)
             upright = ImageOps.exif_transpose(image)
             deep = upright.mode.startswith(("I", "F"))  # more than 8 bits: converting would merge different pictures
             pixels = upright if deep else upright.convert("RGBA")
             digest = hashlib.sha256(f"{pixels.mode} {pixels.width}x{pixels.height} ".encode())
             digest.update(pixels.tobytes())
-            return pixels.size, digest.hexdigest(), upright.has_transparency_data
+            alpha = upright.has_transparency_data
+            levels = grey(upright) if mask else pixels.getchannel("A") if alpha and not deep else None
+            black = levels is not None and levels.getextrema() == (0, 0)
+            turn = said if isinstance(said, int) and 1 < said <= 8 else 1  # anything may stand there
+            return Look(pixels.size, digest.hexdigest(), alpha, black, image.size, turn)
     except Exception as error:  # decoders raise whatever a broken file leads them to
         return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+
+
+def grey(image: Image.Image) -> Image.Image:
+    """In 8 bits; of 16 the upper ones, since a plain conversion would cut everything above 255."""
+    if not image.mode.startswith("I"):
+        return image.convert("L")
+    deep = np.asarray(image).astype(np.int64)
+    return Image.fromarray((deep.clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def turn_of(mask: Look, picture: Look) -> int | None:
+    """How a mask is turned to lie on its picture, in EXIF's numbers; None where its shape is another."""
+    if mask.turn == 1 and mask.stored == picture.stored != picture.size:  # made from the file as it is stored
+        return picture.turn
+    (across, down), (width, height) = mask.size, picture.size
+    ours, theirs = across * height, down * width
+    rounding = abs(ours - theirs) < max(across, down, width, height)  # less than a pixel of one of the four sides
+    return mask.turn if rounding or max(ours, theirs) <= 1.01 * min(ours, theirs) else None
 
 
 def arrange(
@@ -168,8 +206,13 @@ class DatasetReport:
     too_small: list[str]
     dropped: list[str]  # in a bucket that never fills a batch, where short batches are dropped
     duplicates: list[list[str]]
-    unreadable: dict[str, str]  # and why
-    ignored: list[str]
+    unreadable: dict[str, str]  # and why; where it is a mask, or one of another shape, its picture is left out
+    ignored: list[str]  # folders that are not gone into, pictures a list does not name, masks without a picture
+    formats: list[str]  # pictures of a kind that is not read
+    orphans: list[str]  # captions without a picture
+    black_masks: list[str]  # nothing is learnt from these pictures
+    unused_masks: list[str]  # pictures with one, where the loss is not masked
+    upright_masks: list[str]  # EXIF turns the picture, and the mask's size does not say whether it is turned already
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -187,19 +230,32 @@ class DatasetReport:
         )
         told.append(f"crops: {self.cropped_10} lose more than 10 % of their area, {self.cropped_25} more than 25 %")
         told += [f"enlarged to fill their bucket: {self.enlarged}"] if self.enlarged else []
+        told += _named("smaller than their bucket, in one of their own", self.own_bucket)
+        told += _named("masks taken as upright though EXIF turns the picture, fitting either way", self.upright_masks)
+        return told + self.left_out()
+
+    def left_out(self) -> list[str]:
+        """What is there and is not learnt from, or not as it may have been meant: a line for each kind that occurs."""
         bad = [f"{name} ({why})" for name, why in self.unreadable.items()]
-        for what, names in (
-            ("without a caption", self.uncaptioned),
-            ("smaller than their bucket, in one of their own", self.own_bucket),
+        kinds = (
+            ("without a caption", self.uncaptioned if self.captions else []),
             ("too small for any bucket, left out", self.too_small),
             ("in a bucket that never fills a batch, left out", self.dropped),
             ("the same pixels", [" = ".join(group) for group in self.duplicates]),
             ("unreadable, left out", bad),
+            ("masks that are all black, so that nothing is learnt from the picture", self.black_masks),
+            ("masks that are not used, since masked_loss is off", self.unused_masks),
             ("not part of the set", self.ignored),
-        ):
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            told += [f"{what}: {len(names)}: {', '.join(names[:5])}{more}"] if names else []
-        return told
+            ("not part of the set, of a kind that is not read; save them as .png, .jpg or .webp", self.formats),
+            ("not part of the set, captions without a picture", self.orphans),
+        )
+        return [line for what, names in kinds for line in _named(what, names)]
+
+
+def _named(what: str, names: list[str]) -> list[str]:
+    """One line, or none."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [f"{what}: {len(names)}: {', '.join(names[:5])}{more}"] if names else []
 
 
 def check_dataset(
@@ -211,9 +267,13 @@ def check_dataset(
     epochs: int | None = None,
     steps: int | None = None,
     drop_last: bool = False,
+    masked_loss: bool | None = None,
     held_out: Callable[[list[Placement | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
-    """The set as a run with these settings sees it; ``accumulation`` counts the batches of all processes."""
+    """The set as a run with these settings sees it; ``accumulation`` counts the batches of all processes.
+
+    Without ``masked_loss`` nothing is said of masks that are not used.
+    """
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
         told = "expected accumulation of 1 or more, and either epochs or steps, of 1 or more"
         raise ConfigError(f"accumulation {accumulation}, epochs {epochs}, steps {steps}: {told}")
@@ -228,11 +288,13 @@ def check_dataset(
     short = {slot for slot, count in per_slot.items() if drop_last and 0 < count < order.size_of(slot)}
     lost = [place.lost for _, place in placed]
     report = dataset.report
+    masked = [each for each in examples if each.mask is not None]
+    used = [masked_loss is not False or each.subset.alpha_mask for each in masked]
     return DatasetReport(
         pictures=len(examples),
         regularisation=sum(example.regularisation for example in examples),
         repeated=sum(order.repeats),
-        masks=sum(example.mask is not None for example in examples),
+        masks=len(masked),
         captions=sum(len(example.captions) for example in examples),
         several_captions=sum(len(example.captions) > 1 for example in examples),
         buckets={str(bucket): count for bucket, count in sorted(Counter(place.bucket for _, place in placed).items())},
@@ -249,4 +311,9 @@ def check_dataset(
         duplicates=[[shown(path) for path in group] for group in report.duplicates],
         unreadable={shown(path): why for path, why in report.unreadable},
         ignored=[shown(path) for path in report.ignored],
+        formats=[shown(path) for path in report.formats],
+        orphans=[shown(path) for path in report.orphans],
+        black_masks=[shown(e.path) for e, counts in zip(masked, used, strict=True) if e.mask_black and counts],
+        unused_masks=[shown(e.path) for e, counts in zip(masked, used, strict=True) if not counts],
+        upright_masks=[shown(path) for path in report.upright_masks],
     )

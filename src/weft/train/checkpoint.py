@@ -30,6 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from weft.errors import ConfigError, FormatError
+from weft.train.cache import sum_of
 
 VERSION = 1
 _STEP = re.compile(r"step-(\d{6,})")
@@ -55,7 +56,8 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
         hidden.mkdir()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
         save_file(tensors, hidden / _FILES[0])
-        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": _sum(tensors)}
+        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": sum_of(tensors)}
+        facts["facts_sum"] = _sum_of_facts(facts)
         (hidden / _FILES[1]).write_text(json.dumps(facts, indent=1, ensure_ascii=False), "utf-8")
         for path in (*(hidden / name for name in _FILES), hidden):
             _flush(path)
@@ -75,11 +77,11 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Complete checkpoints, the newest first."""
+    """All that have the name of one, the newest first; whether they are whole, `load_state` finds out."""
     if not folder.is_dir():
         return []
     found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True) if (path / _FILES[1]).is_file()]
+    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
 
 
 def load_state(place: Path) -> State:
@@ -88,12 +90,15 @@ def load_state(place: Path) -> State:
         facts = json.loads((place / _FILES[1]).read_text("utf-8"))
         tensors = load_file(place / _FILES[0])
         step, version, total = int(facts["step"]), facts["version"], facts["sum"]
+        known = facts.get("facts_sum")  # those of earlier versions have none
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
         raise FormatError(f"{place}: written in version {version} of the format, {VERSION} is read here")
-    if total != _sum(tensors):
+    if total != sum_of(tensors):
         raise FormatError(f"{place}: damaged: its tensors are not those that were written")
+    if known is not None and known != _sum_of_facts(facts):
+        raise FormatError(f"{place}: damaged: {_FILES[1]} is not what was written")
     return State(step, tensors, facts)
 
 
@@ -157,13 +162,9 @@ def alone(folder: Path) -> TextIO:
     return file  # a file system without locks has none
 
 
-def _sum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Changes with any bit of any tensor; not for those who mean harm."""
-    total = 0
-    for name, tensor in sorted(tensors.items()):
-        total = zlib.crc32(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode(), total)
-        total = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, total)
-    return total
+def _sum_of_facts(facts: Mapping[str, Any]) -> int:
+    told = {name: value for name, value in facts.items() if name != "facts_sum"}
+    return zlib.crc32(json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def _flush(path: Path) -> None:

@@ -18,7 +18,16 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from weft.errors import ConfigError
 from weft.train.aliases import Translation, at_most, file_text, flat, known_names, shown, to_toml, toml_table, translate
@@ -40,6 +49,7 @@ class TrainConfig(BaseModel):
     """One training run. Fields left out take the family's preset (`with_preset`), then the defaults here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    _said: frozenset[str] | None = PrivateAttr(None)
 
     model: str = Field("weft/emoji", description="a file, a folder, a known name or an id of the model to adapt")
     variant: str | None = Field(None, description="which variant it is, where its file does not tell")
@@ -253,7 +263,13 @@ class TrainConfig(BaseModel):
             f"{name}: {meant_for(kind)}, and {family} is not" for name in said if out_of_place(name, said[name], kind)
         ]:
             raise ConfigError(wrong)
+        filled._said = self.said
         return filled
+
+    @property
+    def said(self) -> frozenset[str]:
+        """What the user set, whatever a preset has filled in since."""
+        return self._said if self._said is not None else frozenset(self.model_fields_set)
 
     @property
     def kind(self) -> Literal["noise", "flow"] | None:
@@ -266,8 +282,9 @@ class TrainConfig(BaseModel):
         return None if self.vram in (None, "auto") else memory_bytes(str(self.vram))
 
     def warmup_steps(self, steps: int) -> int:
-        """Of a run of so many steps."""
-        return round(self.warmup * steps) if self.warmup < 1 else min(int(self.warmup), steps)
+        """Of a run of so many steps; a preset's may be longer than a short run, and then takes half of it."""
+        found = round(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+        return found if "warmup" in self.said else min(found, steps // 2)
 
 
 _OWN = frozenset(TrainConfig.model_fields)

@@ -6,6 +6,10 @@
 A step draws from each mean and spread, so the autoencoder's own randomness is kept. Where text encoders are trained,
 captions travel as token numbers and are encoded inside the step; T5 is never trained, its answers stay cached.
 
+What a table of the dataset's file says of its pictures counts; where it says nothing, the run's word does. The loss is
+masked for all pictures (`masked_loss`) or for those of a table with `alpha_mask`; where it is for any, the others, and
+those without a mask, have one that is open everywhere.
+
 What a step does not need may leave the device: `prepare(staged=True)` has one encoder there at a time and the denoiser
 last (adapters come afterwards), `park` puts away what is cached, `present` brings it back for a while.
 """
@@ -16,7 +20,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,16 +34,17 @@ from weft.models.model import Model
 from weft.models.teaching import T5, batched, chunks_needed, encoded, t5_states, text_inputs, token_inputs
 from weft.train.buckets import Placement, Rules
 from weft.train.cache import TensorCache
-from weft.train.captions import choose, tag_frequency, variants
+from weft.train.captions import choose, shown, tag_frequency, variants_of
 from weft.train.check import arrange
 from weft.train.config import TrainConfig
-from weft.train.dataset import Dataset, Example, Subset
+from weft.train.dataset import Dataset, Example, noted, run_settings, within
 from weft.train.identity import identity
 from weft.train.objective import Objective, judged, make_objective
 from weft.train.oom import needing
-from weft.train.shown import CROPS, cut_of, mask_key, opened
+from weft.train.shown import CROPS, cut_of, is_masked, mask_key, opened
 from weft.train.task import Tensors, generator_for
 
+_LONG = 3  # chunks of CLIP that captions may take before it is worth a word
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
 
@@ -64,8 +69,11 @@ class DiffusionTask:
         repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
         self.order = replace(whole, repeats=repeats, _epochs={})
         _check(model, config, self.examples, self.places, repeats)
-        self._masks = [mask_key(example) if config.masked_loss else "" for example in self.examples]
-        self.captions = [self._variants(example) for example in self.examples]
+        self._run = run_settings(config)
+        self._settings = [within(example.subset, self._run) for example in self.examples]
+        self._masked = [is_masked(config, example) for example in self.examples]
+        self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
+        self.captions = [self._variants(number) for number in range(len(self.examples))]
         self.chunks = chunks_needed(model, sorted({text for found in self.captions for text in found}))
         self._numbers: dict[str, Tensors] = {}
         self._identity = identity(model)
@@ -110,7 +118,7 @@ class DiffusionTask:
             eps = torch.randn(spread["mean"].shape, generator=generator)
             latents.append(spread["mean"] + spread["std"] * eps)
             masks.append(spread["mask"])
-            dropout = max(self.config.caption_dropout, example.subset.caption_dropout)
+            dropout = self._settings[number].caption_dropout or 0.0
             texts.append(choose(self.captions[number], dropout, dropped, picked))
             facts.append(spread["facts"])
             weights.append(self.config.prior_weight if example.regularisation else 1.0)
@@ -123,7 +131,7 @@ class DiffusionTask:
             "facts": torch.stack(facts),
             "weights": torch.tensor(weights),
         }
-        if self.config.masked_loss:
+        if any(self._masked):
             found["mask"] = torch.stack(masks)
         told = [self._text(text) for text in texts]
         return found | {f"text.{name}": torch.cat([each[name] for each in told]) for name in told[0]}
@@ -148,10 +156,13 @@ class DiffusionTask:
 
     def _forms(self, number: int) -> list[tuple[bool, int]]:
         """(mirrored, place of the crop) in all the ways an example is shown, each as often as the others."""
-        example, place = self.examples[number], self._place(number)
-        flips = (False, True) if self.config.flip or example.subset.flip else (False,)
-        moves = self.config.crop == "random" or example.subset.random_crop
-        crops = range(1, CROPS + 1) if moves and place.resized != (place.bucket.width, place.bucket.height) else (0,)
+        settings, place = self._settings[number], self._place(number)
+        flips = (False, True) if settings.flip else (False,)
+        crops = (
+            range(1, CROPS + 1)
+            if settings.random_crop and place.resized != (place.bucket.width, place.bucket.height)
+            else (0,)
+        )
         return [(flip, crop) for crop in crops for flip in flips]
 
     def _place(self, number: int) -> Placement:
@@ -168,7 +179,7 @@ class DiffusionTask:
         }  # fmt: skip
 
         def make() -> Tensors:
-            picture, mask = opened(example, place, cut, flip=flip, masked=self.config.masked_loss)
+            picture, mask = opened(example, place, cut, flip=flip, masked=self._masked[number])
             with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"):
                 spread = self._encoded(picture)
             small = torch.nn.functional.interpolate(mask[None, None], size=spread[0].shape[-2:], mode="area")[0]
@@ -216,24 +227,9 @@ class DiffusionTask:
         with needing("encode a caption", _ENCODERS_TOO_LARGE):
             return self.cache.get(facts | {"clip_skip": skip}, make) if self._keeps_text else make()
 
-    def _variants(self, example: Example) -> list[str]:
-        subset, config = example.subset, self.config
-        found: list[str] = []
-        for caption in example.captions or ("",):
-            found += variants(
-                caption,
-                shuffle=config.shuffle_tags or subset.shuffle_tags,
-                keep_tokens=max(config.keep_tokens, subset.keep_tokens),
-                separator=config.tag_separator if subset.separator == Subset().separator else subset.separator,
-                tag_dropout=max(config.tag_dropout, subset.tag_dropout),
-                prefix=subset.prefix,
-                suffix=subset.suffix,
-                trigger="" if example.regularisation else config.trigger or "",
-                count=config.caption_variants,
-                seed=config.seed,
-                keep_separator=subset.keep_separator,
-                wildcards=subset.wildcards,
-            )
+    def _variants(self, number: int) -> list[str]:
+        example, config = replace(self.examples[number], subset=self._settings[number]), self.config
+        found = variants_of(example, trigger=config.trigger or "", count=config.caption_variants, seed=config.seed)
         return list(dict.fromkeys(found))
 
     # what is on the device
@@ -276,6 +272,16 @@ class DiffusionTask:
 
     # what the run says of itself
 
+    def notes(self) -> list[str]:
+        """What of the data makes the run slower than it need be, a line each."""
+        if self.chunks <= _LONG:
+            return []
+        longest = (n for n, texts in enumerate(self.captions) if chunks_needed(self.model, texts) == self.chunks)
+        return [
+            f"captions: the longest takes {self.chunks} chunks of the text encoder, and every caption is padded to that; "
+            f"shorten it: {shown(self.examples[next(longest)].path)}"
+        ]
+
     def fingerprint(self) -> str:
         told = [
             [
@@ -283,7 +289,7 @@ class DiffusionTask:
                 e.captions,
                 e.repeats,
                 e.regularisation,
-                asdict(e.subset),
+                noted(e.subset, self._run),
                 mask,
                 [str(p.bucket), p.crop] if p else None,
             ]
@@ -295,11 +301,11 @@ class DiffusionTask:
         used: dict[str, int] = {}
         for place in filter(None, self.places):
             used[str(place.bucket)] = used.get(str(place.bucket), 0) + 1
-        regular = [example for example in self.examples if example.regularisation]
+        counted = list(zip(self.order.repeats, self.examples, strict=True))  # 0 of what is held out
         return {
             "ss_tag_frequency": json.dumps(tag_frequency(self.examples), ensure_ascii=False),
-            "ss_num_train_images": str(sum(e.repeats for e in self.examples if not e.regularisation)),
-            "ss_num_reg_images": str(sum(example.repeats for example in regular)),
+            "ss_num_train_images": str(sum(n for n, e in counted if not e.regularisation)),
+            "ss_num_reg_images": str(sum(n for n, e in counted if e.regularisation)),
             "ss_resolution": f"({self.rules.frame[0]}, {self.rules.frame[1]})",
             "ss_bucket_info": json.dumps({"buckets": used}),
         }
@@ -354,11 +360,19 @@ def _check(
 
 def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
     """What is wrong with them."""
-    if not config.masked_loss or any(example.mask for example in examples):
-        return []
-    return [
-        "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the dataset's file"
-    ]
+    used = [example for example in examples if example.mask is not None and is_masked(config, example)]
+    if config.masked_loss and not used:
+        return [
+            "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the dataset's "
+            "file"
+        ]
+    if used and all(example.mask_black for example in used):
+        return [
+            f"masked_loss: {len(used)} pictures have a mask, and all of them are black, so nothing is learnt from these "
+            f"pictures, the first being {shown(used[0].path)}; make white what is to be learnt, or switch masked_loss (or "
+            "alpha_mask in the dataset's file) off"
+        ]
+    return []
 
 
 def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:

@@ -154,6 +154,10 @@ def _log_with(out: Translation, name: str, value: Any, given: Mapping[str, Any])
         out.none(name, f"{shown(value)}: TensorBoard's files can be written")
 
 
+def _length(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    out.note(name, "is not needed: CLIP reads a caption in as many chunks as it takes, and cuts none")
+
+
 def _later(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
     """Read together, when all others are."""
 
@@ -300,7 +304,7 @@ KOHYA: Final = Dialect(
         "save_model_as": _known(["safetensors"], "adapters are written as safetensors"),
         "model_prediction_type": _known(["raw"], "the loss is taken on the model's own answer, unweighted"),
         "weighting_scheme": _known(["none", "uniform", "logit_normal"], "timesteps are not weighted"),
-        "loss_type": _known(["l2"], LOSS), "max_token_length": _known([75], "prompts are cut at the encoder's length"),
+        "loss_type": _known(["l2"], LOSS), "max_token_length": _length,
     },
     harmless={
         **dict.fromkeys(

@@ -31,12 +31,21 @@ from weft.train.limits import within_limit
 from weft.train.measure import Measured, Meter, measure_network
 from weft.train.memory import Plan, Words, enforce, estimate, seconds_for
 from weft.train.oom import needing
+from weft.train.outcome import refusals
 from weft.train.recompute import apply_checkpointing
 from weft.train.run import Run
 from weft.train.shard import check_shard, shard_base
 from weft.train.task import Tensors
 from weft.train.world import World
 
+#: settings of pictures, their captions and their noise
+PICTURES_ONLY = frozenset({
+    "variant", "parts", "trigger", "train_denoiser", "text_encoder_learning_rate", "resolution", "buckets", "bucket_step",
+    "min_bucket", "max_bucket", "upscale", "flip", "crop", "caption_extensions", "caption", "caption_dropout", "shuffle_tags",
+    "keep_tokens", "tag_separator", "tag_dropout", "caption_variants", "objective", "min_snr_gamma", "noise_offset",
+    "timesteps", "shift", "logit_mean", "logit_std", "masked_loss", "prior_weight", "guidance", "clip_skip", "cache_latents",
+    "sample_prompts", "sample_steps", "sample_guidance", "skip_bad",
+})  # fmt: skip
 LENGTH = 1024  # tokens of an example, at most
 _IGNORED = -100
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -166,6 +175,7 @@ def check_texts(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, T
     )  # fmt: skip
     needs = dict(planned.estimate if planned is not None else estimate(_measurable(config, task), config))
     needs |= {"steps": total, "choices": list(planned.reasons) if planned is not None else []}
+    needs["problems"] = refusals(config, bool(task.held_out))
     needs["seconds"] = seconds_for(needs["work_per_step"] * total, opened.device, DTYPES[config.precision])
     return config, report, needs
 
@@ -190,6 +200,12 @@ def _open(config: TrainConfig, world: World) -> _Opened:
         wrong.append("sample_every: only pictures can be drawn while training; leave it out")
     if config.train_text_encoders:
         wrong.append("train_text_encoders: a language model has none; leave it out")
+    defaults = TrainConfig.model_fields
+    wrong += [
+        f"{name}: is for pictures, and means nothing to a language model; leave it out"
+        for name in sorted(PICTURES_ONLY & said)
+        if getattr(config, name) != defaults[name].get_default(call_default_factory=True)
+    ]
     if wrong:
         raise ConfigError(wrong)
     texts = read_texts(Path(config.dataset))

@@ -260,9 +260,11 @@ def _reasons(
 
 def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, pictures: bool) -> str:
     parts = {name: least[f"{name}_bytes"] for name in ("weights", "trained", "kept")}
-    told = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items())
+    told = ", ".join(f"{name} {_gib(size)}" for name, size in {**parts, "CUDA and its libraries": RESERVE}.items())
     advice = []
-    if parts["weights"] + RESERVE > limit:
+    if limit <= RESERVE:
+        advice.append("CUDA and its libraries alone take more: a larger limit is the only way")
+    elif parts["weights"] + RESERVE > limit:
         advice.append("the weights alone are too large: another model, or a larger limit, is the only way")
     else:
         if parts["kept"] > GIB // 8 or least["caching_bytes"] + RESERVE > limit:

@@ -7,6 +7,7 @@
     locon     adds the convolutions of the residual blocks to any of them
     rules     the first whose pattern is found in `<component>.<module>` gives its rank, alpha, learning rate, or leaves
               it out; with `start_from` ranks, alphas and modules are the adapter's, and rules give learning rates only
+    start_from  what was asked for and the adapter is not, is an error: it brings its own kind, rank, alpha and modules
 
     rank      the rule's, else conv_rank for convolutions wider than 1x1, else rank
     alpha     the rule's; its rank where the rule names one; conv_alpha, or conv_rank, for those convolutions; else alpha
@@ -36,6 +37,7 @@ from weft.targets.resolve import resolve
 from weft.targets.respell import respell
 from weft.train.config import TrainConfig
 from weft.train.presets import TARGETS, Rule
+from weft.train.shape import conflicts, shape_of
 
 NAME = "trained"
 N = TypeVar("N", int, float)
@@ -62,14 +64,18 @@ class Trained:
 
 def add_networks(networks: Mapping[str, nn.Module], config: TrainConfig, index: ModelIndex | None = None) -> Trained:
     """Put a fresh adapter on every network, or the one to go on from; ``index``: the base in the names files have."""
-    fresh = dict(networks)
+    fresh, wanted = dict(networks), set[str]()
     if config.start_from is not None:
+        if "targets" in config.said:
+            wanted = {f"{part}.{name}" for part, network in networks.items() for name in meant(part, network, config)}
         fresh = _continue(networks, config, index)
     chosen = {component: meant(component, network, config) for component, network in fresh.items()}
     if fresh == dict(networks):
         _check_targets(networks, config)
     for component, network in fresh.items():
         _fresh(component, network, chosen[component], config)
+    if not fresh and (problems := conflicts(shape_of(networks, NAME), config, wanted)):
+        raise ConfigError(problems)  # where something is fresh, the settings are of that
     parameters: dict[str, nn.Parameter] = {}
     multipliers: dict[str, float] = {}
     modules: list[str] = []

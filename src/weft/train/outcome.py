@@ -23,7 +23,7 @@ from safetensors.torch import save as serialize
 
 from weft import __version__
 from weft.adapter import Adapter, Entry, Factors, Tensor
-from weft.errors import ConfigError, FormatError, TargetError
+from weft.errors import ConfigError, FormatError, TargetError, WeftError
 from weft.exchange.convert import save
 from weft.exchange.hashes import hash_file
 from weft.exchange.load import load
@@ -36,6 +36,7 @@ from weft.targets.plan import Plan
 from weft.targets.resolve import resolve
 from weft.train.checkpoint import checkpoints
 from weft.train.config import TrainConfig
+from weft.train.shape import Shape
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _ARCHITECTURES = {
@@ -43,6 +44,7 @@ _ARCHITECTURES = {
 }  # fmt: skip
 #: where things are on the machine of whoever trained: nobody else's business, and of no use to them
 _PRIVATE = ("output", "cache_dir", "resume", "device")
+_ROOM = "make room, or name another `output`, and go on from the last checkpoint with --resume auto"
 _BASE_VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1"}
 
 
@@ -62,7 +64,9 @@ def store(adapter: Adapter, path: Path, config: TrainConfig, index: ModelIndex, 
         for part in sorted(beside.iterdir()) if folder else (beside,):
             part.replace(target / part.name if folder else target)
     except OSError as error:
-        raise FormatError(f"{target}: cannot be written: {error.strerror}") from None
+        raise FormatError(f"{target}: cannot be written: {error.strerror}; {_ROOM}") from None
+    except FormatError as error:
+        raise FormatError(f"{target}: cannot be written; {_ROOM} ({error})") from None
     finally:
         if folder:
             shutil.rmtree(beside, ignore_errors=True)
@@ -78,7 +82,7 @@ def written(path: Path) -> bool:
 
 def sweep(output: Path, name: str) -> None:
     """Remove what a process left beside its place that died while writing."""
-    left = re.compile(rf"\.+{re.escape(name)}(-\d+)?\.(new|jsonl)\b.*")
+    left = re.compile(rf"\.+{re.escape(name)}(-\d{{6,}}|-best)?\.(new|jsonl)\b.*")
     for path in output.iterdir() if output.is_dir() else ():
         if left.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -167,15 +171,37 @@ def refuse_existing(config: TrainConfig, resume: str | None = None) -> None:
     """Nothing of an earlier run is written over; one that goes on has nothing to fear."""
     wanted, output = resume or config.resume, Path(config.output)
     states, file = output / f"{config.name}-state", output / f"{config.name}.safetensors"
-    if wanted != "never" and (wanted != "auto" or checkpoints(states)):
+    own = wanted not in ("auto", "never") and states.resolve() in (
+        Path(wanted).resolve(),
+        *Path(wanted).resolve().parents,
+    )
+    if own or (wanted == "auto" and checkpoints(states)):
         return
     way = "or give this run another name (--name) or output"
     if checkpoints(states):
         raise ConfigError(
-            f'{states}: there are checkpoints of an earlier run; go on with resume = "auto" (--resume auto), {way}'
+            f'{states}: there are checkpoints of an earlier run; go on with them, resume = "auto" (--resume auto), {way}'
         )
     if written(file):
         raise ConfigError(f"{file}: there is an adapter already, and no checkpoint to go on from; move it, {way}")
+
+
+def refusals(config: TrainConfig, held_out: bool) -> list[str]:
+    """What would end a run before its first step, beside what reading model and data finds."""
+    found = [] if held_out or not config.validation else [no_validation(config)]
+    try:
+        refuse_existing(config)
+    except WeftError as error:
+        found.append(str(error))
+    try:
+        _ = load(config.start_from) if config.start_from else None
+    except WeftError as error:
+        found.append(f"start_from: {error}")
+    return found
+
+
+def no_validation(config: TrainConfig) -> str:
+    return f"validation: a share of {config.validation:g} of the dataset is not one example; raise it"
 
 
 def base_hashes(path: Path) -> dict[str, str]:
@@ -201,9 +227,15 @@ def _public(config: TrainConfig) -> TrainConfig:
 
 
 def described(
-    config: TrainConfig, model: Any, step: int, total: int, started: float, data: Mapping[str, str]
+    config: TrainConfig,
+    shape: Shape,
+    model: Any,
+    steps: tuple[int, int, float],
+    started: float,
+    data: Mapping[str, str],
 ) -> dict[str, str]:
-    """The metadata other programs look for, and our own configuration."""
+    """The metadata other programs look for, and our own configuration; ``steps``: done, of all, of an epoch."""
+    step, total, epoch = steps
     family = getattr(model, "family", "llm")
     variant = model.blueprint.variant if hasattr(model, "blueprint") else None
     version = "sd_v2" if variant is not None and variant.name.startswith("sd2") else _BASE_VERSIONS.get(family, family)
@@ -219,11 +251,10 @@ def described(
         "ss_base_model_version": version,
         "ss_sd_model_name": str(getattr(model, "name", config.model)),
         "ss_v2": str(version == "sd_v2"),
-        "ss_network_module": "lycoris.kohya" if config.network in ("loha", "lokr") else "networks.lora",
-        "ss_network_dim": str(config.rank),
-        "ss_network_alpha": f"{config.alpha if config.alpha is not None else config.rank:g}",
-        "ss_network_args": json.dumps({"algo": config.network, "dora_wd": str(config.network == "dora"), "rs_lora": str(config.stabilised)}),
+        **_network(shape),
         "ss_steps": str(step),
+        "ss_epoch": str(math.ceil(step / epoch)),
+        "ss_num_epochs": str(math.ceil(total / epoch)),
         "ss_max_train_steps": str(total),
         "ss_lr_warmup_steps": str(config.warmup_steps(total)),
         "ss_max_grad_norm": f"{config.max_grad_norm:g}",
@@ -239,6 +270,8 @@ def described(
         "ss_caption_dropout_rate": f"{config.caption_dropout:g}",
         "ss_min_snr_gamma": str(config.min_snr_gamma),
         "ss_noise_offset": f"{config.noise_offset:g}",
+        "ss_prior_loss_weight": f"{config.prior_weight:g}",
+        "ss_enable_bucket": str(config.buckets),
         "ss_clip_skip": str(config.clip_skip),
         "ss_training_started_at": f"{started:.3f}",
         "ss_training_finished_at": f"{time.time():.3f}",
@@ -257,3 +290,23 @@ def described(
     if prediction in ("epsilon", "v_prediction"):
         found["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
     return found | dict(data)
+
+
+def _network(shape: Shape) -> dict[str, str]:
+    """As kohya's scripts and LyCORIS' say it: DoRA, LoHa and LoKr are LyCORIS'."""
+    theirs = {"lora", "locon"}.isdisjoint(shape.kinds)
+    said = {
+        "algo": shape.network if set(shape.kinds) <= {"loha", "lokr"} else "lora",
+        "dora_wd": str("dora" in shape.kinds),
+        "rs_lora": str(True in shape.stabilised),
+    }
+    if shape.wide_ranks:
+        said |= {"conv_dim": str(shape.usual("wide_ranks")), "conv_alpha": f"{shape.usual('wide_alphas'):g}"}
+    prefix = "ranks" if shape.ranks else "wide_ranks"
+    alpha = shape.usual(prefix.replace("ranks", "alphas"))
+    return {
+        "ss_network_module": "lycoris.kohya" if theirs else "networks.lora",
+        "ss_network_dim": str(shape.usual(prefix)),
+        "ss_network_alpha": f"{alpha:g}" if alpha is not None else "None",
+        "ss_network_args": json.dumps(said),
+    }

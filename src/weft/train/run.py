@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import torch
 
-from weft.errors import ConfigError, WeftError
+from weft.errors import ConfigError, TargetError, WeftError
 from weft.targets.index import ModelIndex
 from weft.train.checkpoint import State, alone, named, newest, save_state, tidy
 from weft.train.config import TrainConfig
@@ -29,11 +29,12 @@ from weft.train.flat import FlatParameters
 from weft.train.interrupts import Interrupts
 from weft.train.journal import Drawn, Journal, Pace, Tell
 from weft.train.measure import Meter
-from weft.train.networks import Trained, add_networks, gathered
+from weft.train.networks import NAME, Trained, add_networks, gathered
 from weft.train.oom import needing
-from weft.train.outcome import described, refuse_existing, store, sweep, written
+from weft.train.outcome import described, no_validation, refuse_existing, store, sweep, written
 from weft.train.sameness import base_of, check_same
 from weft.train.schedules import share_of
+from weft.train.shape import shape_of
 from weft.train.step import Step
 from weft.train.task import Task, generator_for
 from weft.train.world import World
@@ -64,17 +65,16 @@ class Run:
         self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
     ) -> None:
         if config.validation and not task.held_out:
-            raise ConfigError(
-                f"validation: a share of {config.validation:g} of the dataset is not one example; raise it"
-            )
+            raise ConfigError(no_validation(config))
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
         self.base = base_of(getattr(model, "networks", task.networks))
         self.trained: Trained = add_networks(task.networks, config, index)
         self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
-        per_step = config.accumulation * self.world.size
+        self._per_step = per_step = config.accumulation * self.world.size
         self.total = config.steps or -(-(config.epochs or 1) * len(task.order) // per_step)
+        share_of(config, 0, self.total)  # a warm-up as long as the run is told before it
         self.number = 0  # steps done
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
@@ -84,6 +84,7 @@ class Run:
         self.meter: Meter | None = None  # of steps whose memory was planned
         self.base_hashes: Future[dict[str, str]] | None = None  # of the base, for the metadata; they take a while
         self.choices: list[str] = []  # what was decided for the user, and why
+        self.told: list[tuple[str, str]] = []  # (event, text) to begin the log with
         self._notes: list[str] | None = None  # what to say of the beginning; None before it
         self._lock: TextIO | None = None
         self._stop = 0
@@ -122,9 +123,10 @@ class Run:
         state, damaged = None, list[str]()
         if wanted != "never":
             state, damaged = newest(self.states) if wanted == "auto" else named(Path(wanted))
+            refuse_existing(self.config, wanted)
         if state is None:
             refuse_existing(self.config, wanted)
-            return []
+            return [] if wanted == "never" else [f"there is no checkpoint in {self.states}: it begins at step 0"]
         check_same(state.facts, self._facts(), self.config, state.step)
         self.step.load(state.tensors)
         self.number = state.step
@@ -166,9 +168,10 @@ class Run:
             if self.world.first:
                 path = self.output / f"{self.config.name}.jsonl"
                 journal = Journal(path, since=self.number, tensorboard=self.config.tensorboard, tell=tell)
-                for event, texts in (("memory", self.choices), ("resumed", self._notes or [])):
-                    for text in texts:
-                        journal.write({"event": event, "step": self.number, "text": text})
+                resumed = "resumed" if self.number else "begins"
+                said = [("memory", text) for text in self.choices] + [(resumed, text) for text in self._notes or []]
+                for event, text in (*self.told, *said):
+                    journal.write({"event": event, "step": self.number, "text": text})
             with Interrupts(self._ask), torch.random.fork_rng(devices):  # whoever calls keeps the global generator
                 reason = self._loop(journal, sample, losses)
                 losses += self._read_losses()
@@ -191,11 +194,15 @@ class Run:
         while True:
             if config.patience and _stuck([loss for _, loss in self.validation], config.patience):
                 best = min(self.validation, key=lambda entry: entry[1])
+                kept = self._file("-best")
+                shown = kept.name if kept.is_file() else kept.stem
+                there = f", and {shown} is of then" if self.world.any(written(kept), self.task.device) else ""
                 return (
-                    f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}, "
-                    f"and {self._file('-best').name} is of then"
+                    f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}"
+                    f"{there}"
                 )
             if self.number >= self.total:
+                self._check_health(journal, self.total)
                 return DONE
             if self._asked():
                 return STOPPED
@@ -285,10 +292,10 @@ class Run:
             found["split"] = self.step.split
         return found
 
-    def _check_health(self, journal: Journal | None) -> None:
+    def _check_health(self, journal: Journal | None, most: int | None = None) -> None:
         """Stop where no step has been taken for too long; bad steps change nothing, so what is saved is good."""
         row = int(self.step.bad_in_a_row)
-        if row < self.config.max_bad_steps:
+        if row < (most or self.config.max_bad_steps):
             return
         causes = {
             "fp16": "fp16 overflows: train in bf16 or fp32",
@@ -299,10 +306,14 @@ class Run:
         if journal is not None:
             journal.write({"event": "stopped", "step": self.number, "text": f"{row} steps without finite numbers"})
         self.save()
-        path = self._store(self._file(f"-{self.number:06d}"))
+        try:
+            path = self._store(self._file(f"-{self.number:06d}"), wide=True)  # what grew so far may be beyond fp16
+            kept = f"the adapter from before them is {path}: go on from it under another name (start_from)"
+        except TargetError:
+            kept = "and the adapter from before them holds numbers beyond all precisions: begin again"
         raise WeftError(
-            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; the adapter "
-            f"from before them is {path}: go on from it under another name (start_from). Likely: {likely}"
+            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; {kept}. "
+            f"Likely: {likely}"
         )
 
     def validate(self) -> float:
@@ -358,15 +369,19 @@ class Run:
     def _file(self, ending: str) -> Path:
         return self.output / f"{self.config.name}{ending}.safetensors"
 
-    def _store(self, path: Path) -> Path:
-        """The adapter of now; the average of the weights where one is kept."""
+    def _store(self, path: Path, *, wide: bool = False) -> Path:
+        """The adapter of now; the average of the weights where one is kept. ``wide``: in float32."""
         if self.world.first:
             advice = "the checkpoint has it: free some memory and go on with --resume auto"
             with needing(f"write {path}, the adapter of step {self.number}", advice), self._best_weights():
                 adapter = gathered(self.task.networks)
-            told = described(self.config, self.model, self.number, self.total, self.started, self.task.metadata())
+            data = self.task.metadata() | {"ss_num_batches_per_epoch": str(len(self.task.order))}
+            steps = self.number, self.total, len(self.task.order) / self._per_step
+            shape = shape_of(self.task.networks, NAME)
+            told = described(self.config, shape, self.model, steps, self.started, data)
             told |= self.base_hashes.result() if self.base_hashes is not None else {}
-            path = store(adapter, path, self.config, self.index, told)
+            config = self.config.model_copy(update={"save_dtype": "fp32"}) if wide else self.config
+            path = store(adapter, path, config, self.index, told)
         self.world.wait()
         return path
 

@@ -75,8 +75,7 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
 
 def share_of(config: TrainConfig, step: int, total: int) -> float:
     """Of the learning rate, at a step."""
-    warm = min(config.warmup_steps(total), total // 2)  # a preset's warm-up may be longer than a short run
-    return learning_rate(step, total, config.schedule, warm, config.restarts, config.power)
+    return learning_rate(step, total, config.schedule, config.warmup_steps(total), config.restarts, config.power)
 
 
 def rates(config: TrainConfig, total: int, until: int) -> list[float]:

@@ -18,6 +18,7 @@ from weft.models import embedded
 from weft.models.blueprint import Blueprint
 from weft.models.model import DTYPES, choose_device, choose_dtype, file_index, load_model
 from weft.models.open import open_model
+from weft.train.buckets import Placement, Rules
 from weft.train.cache import TensorCache
 from weft.train.check import DatasetReport, arrange, check_dataset
 from weft.train.config import TrainConfig
@@ -28,7 +29,7 @@ from weft.train.limits import within_limit
 from weft.train.measure import Meter, blank
 from weft.train.memory import Plan, enforce, estimate, lift, seconds_for
 from weft.train.oom import needing
-from weft.train.outcome import base_hashes, refuse_existing
+from weft.train.outcome import base_hashes, refusals, refuse_existing
 from weft.train.recompute import apply_checkpointing
 from weft.train.run import Finished, Run, Sample
 from weft.train.samples import Sampler, sample_requests
@@ -98,6 +99,10 @@ def diffusion_run(config: TrainConfig, world: World, tick: Tick | None) -> tuple
         _prepare(task, world, tick, staged=config.shard)
     if world.first and blueprint.path.is_file():
         run.base_hashes = ThreadPoolExecutor(1, "weft-hash").submit(base_hashes, blueprint.path)
+    if world.first:
+        run.told = [
+            ("dataset", line) for line in (*_report(config, dataset, task.rules, 1)[0].left_out(), *task.notes())
+        ]
     if planned is not None:
         run.choices = list(planned.reasons)
         run.meter = Meter(device, planned.estimate["kept_bytes"])
@@ -185,6 +190,27 @@ def preset_of(blueprint: Blueprint) -> str:
     return "sd2" if blueprint.family == "sd" and width == 1024 else blueprint.family
 
 
+def _report(config: TrainConfig, dataset: Dataset, rules: Rules, processes: int) -> tuple[DatasetReport, int]:
+    """The set as this run sees it, and how many examples it holds out."""
+    kept: set[int] = set()
+
+    def apart(places: list[Placement | None]) -> set[int]:
+        kept.update(held_out(dataset.examples, places, config))
+        return kept
+
+    report = check_dataset(
+        dataset,
+        rules,
+        batch_size=config.batch_size,
+        accumulation=config.accumulation * processes,
+        steps=config.steps,
+        epochs=None if config.steps else config.epochs or 1,
+        masked_loss=config.masked_loss,
+        held_out=apart,
+    )
+    return report, len(kept)
+
+
 def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, DatasetReport | TextReport, dict[str, Any]]:
     """Read everything and train nothing: (what would be used, the dataset's report, an estimate)."""
     if is_language(config):
@@ -201,18 +227,13 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Dataset
     planned = _within_limit(config, blueprint, device, World(), dataset)
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]
-    report = check_dataset(
-        dataset,
-        bucket_rules(config, blank(blueprint, dtype)),
-        batch_size=config.batch_size,
-        accumulation=config.accumulation * processes,
-        steps=config.steps,
-        epochs=None if config.steps else config.epochs or 1,
-        held_out=lambda places: held_out(dataset.examples, places, config),
-    )
+    report, kept = _report(config, dataset, bucket_rules(config, blank(blueprint, dtype)), processes)
     side = largest_side(config, blueprint, dataset)
     needs = dict(planned.estimate) if planned is not None else estimate(blueprint, config, side=side)
     needs["steps"] = report.total_steps
     needs["seconds"] = seconds_for(needs["work_per_step"] * report.total_steps, device, dtype)
     needs["choices"] = list(planned.reasons) if planned is not None else []
+    needs["problems"] = refusals(config, kept > 0)
+    if not report.total_steps or not report.batches_per_epoch:
+        needs["problems"].append("dataset: there is no picture that can be trained on")
     return config, report, needs

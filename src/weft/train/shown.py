@@ -3,8 +3,8 @@
 file ──upright──► RGB on white ──resize──► covers its bucket ──cut──► the bucket ──mirror──► -1..1
 mask ─────────────────────────────────────── the same ─────────────────────────────────────► 0..1
 
-Sixteen-bit pictures are scaled to eight; a cut that moves falls on one of a few places that the picture's own hash names,
-so that each can be encoded once.
+Sixteen-bit pictures and masks are scaled to eight; a mask is turned as the reader of the set found it to lie. A cut that
+moves falls on one of a few places that the picture's own hash names, so that each can be encoded once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import torch
 from PIL import Image, ImageOps
 
 from weft.train.buckets import Placement
+from weft.train.check import grey
+from weft.train.config import TrainConfig
 from weft.train.dataset import Example
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 
 CROPS = 4  # places a randomly cropped picture is cut at
+_WAYS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+_TURNS = {number: Image.Transpose[way] for number, way in enumerate(_WAYS, 2)}  # by EXIF's numbers
 
 
 def opened(
@@ -51,18 +55,25 @@ def cut_of(place: Placement, number: int, key: str) -> Box:
     return digest[0] * spare_x // 255, digest[1] * spare_y // 255, width, height
 
 
+def is_masked(config: TrainConfig, example: Example) -> bool:
+    """Whether the loss of a picture heeds its mask."""
+    return config.masked_loss or (example.subset.alpha_mask and example.mask is not None)
+
+
 def mask_key(example: Example) -> str:
-    """What of a picture's mask decides numbers: the content of its file, or that it is the alpha channel."""
-    if isinstance(example.mask, Path):
-        return hashlib.sha256(example.mask.read_bytes()).hexdigest()
-    return str(example.mask)
+    """What of a picture's mask decides numbers: the content of its file and how it is read, or that it is alpha."""
+    if not isinstance(example.mask, Path):
+        return str(example.mask)
+    found = hashlib.sha256(example.mask.read_bytes()).hexdigest()
+    with Image.open(example.mask) as file:  # caches from before deep masks were scaled, and any turned, hold others
+        found += "/16" if file.mode.startswith("I") else ""
+    return found + (f"/{example.mask_turn}" if example.mask_turn != 1 else "")
 
 
 def _on_white(upright: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """(RGB, alpha if there is one)."""
-    if upright.mode.startswith("I"):  # 16 bits: a plain conversion would cut everything above 255
-        deep = np.asarray(upright).astype(np.int64)
-        return Image.fromarray((deep.clip(0, 65535) >> 8).astype(np.uint8)).convert("RGB"), None
+    if upright.mode.startswith("I"):
+        return grey(upright).convert("RGB"), None
     if not upright.has_transparency_data:
         return upright.convert("RGB"), None
     clear = upright.convert("RGBA")
@@ -74,5 +85,7 @@ def _on_white(upright: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 def _mask(example: Example, alpha: Image.Image | None, size: tuple[int, int]) -> Image.Image | None:
     if isinstance(example.mask, Path):
         with Image.open(example.mask) as file:
-            return file.convert("L").resize(size)
+            levels = grey(file)
+        turn = _TURNS.get(example.mask_turn)
+        return (levels if turn is None else levels.transpose(turn)).resize(size)
     return alpha if example.mask == "alpha" else None

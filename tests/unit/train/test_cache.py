@@ -71,8 +71,8 @@ def test_a_file_that_was_cut_is_made_again(tmp_path: Path, left: int) -> None:
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = caching.save_file
 
-    def interrupted(tensors: Any, place: Path) -> None:
-        real(tensors, place)
+    def interrupted(tensors: Any, place: Path, metadata: dict[str, str]) -> None:
+        real(tensors, place, metadata)
         place.write_bytes(place.read_bytes()[:50])
         raise KeyboardInterrupt
 
@@ -82,6 +82,21 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert files(tmp_path) == []
     monkeypatch.undo()
     assert same(TensorCache(tmp_path).get("x", two), two())
+
+
+@pytest.mark.parametrize("harm", ["other tensors", "a bit"])
+def test_what_is_not_what_was_written_is_made_again(harm: str, tmp_path: Path) -> None:
+    TensorCache(tmp_path).get("x", two)
+    (place,) = tmp_path.rglob("*.safetensors")
+    if harm == "a bit":
+        raw = bytearray(place.read_bytes())
+        raw[-1] ^= 1
+        place.write_bytes(raw)
+    else:
+        caching.save_file({"strange": torch.ones(3)}, place)
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and again.made == 1
+    assert TensorCache(tmp_path).get("x", two).keys() == two().keys()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

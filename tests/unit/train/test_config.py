@@ -360,7 +360,12 @@ def test_memory_and_warmup() -> None:
     assert of(vram="auto").vram_bytes is of().vram_bytes is None
     for text in ("12", "GiB", "-1GiB", "0GiB", "nanGiB", "1e3GiB"):
         assert "vram" in problems(vram=text)
-    assert (of(warmup=100).warmup_steps(50), of(warmup=0.1).warmup_steps(50), of().warmup_steps(9)) == (50, 5, 0)
+    assert (of(warmup=100).warmup_steps(50), of(warmup=0.1).warmup_steps(50), of().warmup_steps(9)) == (100, 5, 0)
+    preset = of().with_preset("weft/emoji")
+    assert (preset.warmup_steps(300), preset.warmup_steps(10)) == (20, 5), (
+        "a preset's gives way, what was asked does not"
+    )
+    assert of(warmup=8).with_preset("weft/emoji").warmup_steps(10) == 8
 
 
 def test_files(tmp_path: Path) -> None:

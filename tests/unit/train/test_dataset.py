@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from weft.errors import ConfigError, FormatError
-from weft.train.dataset import Dataset, Subset, read_dataset
+from weft.train.dataset import OFF, Dataset, Subset, noted, read_dataset, within
 
 
 def picture(path: Path, size: tuple[int, int] = (12, 8), colour: Any = None, mode: str = "RGB", **options: Any) -> Path:
@@ -240,6 +240,138 @@ def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"a-masklabel\.png"):
         read_dataset(tmp_path)
     assert names(read_dataset(tmp_path, skip_bad=True)) == ["b.png", "c.png"]
+
+
+def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", colour: Any = None) -> Path:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return picture(path, size, colour, mode, exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("mask", "picture_size", "fits"),
+    [
+        ((6, 4), (12, 8), True),
+        ((240, 160), (12, 8), True),
+        ((333, 250), (1000, 750), True),  # 333.3
+        ((333, 249), (1000, 750), True),
+        ((1000, 757), (1000, 750), True),
+        ((1000, 758), (1000, 750), False),
+        ((100, 11), (1000, 100), False),
+        ((8, 12), (12, 8), False),
+        ((64, 64), (128, 96), False),
+    ],
+)
+def test_a_mask_has_the_shape_of_its_picture(
+    mask: tuple[int, int], picture_size: tuple[int, int], fits: bool, tmp_path: Path
+) -> None:
+    captioned(tmp_path / "a.png", size=picture_size)
+    captioned(tmp_path / "b.png")
+    picture(tmp_path / "a-masklabel.png", mask, 255, "L")
+    if fits:
+        (a, _) = read_dataset(tmp_path).examples
+        assert (a.mask, a.mask_turn, a.mask_black) == (tmp_path / "a-masklabel.png", 1, False)
+        return
+    told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the picture {picture_size[0]}x{picture_size[1]}"
+    with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {told}"):
+        read_dataset(tmp_path)
+    skipped = read_dataset(tmp_path, skip_bad=True)
+    assert names(skipped) == ["b.png"]
+    ((path, why),) = skipped.report.unreadable
+    assert path.name == "a.png" and told in why
+
+
+def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
+    for name, orientation in (("a", 6), ("b", 8), ("c", 6), ("d", 3), ("e", 1)):
+        turned(tmp_path / f"{name}.jpg", (12, 8), orientation)
+    for name, size in (("a", (12, 8)), ("b", (8, 12)), ("d", (12, 8))):
+        picture(tmp_path / f"{name}-masklabel.png", size, 255, "L")
+    turned(tmp_path / "c-masklabel.png", (12, 8), 8, "L", 255)
+    turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
+    found = read_dataset(tmp_path, caption="x")
+    # as stored; upright already; turned by its own word; the size does not say; turned though the picture is not
+    assert [example.mask_turn for example in found.examples] == [6, 1, 8, 1, 6]
+    assert [path.name for path in found.report.upright_masks] == ["d-masklabel.png"]
+    picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
+    with pytest.raises(FormatError, match=r"is 6x4 and the picture 8x12 once upright \(12x8 in its file\)"):
+        read_dataset(tmp_path, caption="x")
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_orientations_that_mean_nothing_turn_nothing(orientation: int, tmp_path: Path) -> None:
+    turned(tmp_path / "a.jpg", (12, 8), orientation)
+    picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
+    found = read_dataset(tmp_path, caption="x")
+    assert (found.examples[0].size, found.examples[0].mask_turn) == ((12, 8), 1) and not found.report.upright_masks
+
+
+def test_black_masks_are_known(tmp_path: Path) -> None:
+    for name in "abc":
+        captioned(tmp_path / f"{name}.png")
+    captioned(tmp_path / "d.png", mode="RGBA", colour=(9, 9, 9, 0))
+    captioned(tmp_path / "e.png", mode="RGBA", colour=(9, 9, 9, 1))
+    picture(tmp_path / "a-masklabel.png", colour=0, mode="L")
+    picture(tmp_path / "b-masklabel.png", colour=255, mode="I;16")  # of 65535: nothing in 8 bits
+    picture(tmp_path / "c-masklabel.png", colour=1, mode="L")
+    found = read_dataset(tmp_path, settings=Subset(alpha_mask=True))
+    assert [example.mask_black for example in found.examples] == [True, True, False, True, False]
+    assert not any(example.mask_black for example in read_dataset(tmp_path).examples[3:]), "alpha was not asked for"
+
+
+def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
+    captioned(tmp_path / "10_cat" / "a.png")
+    captioned(tmp_path / "b.JPG")
+    (tmp_path / "b.JPG.txt").write_text("also asked for")
+    for name in ("c.GIF", "c.txt", "10_cat/d.heic", "d.tiff", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
+        (tmp_path / name).write_bytes(b"")
+    picture(tmp_path / "10_cat" / "more" / "e.png")
+    picture(tmp_path / "10_cat" / "more" / "again" / "e.png")
+    picture(tmp_path / "raw" / "one" / "f.png")
+    (tmp_path / "raw" / "two" / "three").mkdir(parents=True)
+    (tmp_path / "raw" / "two" / "three" / "g.psd").write_bytes(b"")
+    (tmp_path / "raw" / "notes").mkdir()
+    picture(tmp_path / "raw" / ".thumbs" / "f.png")
+
+    def below(paths: tuple[Path, ...]) -> set[str]:
+        return {path.relative_to(tmp_path).as_posix() for path in paths}
+
+    report = read_dataset(tmp_path).report
+    assert below(report.formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
+    assert below(report.orphans) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its picture
+    assert below(report.ignored) == {"x-masklabel.PNG", "10_cat/more", "raw/one", "raw/two/three"}
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.JPG", "text": "B"}')
+    report = read_dataset(tmp_path).report
+    assert (below(report.formats), report.orphans) == ({"c.GIF", "d.tiff"}, ())
+
+
+def test_folders_with_tables_of_their_own_are_part_of_the_set(tmp_path: Path) -> None:
+    captioned(tmp_path / "x" / "a.png")
+    captioned(tmp_path / "x" / "y" / "b.png")
+    captioned(tmp_path / "x" / "y" / "z" / "c.png")
+    file = toml(
+        tmp_path, '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\n[[datasets.subsets]]\nimage_dir = "x/y"\n'
+    )
+    report = read_dataset(file).report
+    assert report.ignored == (tmp_path / "x" / "y" / "z",)
+
+
+def test_a_table_has_its_own_word_or_none(tmp_path: Path) -> None:
+    captioned(tmp_path / "x" / "a.png")
+    tables = "[general]\nflip_aug = false\n[[datasets]]\nkeep_tokens = 0\n[[datasets.subsets]]\nimage_dir = 'x'\n"
+    said = 'caption_dropout_rate = 0.0\nshuffle_caption = false\ncaption_separator = ","\n'
+    ((example,), (plain,)) = (read_dataset(place).examples for place in (toml(tmp_path, tables + said), tmp_path / "x"))
+    run: dict[str, Any] = {
+        "shuffle_tags": True, "keep_tokens": 3, "separator": ";", "caption_dropout": 0.5, "tag_dropout": 0.25,
+        "flip": True, "random_crop": True,
+    }  # fmt: skip
+    own = {"shuffle_tags": False, "keep_tokens": 0, "separator": ",", "caption_dropout": 0.0, "flip": False}
+    settled, left = within(example.subset, run), within(plain.subset, run)
+    assert {name: getattr(settled, name) for name in run} == run | own
+    assert {name: getattr(left, name) for name in run} == run
+    assert {name: value for name, value in noted(plain.subset, run).items() if name in OFF} == OFF
+    assert noted(example.subset, run) == noted(plain.subset, run) | {"less": own}
+    assert noted(example.subset, OFF) == noted(plain.subset, OFF), "nothing is other than it was"
+    assert noted(Subset(keep_tokens=2, separator="#"), run)["less"] == {"keep_tokens": 2}
 
 
 def test_sizes_and_hashes_are_those_of_the_upright_picture(tmp_path: Path) -> None:

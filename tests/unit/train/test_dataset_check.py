@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,55 @@ def test_the_run_sees_what_was_counted() -> None:
     assert placements[2] is None
     assert Counter(index for batch in order.batches(3) for index in batch) == {0: 3, 1: 2, 3: 1}
     assert order.regularisation == (False, True, False, False)
+
+
+def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b", "c", "d")):
+        Image.new("RGB", (128, 128), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    for name in ("a", "b", "c", "lost"):
+        (tmp_path / f"{name}.txt").write_text("x")
+    Image.new("RGB", (128, 128), (0, 0, 0)).save(tmp_path / "b.png")
+    Image.new("RGB", (9, 200)).save(tmp_path / "thin.png")
+    (tmp_path / "z.png").write_bytes(b"broken")
+    (tmp_path / "anim.gif").write_bytes(b"")
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
+    for name, level in (("a", 0), ("c", 9)):
+        Image.new("L", (128, 128), level).save(tmp_path / f"{name}-masklabel.png")
+    found, rules = read_dataset(tmp_path, skip_bad=True), Rules(128, 32, 64, 256, upscale=False)
+    at = f"{tmp_path}/"
+    other = [
+        f"without a caption: 2: {at}d.png, {at}thin.png",
+        f"too small for any bucket, left out: 1: {at}thin.png",
+        f"the same pixels: 1: {at}a.png = {at}b.png",
+        f"unreadable, left out: 1: {at}z.png (",
+    ]
+    beyond = [
+        f"not part of the set: 1: {at}deep/er",
+        f"not part of the set, of a kind that is not read; save them as .png, .jpg or .webp: 1: {at}anim.gif",
+        f"not part of the set, captions without a picture: 1: {at}lost.txt",
+    ]
+    black = f"masks that are all black, so that nothing is learnt from the picture: 1: {at}a.png"
+    unused = f"masks that are not used, since masked_loss is off: 2: {at}a.png, {at}c.png"
+    for masked_loss, masks in ((True, black), (False, unused)):
+        report = check_dataset(found, rules, epochs=1, masked_loss=masked_loss)
+        told = report.left_out()
+        assert [line.startswith(part) for line, part in zip(told, [*other, masks, *beyond], strict=True)] == [True] * 8
+        assert set(told) < set(report.lines())
+    kept = json.loads(json.dumps(report.as_dict()))
+    assert (kept["formats"], kept["orphans"], len(kept["unused_masks"])) == ([f"{at}anim.gif"], [f"{at}lost.txt"], 2)
+    assert not any("not used" in line for line in check_dataset(found, rules, epochs=1).left_out())
+    assert check_dataset(dataset(example("a", (128, 128))), RULES, epochs=1).left_out() == []
+
+
+def test_masks_are_used_where_the_dataset_asks_for_alpha() -> None:
+    asked = Subset(alpha_mask=True)
+    examples = [
+        replace(example(name, (128, 128), subset=subset), mask="alpha", mask_black=True)
+        for name, subset in (("a", asked), ("b", Subset()))
+    ]
+    report = check_dataset(dataset(*examples), RULES, epochs=1, masked_loss=False)
+    assert (report.black_masks, report.unused_masks) == (["a"], ["b"])
 
 
 def test_long_lists_are_cut_for_people_only() -> None:

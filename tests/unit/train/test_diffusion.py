@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,17 @@ def test_long_captions_are_chunks_and_all_rows_have_as_many(tmp_path: Path) -> N
     assert task.chunks > 1 and text.shape[1] == 77 * task.chunks
 
 
+def test_captions_that_make_all_others_long_are_named(tmp_path: Path) -> None:
+    long = ", ".join(f"word{number}" for number in range(200))
+    task = task_on(make_set(tmp_path / "set", {"a": "short", "b": long, "c": "short too"}))
+    assert task.chunks > 3
+    told = (
+        f"captions: the longest takes {task.chunks} chunks of the text encoder, and every caption is padded to that; "
+    )
+    assert task.notes() == [f"{told}shorten it: {tmp_path / 'set' / 'b.png'}"]
+    assert task_on(make_set(tmp_path / "other")).notes() == []
+
+
 def test_prior_weight(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     make_set(data / "reg", {"r": "an apple"}, first=5)
@@ -102,6 +115,75 @@ def test_a_masked_loss_without_masks_is_refused(tmp_path: Path) -> None:
         task_on(make_set(tmp_path / "set"), masked_loss=True)
 
 
+def test_deep_masks_are_scaled_and_stored_ones_turned(tmp_path: Path) -> None:
+    """The same mask in 8 and 16 bits, and as it lies in the file of a picture that EXIF turns."""
+    data = make_set(tmp_path / "set", {name: name for name in "abc"}, size=(96, 64))
+    mask = np.zeros((64, 96), np.uint8)
+    mask[:32, :32], mask[32:, 64:] = 255, 60
+    Image.fromarray(mask).save(data / "a-masklabel.png")
+    Image.fromarray(mask.astype(np.uint16) * 257).save(data / "b-masklabel.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 270 degrees
+    for name, image in (("c", picture(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
+        told = exif if name == "c" else Image.Exif()
+        image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=told)
+    task = task_on(data, masked_loss=True)
+    assert [example.size for example in task.examples] == [(96, 64)] * 3
+    shown = []
+    for number, example in enumerate(task.examples):
+        place = task.places[number]
+        assert place is not None
+        shown.append(opened(example, place, place.crop, flip=False, masked=True)[1])
+    assert 0.0 <= float(shown[0].min()) < 0.01 and float(shown[0].max()) > 0.99
+    assert torch.equal(shown[1], shown[0]) and torch.equal(shown[2], shown[0])
+    first, deep, stored = task._masks
+    assert "/" not in first and deep.endswith("/16") and stored.endswith("/6"), "caches hold these read otherwise"
+
+
+def test_masks_that_are_all_black_are_refused(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {name: name for name in "abc"})
+    for name in "ab":
+        Image.new("L", (64, 64), 0).save(data / f"{name}-masklabel.png")
+    with pytest.raises(ConfigError, match=r"2 pictures have a mask, and all of them are black.*a\.png"):
+        task_on(data, masked_loss=True)
+    task_on(data)
+    Image.new("L", (64, 64), 1).save(data / "b-masklabel.png")
+    task_on(data, masked_loss=True)
+
+
+def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path) -> None:
+    half = np.full((64, 64, 4), 90, np.uint8)
+    half[:, :, 3] = np.where(np.arange(64) < 32, 255, 0)
+    for name, number in (("x", 0), ("y", 9)):
+        make_set(tmp_path / name, {name: name}, first=number)
+    Image.fromarray(half).save(tmp_path / "x" / "x.png")
+    Image.fromarray(np.flip(half, 1)).save(tmp_path / "y" / "y.png")
+    make_set(tmp_path / "x", {"z": "without alpha"}, first=5)
+    file = tmp_path / "set.toml"
+    file.write_text(
+        '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nalpha_mask = true\n'
+        '[[datasets.subsets]]\nimage_dir = "y"\n'
+    )
+    task = task_on(file)
+    assert [(example.path.name, example.mask) for example in task.examples] == [
+        ("x.png", "alpha"), ("z.png", None), ("y.png", None),
+    ]  # fmt: skip
+    mixed = drawn(task, 0, (0, 1, 2))
+    x, z, y = mixed["mask"]
+    assert float(x[..., :3].min()) > 0.9 and float(x[..., 5:].max()) < 0.1
+    assert torch.equal(y, torch.ones_like(y)) and torch.equal(z, torch.ones_like(z))
+    each = [task.loss({name: value[row : row + 1] for name, value in mixed.items()}) for row in (0, 1, 2)]
+    torch.testing.assert_close(torch.stack(each).mean(), task.loss(mixed), rtol=1e-5, atol=1e-6)
+    off = tmp_path / "off.toml"
+    off.write_text(file.read_text().replace("true", "false"))
+    plain = task_on(off)
+    unmasked = drawn(plain, 0, (0, 1, 2))
+    assert unmasked.keys() == mixed.keys() - {"mask"} and plain.fingerprint() != task.fingerprint()
+    assert all(torch.equal(unmasked[name], mixed[name]) for name in unmasked)
+    rows = [plain.loss({name: value[row : row + 1] for name, value in unmasked.items()}) for row in (0, 1, 2)]
+    assert not torch.isclose(rows[0], each[0]) and torch.allclose(torch.stack(rows[1:]), torch.stack(each[1:]))
+
+
 def test_transparent_pictures_stand_on_white_and_deep_ones_are_scaled(tmp_path: Path) -> None:
     data = tmp_path / "set"
     data.mkdir()
@@ -133,6 +215,31 @@ def test_the_tables_of_a_dataset_file_count(tmp_path: Path) -> None:
     )
     (texts,) = task_on(file).captions
     assert len(texts) > 1 and all(text.startswith("art of one; two; three; ") for text in texts)
+
+
+def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
+    """Also where it asks for less; what it leaves open is the run's."""
+    data = make_set(tmp_path / "set", {"a": "one, two, three, four"}, size=(96, 64))
+    file, open_file = tmp_path / "set.toml", tmp_path / "open.toml"
+    table = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "set"\n'
+    open_file.write_text(table)
+    file.write_text(
+        "[general]\nflip_aug = false\nrandom_crop = false\ncaption_dropout_rate = 0.0\n" + table
+        + "shuffle_caption = false\ncaption_tag_dropout_rate = 0.0\n"
+    )  # fmt: skip
+    said: dict[str, Any] = {
+        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
+    }  # fmt: skip
+    own, left, folder = (task_on(place, **said) for place in (file, open_file, data))
+    assert own._forms(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
+    assert len(left._forms(0)) == 8 and len(left.captions[0]) > 1
+    plain = task_on(data, buckets=False)
+    assert all(torch.equal(value, drawn(plain, 0, (0,))[name]) for name, value in drawn(own, 0, (0,)).items())
+    empty = drawn(left, 0, (0,))["text.encoder_hidden_states"]
+    assert torch.equal(empty, left._text("")["encoder_hidden_states"]), "all captions are dropped"
+    assert left.captions == folder.captions and left._forms(0) == folder._forms(0)
+    assert left.fingerprint() == folder.fingerprint() == plain.fingerprint() != own.fingerprint()
+    assert task_on(file, buckets=False).fingerprint() == plain.fingerprint(), "the run asks for none of it"
 
 
 def test_buckets_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
@@ -263,6 +370,23 @@ def test_the_fingerprint_is_of_the_data(tmp_path: Path) -> None:
     assert task_on(data, rank=8).fingerprint() == before
     (data / "a.txt").write_text("other")
     assert task_on(data).fingerprint() != before
+
+
+def test_the_fingerprint_of_a_folder_is_that_of_earlier_checkpoints(tmp_path: Path) -> None:
+    """Each setting that a table may leave open was once written down as off."""
+    task = task_on(make_set(tmp_path / "set"), flip=True, keep_tokens=2)
+    off = {
+        "repeats": 1, "regularisation": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
+        "shuffle_tags": False, "keep_tokens": 0, "keep_separator": "|||", "separator": ",", "prefix": "", "suffix": "",
+        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": False, "random_crop": False,
+        "alpha_mask": False, "resolution": None, "batch_size": None, "bucketed": None, "bucket_minimum": None,
+        "bucket_maximum": None, "bucket_step": None, "upscale": None,
+    }  # fmt: skip
+    told = [
+        [e.sha256, e.captions, 1, False, off, "", [str(place.bucket), place.crop] if place else None]
+        for e, place in zip(task.examples, task.places, strict=True)
+    ]
+    assert task.fingerprint() == hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def test_the_loss_of_rows_is_the_loss_of_the_batch(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> 
     tiny(tmp_path, steps=2).train()
     file = tmp_path / "t-state" / "step-000002" / "state.json"
     said = json.loads(file.read_text())
-    del said["base"]
+    del said["base"], said["facts_sum"]
     file.write_text(json.dumps(said))
     with pytest.raises(ConfigError, match="model: this run was started with 'tiny', now it is 'other'"):
         tiny(tmp_path, steps=3, model="other").resume("auto")
@@ -103,6 +103,36 @@ def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="there is an adapter already"):
             tiny(tmp_path, steps=2, seed=1, resume=resume).train()
     assert file_bits(done.path) == before
+
+
+def test_a_checkpoint_of_another_run_does_not_go_over_one(tmp_path: Path) -> None:
+    tiny(tmp_path / "one", steps=2).train()
+    done = tiny(tmp_path / "two", steps=2, seed=9).train()
+    before = file_bits(done.path)
+    step = str(tmp_path / "one" / "t-state" / "step-000002")
+    with pytest.raises(ConfigError, match="checkpoints of an earlier run"):
+        tiny(tmp_path / "two", steps=4, resume=step).resume(step)
+    assert file_bits(done.path) == before
+    assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own goes on"
+
+
+def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2, resume="auto").train()
+    (said,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
+    assert "there is no checkpoint in" in said and "step 0" in said
+
+
+def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=4, save_every=1, keep_last=0).train()
+    states = tmp_path / "t-state"
+    (states / "step-000004" / "state.json").unlink()
+    third = states / "step-000003" / "state.json"
+    third.write_text(third.read_text().replace('"started": ', '"started": 1'))
+    run = tiny(tmp_path, steps=4, resume="auto")
+    run.train()
+    told = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
+    assert "step-000004: not a complete checkpoint" in told[0] and "state.json is not what was written" in told[1]
+    assert told[2] == "from step 2"
 
 
 def test_a_path_to_resume_from_may_be_a_checkpoint_or_a_folder_of_them(tmp_path: Path) -> None:

@@ -312,6 +312,14 @@ def test_kohya_is_silent_about_what_it_does(tmp_path: Path) -> None:
     assert "network_alpha" not in found.taken
 
 
+@pytest.mark.parametrize("length", [75, 150, 225])
+def test_captions_are_not_cut_at_kohyas_length(length: int, tmp_path: Path) -> None:
+    found = import_config(put(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n'))
+    assert not any("max_token_length" in each for each in found.no_equivalent)
+    (note,) = (each for each in found.notes if each.startswith("max_token_length: "))
+    assert "as many chunks as it takes, and cuts none" in note
+
+
 def test_kohya_for_flux(tmp_path: Path) -> None:
     text = """
     pretrained_model_name_or_path = "flux1-dev.safetensors"

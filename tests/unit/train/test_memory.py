@@ -287,6 +287,8 @@ def test_what_fits_in_no_way_says_what_would_help(sizes: Any) -> None:
     with pytest.raises(MemoryBudgetError, match=r"2\.00 GiB are not enough.*lower resolution.*raise the limit"):
         plan(published("sdxl"), config(batch_size=4), 2 * GIB)
     with pytest.raises(MemoryBudgetError, match="the weights alone are too large"):
+        plan(published("sdxl"), config(), int(1.5 * GIB))
+    with pytest.raises(MemoryBudgetError, match=r"CUDA and its libraries 1\.00 GiB\); CUDA .* alone take more"):
         plan(published("sdxl"), config(), GIB)
     with pytest.raises(MemoryBudgetError, match="train_text_encoders = false"):
         plan(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(2.9 * GIB))

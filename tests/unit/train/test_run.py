@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -240,6 +241,23 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
     assert tiny(tmp_path, resume="auto").train().losses == [], "the steps are done; only the file was missing"
 
 
+def test_a_run_without_one_good_step_is_not_finished(tmp_path: Path) -> None:
+    run = tiny(tmp_path, steps=3)
+    run.task.poison = "nan"
+    with pytest.raises(WeftError, match="3 steps in a row had a loss or gradients that are not finite"):
+        run.train()
+    assert not (tmp_path / "t").exists()
+
+
+def test_an_adapter_beyond_fp16_is_kept_in_float32_when_a_run_stops(tmp_path: Path) -> None:
+    run = tiny(tmp_path, steps=9, save_dtype="fp16", max_bad_steps=2)
+    run.flat.values[:4] = 1e6
+    run.task.poison = "nan"
+    with pytest.raises(WeftError, match=r"the adapter from before them is .*t-000002.*Likely: the learning rate"):
+        run.train()
+    assert max(abs(np.frombuffer(raw, np.float32)).max() for raw in file_bits(tmp_path / "t-000002").values()) == 1e6
+
+
 # samples
 
 
@@ -321,7 +339,8 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     middle = straight.step - 1
     place = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
     resumed = tiny(tmp_path / "resumed", resume=str(place), **said).train()
-    assert (resumed.step, resumed.validation, resumed.reason) == (straight.step, straight.validation, straight.reason)
+    assert (resumed.step, resumed.validation) == (straight.step, straight.validation)
+    assert straight.reason == f"{resumed.reason}, and t-best is of then", "elsewhere there is no file of then"
     over = tiny(tmp_path / "straight", **{**said, "resume": "auto"}).train()
     assert (over.step, over.losses) == (straight.step, []), "what has ended stays ended"
 

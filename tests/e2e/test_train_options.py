@@ -1,0 +1,142 @@
+"""weft train: what is asked for twice, for nothing, or against an adapter to go on from is told, not dropped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("diffusers")
+
+from tests.e2e.test_train_verb import invoked, metadata, quick
+from tests.unit.train.test_language import SONG, write_language_model
+from weft.models.embedded import style_folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A plain adapter of rank 2 on to_q."""
+    output = tmp_path_factory.mktemp("first")
+    invoked(*quick(output, cache, "--steps", 2))
+    return output / "lora.safetensors"
+
+
+def going_on(first: Path, output: Path, cache: Path, *more: object) -> tuple[object, ...]:
+    return (
+        "--dataset", style_folder("pixel"), "--output", output, "--steps", 1, "--set", f"start_from={first}",
+        "--set", "device=cpu", "--set", "resolution=64", "--set", f"cache_dir={cache}", *more,
+    )  # fmt: skip
+
+
+def test_an_adapter_to_go_on_from_brings_its_own_and_other_wishes_are_refused(
+    first: Path, tmp_path: Path, cache: Path
+) -> None:
+    wishes = (
+        "--rank",
+        16,
+        "--alpha",
+        3,
+        "--set",
+        "network=loha",
+        "--set",
+        "stabilised=true",
+        "--set",
+        'targets=["to_k"]',
+    )
+    told = invoked(*going_on(first, tmp_path / "out", cache, *wishes), code=2)
+    for name in ("network", "rank", "alpha", "stabilised", "targets"):
+        assert f"{name}: start_from brings its own" in told, told
+    assert not (tmp_path / "out" / "lora.safetensors").exists()
+
+
+def test_the_file_tells_of_the_adapter_that_was_trained(first: Path, tmp_path: Path, cache: Path) -> None:
+    invoked(*going_on(first, tmp_path / "a", cache))
+    said = metadata(tmp_path / "a" / "lora.safetensors")
+    assert (said["ss_network_dim"], said["ss_network_alpha"]) == ("2", "2"), "not the preset's"
+    invoked(*quick(tmp_path / "dora", cache, "--steps", 1, "--set", "network=dora"))
+    invoked(*going_on(tmp_path / "dora" / "lora.safetensors", tmp_path / "b", cache))
+    said = metadata(tmp_path / "b" / "lora.safetensors")
+    assert said["ss_network_module"] == "lycoris.kohya"
+    assert json.loads(said["ss_network_args"]) == {"algo": "lora", "dora_wd": "True", "rs_lora": "False"}
+    wide = ("--set", "network=locon", "--set", "conv_rank=3", "--set", "conv_alpha=1")
+    invoked(*quick(tmp_path / "c", cache, "--steps", 1, *wide))
+    said = metadata(tmp_path / "c" / "lora.safetensors")
+    assert (json.loads(said["ss_network_args"])["conv_dim"], json.loads(said["ss_network_args"])["conv_alpha"]) == (
+        "3",
+        "1",
+    )
+    assert said["ss_network_module"] == "networks.lora" and said["ss_network_dim"] == "2"
+    assert (said["ss_epoch"], said["ss_num_epochs"], said["ss_num_batches_per_epoch"]) == ("1", "1", "12")
+
+
+def test_a_warm_up_that_was_asked_for_is_kept_or_refused(tmp_path: Path, cache: Path) -> None:
+    asked = ("--steps", 4, "--set", "schedule=constant", "--set", "log_every=1", "--lr", 1e-3)
+    arguments = [each for each in quick(tmp_path / "out", cache) if each != "log_every=1"]
+    arguments = arguments[:-1]  # and the --set before it
+    invoked(*arguments, *asked, "--set", "warmup=3")
+    rates = [json.loads(line).get("lr") for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
+    assert [rate for rate in rates if rate] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
+    assert metadata(tmp_path / "out" / "lora.safetensors")["ss_lr_warmup_steps"] == "3"
+    told = invoked(*arguments[:-4], *asked, "--set", "warmup=4", "--name", "other", code=2)
+    assert "warmup must leave steps to train" in told
+
+
+def test_a_check_finds_what_a_run_would_refuse(first: Path, tmp_path: Path, cache: Path) -> None:
+    told = json.loads(invoked(*quick(first.parent, cache, "--steps", 2, "--check", "--json"), code=2))
+    assert not told["ok"] and "checkpoints of an earlier run" in told["problems"][0] and told["dataset"]
+    wrong = ("--set", "start_from=nope.safetensors", "--set", "validation=0.001")
+    told_ = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--check", *wrong), code=2)
+    assert "this run would be refused: validation: a share of 0.001" in told_
+    assert "this run would be refused: start_from: nope.safetensors" in told_ and "steps:" in told_
+
+
+def test_nothing_is_asked_twice_or_in_vain(tmp_path: Path, cache: Path) -> None:
+    told = invoked("--dataset", "d", "--rank", 2, "--set", "rank=4", code=2)
+    assert "--set rank=4: rank is given already, as 2; say it once" in told
+    assert "write FIELD=VALUE" in invoked("--dataset", "d", "--set", "=3", code=2)
+    theirs = tmp_path / "k.toml"
+    theirs.write_text("network_dim = 4\n")
+    assert "--import prints a configuration and does nothing else" in invoked("--import", theirs, "--steps", 5, code=2)
+    file = tmp_path / "run.toml"
+    file.write_text(f'dataset = "{style_folder("pixel")}"\nmax_data_loader_n_workers = 2\n')
+    said = invoked(file, "--check", "--set", "device=cpu", "--output", tmp_path / "o", "--set", f"cache_dir={cache}")
+    assert "note: " in said and "UserWarning" not in said
+
+
+def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
+    photos = tmp_path / "photos"
+    (photos / "extra" / "deeper").mkdir(parents=True)
+    for number, name in enumerate(("a", "b", "c", "extra/deeper/d")):
+        Image.new("RGB", (96, 96), (60 * number, 90, 200)).save(photos / f"{name}.png")
+    Image.new("RGB", (96, 96)).save(photos / "scan.tiff")
+    (photos / "bad.png").write_bytes((photos / "a.png").read_bytes()[:60])
+    (photos / "a.txt").write_text("a cat")
+    (photos / "b.txt").write_text("word " * 300)
+    arguments = [photos if each == style_folder("pixel") else each for each in quick(tmp_path / "out", cache)]
+    told = invoked(*arguments, "--steps", 1, "--skip-bad")
+    records = [json.loads(line) for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
+    logged = "\n".join(record["text"] for record in records if record.get("event") == "dataset")
+    for name in ("bad.png", "scan.tiff", "extra", "c.png"):
+        assert name in told and name in logged, told
+    assert "captions: the longest takes" in told and "b.png" in told
+
+
+def test_a_trigger_goes_before_every_caption(tmp_path: Path, cache: Path) -> None:
+    invoked(*quick(tmp_path, cache, "--steps", 1, "--trigger", "ohwx thing"))
+    assert metadata(tmp_path / "lora.safetensors")["modelspec.trigger_phrase"] == "ohwx thing"
+
+
+def test_a_language_model_takes_no_settings_of_pictures(tmp_path: Path) -> None:
+    folder = write_language_model("llama", tmp_path / "llama")
+    (tmp_path / "song.txt").write_text("\n\n".join(SONG))
+    asked = ("--set", "masked_loss=true", "--set", "flip=true", "--trigger", "x", "--set", "resolution=64")
+    told = invoked("--model", folder, "--dataset", tmp_path / "song.txt", "--output", tmp_path / "o", *asked, code=2)
+    for name in ("masked_loss", "flip", "trigger", "resolution"):
+        assert f"{name}: is for pictures" in told

@@ -126,6 +126,13 @@ def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     for name in ("bad.png", "scan.tiff", "extra", "c.png"):
         assert name in told and name in logged, told
     assert "captions: the longest takes" in told and "b.png" in told
+    found = []
+    for words in (300, 3):
+        (photos / "b.txt").write_text("word " * words)
+        checked = json.loads(invoked(*arguments[:4], "--output", tmp_path / "new", "--skip-bad", "--check", "--json"))
+        found.append(checked["estimate"])
+        assert any("captions: the longest" in line for line in checked["estimate"]["choices"]) == (words == 300)
+    assert found[0]["kept_bytes"] > found[1]["kept_bytes"], "what captions are padded to is kept too"
 
 
 def test_a_trigger_goes_before_every_caption(tmp_path: Path, cache: Path) -> None:

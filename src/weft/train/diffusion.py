@@ -31,20 +31,20 @@ from weft.layers import lora_layers
 from weft.models.blueprint import COMPONENTS, ENCODERS
 from weft.models.families import Conditioning, predict
 from weft.models.model import Model
-from weft.models.teaching import T5, batched, chunks_needed, encoded, t5_states, text_inputs, token_inputs
+from weft.models.teaching import T5, batched, encoded, t5_states, text_inputs, token_inputs
 from weft.train.buckets import Placement, Rules
 from weft.train.cache import TensorCache
-from weft.train.captions import choose, shown, tag_frequency, variants_of
+from weft.train.captions import choose, shown, tag_frequency
 from weft.train.check import arrange
 from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, Example, noted, run_settings, within
 from weft.train.identity import identity
+from weft.train.lengths import captions_of, chunks_of, long_captions
 from weft.train.objective import Objective, judged, make_objective
 from weft.train.oom import needing
 from weft.train.shown import CROPS, cut_of, is_masked, mask_key, opened
 from weft.train.task import Tensors, generator_for
 
-_LONG = 3  # chunks of CLIP that captions may take before it is worth a word
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
 
@@ -73,8 +73,8 @@ class DiffusionTask:
         self._settings = [within(example.subset, self._run) for example in self.examples]
         self._masked = [is_masked(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
-        self.captions = [self._variants(number) for number in range(len(self.examples))]
-        self.chunks = chunks_needed(model, sorted({text for found in self.captions for text in found}))
+        self.captions = captions_of(config, dataset)
+        self.chunks = chunks_of(model, self.captions)
         self._numbers: dict[str, Tensors] = {}
         self._identity = identity(model)
 
@@ -227,11 +227,6 @@ class DiffusionTask:
         with needing("encode a caption", _ENCODERS_TOO_LARGE):
             return self.cache.get(facts | {"clip_skip": skip}, make) if self._keeps_text else make()
 
-    def _variants(self, number: int) -> list[str]:
-        example, config = replace(self.examples[number], subset=self._settings[number]), self.config
-        found = variants_of(example, trigger=config.trigger or "", count=config.caption_variants, seed=config.seed)
-        return list(dict.fromkeys(found))
-
     # what is on the device
 
     @property
@@ -274,13 +269,7 @@ class DiffusionTask:
 
     def notes(self) -> list[str]:
         """What of the data makes the run slower than it need be, a line each."""
-        if self.chunks <= _LONG:
-            return []
-        longest = (n for n, texts in enumerate(self.captions) if chunks_needed(self.model, texts) == self.chunks)
-        return [
-            f"captions: the longest takes {self.chunks} chunks of the text encoder, and every caption is padded to that; "
-            f"shorten it: {shown(self.examples[next(longest)].path)}"
-        ]
+        return long_captions(self.model, self.examples, self.captions, self.chunks)
 
     def fingerprint(self) -> str:
         told = [

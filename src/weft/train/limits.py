@@ -16,9 +16,14 @@ from weft.train.world import World
 
 
 def within_limit(
-    model: Sized, config: TrainConfig, device: torch.device, world: World, side: int | None = None
+    model: Sized,
+    config: TrainConfig,
+    device: torch.device,
+    world: World,
+    side: int | None = None,
+    chunks: int = 1,
 ) -> Plan | None:
-    """What to do to stay within `vram`; None without a limit. ``side``: of the largest pictures."""
+    """What to do to stay within `vram`; None without a limit. ``side``, ``chunks``: see `plan`."""
     limit = limit_for(config, device)
     if limit is None:
         return None
@@ -27,7 +32,7 @@ def within_limit(
     kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
     if begun and "accumulation" in begun:  # there it is that of all processes
         kept["accumulation"] = max(begun["accumulation"] // world.size, 1)
-    found = plan(model, config.model_copy(update=kept), limit, same_numbers=begun is not None, side=side)
+    found = plan(model, config.model_copy(update=kept), limit, same_numbers=begun is not None, side=side, chunks=chunks)
     stays = [f"{n} stays {v}, as the run began" for n, v in kept.items() if v != getattr(config, n)]
     return replace(found, reasons=(*stays, *found.reasons))
 

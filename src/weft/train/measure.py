@@ -59,8 +59,12 @@ def measure(
     trained: Callable[[Model, TrainConfig], dict[str, nn.Module]],
     *,
     again: bool,
+    chunks: int = 1,
 ) -> Measured:
-    """One example through forward; ``again``: backward too, where things are computed again (else it adds nothing)."""
+    """One example through forward; ``again``: backward too, where things are computed again (else it adds nothing).
+
+    ``chunks``: of the text encoder that a caption takes.
+    """
     model = blank(blueprint, dtype)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
     parameters = _adapted(trained(model, config), config, checkpoint)
@@ -68,7 +72,7 @@ def measure(
     everything = list(model.networks.values())
     encoding = _highest(lambda: _encode(model, side), everything)
     counter = FlopCounterMode(display=False)
-    kept = _highest(lambda: _step(model, config, side, counter, again=again), everything)
+    kept = _highest(lambda: _step(model, config, (side, chunks), counter, again=again), everything)
     return Measured(weights, parameters, kept, encoding, counter.get_total_flops())
 
 
@@ -143,11 +147,11 @@ def _encode(model: Model, side: int) -> None:
     vae.encode(torch.empty(1, 3, side, side, dtype=vae.dtype, device=_META))
 
 
-def _step(model: Model, config: TrainConfig, side: int, counter: FlopCounterMode, *, again: bool) -> None:
-    small = side // model.latent_scale
+def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: FlopCounterMode, *, again: bool) -> None:
+    small, chunks = sizes[0] // model.latent_scale, sizes[1]
     latents = torch.empty(1, model.vae.config.latent_channels, small, small, dtype=model.dtype, device=_META)
     with torch.set_grad_enabled(config.train_text_encoders):
-        text = encoded(model, _tokens(model), config.clip_skip)
+        text = encoded(model, _tokens(model, chunks), config.clip_skip)
     told = batched(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
     times = torch.empty(1, device=_META)
     with counter:
@@ -157,11 +161,11 @@ def _step(model: Model, config: TrainConfig, side: int, counter: FlopCounterMode
         torch.autograd.backward(loss)
 
 
-def _tokens(model: Model) -> dict[str, torch.Tensor]:
+def _tokens(model: Model, chunks: int) -> dict[str, torch.Tensor]:
     found = {}
     for folder in CLIPS[model.family]:
         length = model.networks[folder].config.max_position_embeddings  # type: ignore[union-attr]
-        found[folder] = torch.empty(1, 1, int(length), dtype=torch.int64, device=_META)  # type: ignore[arg-type]
+        found[folder] = torch.empty(1, chunks, int(length), dtype=torch.int64, device=_META)  # type: ignore[arg-type]
     folder = T5.get(model.family, "")
     if folder in model.networks:
         width: Any = model.networks[folder].config.d_model  # type: ignore[union-attr]

@@ -67,10 +67,16 @@ class Plan:
 
 
 def estimate(
-    model: Sized, config: TrainConfig, steps: int = 0, *, staged: bool = False, side: int | None = None
+    model: Sized,
+    config: TrainConfig,
+    steps: int = 0,
+    *,
+    staged: bool = False,
+    side: int | None = None,
+    chunks: int = 1,
 ) -> dict[str, Any]:
-    """Bytes by kind, and their sum at the highest moment of the run; ``side``: see `plan`."""
-    return _added(_Sizes(model, config, side), config, staged=staged) | {"steps": steps}
+    """Bytes by kind, and their sum at the highest moment of the run; ``side``, ``chunks``: see `plan`."""
+    return _added(_Sizes(model, config, side, chunks), config, staged=staged) | {"steps": steps}
 
 
 def plan(
@@ -80,13 +86,15 @@ def plan(
     *,
     same_numbers: bool = False,
     side: int | None = None,
+    chunks: int = 1,
 ) -> Plan:
     """The configuration that stays within a limit and differs least from the one given.
 
     ``same_numbers``: nothing that changes a result, since a run that has begun goes on.
     ``side``: of the largest pictures, where the dataset has others than the configuration says.
+    ``chunks``: of the text encoder that the longest caption takes.
     """
-    sizes = _Sizes(model, config, side)
+    sizes = _Sizes(model, config, side, chunks)
     wanted = _added(sizes, config, staged=False)
     least = None
     for chosen, staged in _ways(sizes, config, same_numbers):
@@ -155,12 +163,12 @@ def seconds_for(work: float, device: torch.device, dtype: torch.dtype) -> float:
 class _Sizes:
     """Measurements of one model, each made when it is first asked for."""
 
-    def __init__(self, model: Sized, config: TrainConfig, side: int | None = None) -> None:
+    def __init__(self, model: Sized, config: TrainConfig, side: int | None = None, chunks: int = 1) -> None:
         self._words = model if isinstance(model, Words) else None
         self.blueprint = model.blueprint if isinstance(model, Model) else None if isinstance(model, Words) else model
         known = None if isinstance(model, Blueprint) else model.dtype
         self.own = known or DTYPES.get(config.precision, torch.bfloat16)
-        self._config, self._side = config, side
+        self._config, self._side, self._chunks = config, side, chunks
         self._found: dict[tuple[torch.dtype, str], Measured] = {}
 
     def dtype(self, config: TrainConfig) -> torch.dtype:
@@ -177,7 +185,9 @@ class _Sizes:
             assert self.blueprint is not None
             shown = config if self._side is None else config.model_copy(update={"resolution": self._side})
             again = config.checkpointing == "full"
-            self._found[key] = measure(self.blueprint, shown, key[0], switch, trained_networks, again=again)
+            self._found[key] = measure(
+                self.blueprint, shown, key[0], switch, trained_networks, again=again, chunks=self._chunks
+            )
         return self._found[key]
 
 

@@ -25,6 +25,7 @@ from weft.train.config import TrainConfig
 from weft.train.dataset import Dataset, read_dataset
 from weft.train.diffusion import DiffusionTask, bucket_rules, check_masks, held_out
 from weft.train.journal import Drawn, Tell
+from weft.train.lengths import captions_of, chunks_of, long_captions
 from weft.train.limits import within_limit
 from weft.train.measure import Meter, blank
 from weft.train.memory import Plan, enforce, estimate, lift, seconds_for
@@ -136,8 +137,19 @@ def _within_limit(
             f"vram: the dataset's file says batch_size {own[0]}, which cannot be changed to fit; take it out of there, and "
             "set batch_size in the configuration"
         )
-    side = largest_side(config, blueprint, dataset) if config.vram is not None else None
-    return within_limit(blueprint, config, device, world, side)
+    if config.vram is None:
+        return None
+    side = largest_side(config, blueprint, dataset)
+    return within_limit(blueprint, config, device, world, side, _chunks(config, blueprint, dataset)[0])
+
+
+def _chunks(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> tuple[int, list[str]]:
+    """Of the longest caption, and what to say of it; only tokenizers are read."""
+    model = blank(blueprint, DTYPES[config.precision])
+    model.tokenizers = {folder: make() for folder, make in blueprint.tokenizers.items()}
+    captions = captions_of(config, dataset)
+    chunks = chunks_of(model, captions)
+    return chunks, long_captions(model, dataset.examples, captions, chunks)
 
 
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
@@ -229,10 +241,11 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Dataset
     dtype = DTYPES[config.precision]
     report, kept = _report(config, dataset, bucket_rules(config, blank(blueprint, dtype)), processes)
     side = largest_side(config, blueprint, dataset)
-    needs = dict(planned.estimate) if planned is not None else estimate(blueprint, config, side=side)
+    chunks, said = _chunks(config, blueprint, dataset)
+    needs = dict(planned.estimate if planned is not None else estimate(blueprint, config, side=side, chunks=chunks))
     needs["steps"] = report.total_steps
     needs["seconds"] = seconds_for(needs["work_per_step"] * report.total_steps, device, dtype)
-    needs["choices"] = list(planned.reasons) if planned is not None else []
+    needs["choices"] = [*(planned.reasons if planned is not None else ()), *said]
     needs["problems"] = refusals(config, kept > 0)
     if not report.total_steps or not report.batches_per_epoch:
         needs["problems"].append("dataset: there is no picture that can be trained on")

@@ -230,7 +230,7 @@ def test_flux_needs_more_than_24_gb() -> None:
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """1 GiB of denoiser and 1 of everything else in 16 bits; an example keeps 4, 2 and 1 GiB by mode."""
 
-    def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, again: bool) -> Measured:
+    def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, again: bool, chunks: int) -> Measured:
         times = 2 if dtype == torch.float32 else 1
         kept = {"off": 4, "selective": 2, "full": 1}[config.checkpointing]
         assert again == (config.checkpointing == "full")

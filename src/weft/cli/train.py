@@ -4,6 +4,7 @@ Exit codes, beside those of every verb:
 
     0    also after one Ctrl-C (or SIGTERM): the step was finished and saved
     1    the run began and could not go on: out of memory, no finite numbers, a file that does not prove
+    2    bad input, and also a disk that takes no more
     4    another process of the run ended, and so did this one
     130  after two: stopped at once, the last checkpoint is whole
 """

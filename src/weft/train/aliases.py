@@ -294,6 +294,8 @@ def shown(value: Any) -> str:
     if isinstance(value, str | int | float | None):
         text = repr(value)
         return text if len(text) <= 80 else f"{text[:77]}..."
+    if hasattr(value, "isoformat"):  # TOML has dates and times
+        return f"the date or time {value.isoformat()}"
     return (
         "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "something else"
     )

@@ -365,6 +365,12 @@ def _told(problem: Any, said: Translation, bad: set[str]) -> Iterable[str]:
             f"{label}: is needed" + (f"; {TrainConfig.model_fields['dataset'].description}" if path[1:] == [] else "")
         ]
     told = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
+    for theirs_, ours in (
+        ("valid tuple", "list"),
+        ("valid dictionary or instance of Rule", "table"),
+        ("valid dictionary", "table"),
+    ):
+        told = told.replace(theirs_, ours)
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         told += f", got {shown(problem['input'])}{_near(problem['input'], choices)}"

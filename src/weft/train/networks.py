@@ -217,7 +217,8 @@ def meant(component: str, network: nn.Module, config: TrainConfig) -> list[str]:
     if config.network == "locon":
         chosen |= {name for name in names if _CONVOLUTIONS.fullmatch(name)}
     if not chosen:
-        raise ConfigError(f"targets: {config.targets!r} means no module of {component} ({len(names)} could be)")
+        said = config.targets if isinstance(config.targets, str) else ", ".join(config.targets)
+        raise ConfigError(f"targets: {said} means no module of {component} ({len(names)} could be)")
     return [name for name in names if name in chosen]
 
 

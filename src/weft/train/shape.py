@@ -87,8 +87,9 @@ def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
         if differs and name in said and not (name in ("rank", "alpha") and not shape.ranks)
     ]
     if "targets" in said and meant != shape.modules:
+        asked_for = config.targets if isinstance(config.targets, str) else ", ".join(config.targets)
         told.append(
             f"targets: start_from brings its own {len(shape.modules)} modules, which are not the {len(meant)} of "
-            f"{config.targets!r}; leave it out, or start without it"
+            f"{asked_for}; leave it out, or start without it"
         )
     return told

@@ -323,6 +323,10 @@ class _Contradictions(ValueError):
         self.found = found
 
 
+#: what TOML calls the kinds pydantic names
+_IN_TOML = {"valid tuple": "list", "valid dictionary or instance of Rule": "table", "valid dictionary": "table"}
+
+
 def checked(said: Translation) -> TrainConfig:
     """The configuration, or all that is wrong with it: names, values, and values that contradict each other."""
     problems = list(said.problems) + [
@@ -365,12 +369,8 @@ def _told(problem: Any, said: Translation, bad: set[str]) -> Iterable[str]:
             f"{label}: is needed" + (f"; {TrainConfig.model_fields['dataset'].description}" if path[1:] == [] else "")
         ]
     told = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
-    for theirs_, ours in (
-        ("valid tuple", "list"),
-        ("valid dictionary or instance of Rule", "table"),
-        ("valid dictionary", "table"),
-    ):
-        told = told.replace(theirs_, ours)
+    for pydantic, plain in _IN_TOML.items():
+        told = told.replace(pydantic, plain)
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         told += f", got {shown(problem['input'])}{_near(problem['input'], choices)}"

@@ -7,7 +7,7 @@
     locon     adds the convolutions of the residual blocks to any of them
     rules     the first whose pattern is found in `<component>.<module>` gives its rank, alpha, learning rate, or leaves
               it out; with `start_from` ranks, alphas and modules are the adapter's, and rules give learning rates only
-    start_from  what was asked for and the adapter is not, is an error: it brings its own kind, rank, alpha and modules
+    start_from: what was asked for and the adapter is not, is an error; it brings its own kind, rank, alpha and modules
 
     rank      the rule's, else conv_rank for convolutions wider than 1x1, else rank
     alpha     the rule's; its rank where the rule names one; conv_alpha, or conv_rank, for those convolutions; else alpha

@@ -302,11 +302,12 @@ def _network(shape: Shape) -> dict[str, str]:
     }
     if shape.wide_ranks:
         said |= {"conv_dim": str(shape.usual("wide_ranks")), "conv_alpha": f"{shape.usual('wide_alphas'):g}"}
-    prefix = "ranks" if shape.ranks else "wide_ranks"
-    alpha = shape.usual(prefix.replace("ranks", "alphas"))
+    rank, alpha = shape.usual("ranks"), shape.usual("alphas")
+    if not shape.ranks:
+        rank, alpha = shape.usual("wide_ranks"), shape.usual("wide_alphas")
     return {
         "ss_network_module": "lycoris.kohya" if theirs else "networks.lora",
-        "ss_network_dim": str(shape.usual(prefix)),
+        "ss_network_dim": str(rank),
         "ss_network_alpha": f"{alpha:g}" if alpha is not None else "None",
         "ss_network_args": json.dumps(said),
     }

@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft.errors import ConfigError
 from weft.train.config import TrainConfig
+from weft.train.identity import bits_of, some_of
 from weft.train.schedules import rates
 
 #: settings that may differ when a run goes on: they change no number of the steps to come (shard: by rounding alone)
@@ -28,8 +28,6 @@ FREE = frozenset({
 })  # fmt: skip
 #: what a base that is the same may be called
 _PLACES = frozenset({"model", "parts"})
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_TAKEN = 64  # numbers of a weight: enough to tell two models apart, and read in no time
 
 
 def base_of(networks: Mapping[str, nn.Module]) -> str:
@@ -37,9 +35,8 @@ def base_of(networks: Mapping[str, nn.Module]) -> str:
     digest = hashlib.sha256()
     for folder, network in sorted(networks.items()):
         for key, value in network.state_dict().items():
-            bits = value.detach().flatten().view(_BITS[value.itemsize])
-            some = bits[:: max(bits.numel() // _TAKEN, 1)].tolist()
-            digest.update(str((folder, key, str(value.dtype), tuple(value.shape), some)).encode())
+            told = (folder, key, str(value.dtype), tuple(value.shape), some_of(bits_of(value)))
+            digest.update(str(told).encode())
     return digest.hexdigest()
 
 

@@ -129,8 +129,14 @@ def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> 
 
 
 def _within_limit(
-    config: TrainConfig, blueprint: Blueprint, device: torch.device, world: World, dataset: Dataset
+    config: TrainConfig,
+    blueprint: Blueprint,
+    device: torch.device,
+    world: World,
+    dataset: Dataset,
+    sizes: tuple[int | None, int] | None = None,
 ) -> Plan | None:
+    """``sizes``: the largest side and the most chunks, where they are known."""
     own = [example.subset.batch_size for example in dataset.examples if example.subset.batch_size]
     if own and config.vram is not None:
         raise ConfigError(
@@ -139,8 +145,8 @@ def _within_limit(
         )
     if config.vram is None:
         return None
-    side = largest_side(config, blueprint, dataset)
-    return within_limit(blueprint, config, device, world, side, _chunks(config, blueprint, dataset)[0])
+    sizes = sizes or (largest_side(config, blueprint, dataset), _chunks(config, blueprint, dataset)[0])
+    return within_limit(blueprint, config, device, world, *sizes)
 
 
 def _chunks(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> tuple[int, list[str]]:
@@ -236,12 +242,11 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Dataset
         sample_requests(config)
     if wrong := check_masks(config, dataset.examples):
         raise ConfigError(wrong)
-    planned = _within_limit(config, blueprint, device, World(), dataset)
+    side, (chunks, said) = largest_side(config, blueprint, dataset), _chunks(config, blueprint, dataset)
+    planned = _within_limit(config, blueprint, device, World(), dataset, (side, chunks))
     config = planned.config if planned is not None else config
     dtype = DTYPES[config.precision]
     report, kept = _report(config, dataset, bucket_rules(config, blank(blueprint, dtype)), processes)
-    side = largest_side(config, blueprint, dataset)
-    chunks, said = _chunks(config, blueprint, dataset)
     needs = dict(planned.estimate if planned is not None else estimate(blueprint, config, side=side, chunks=chunks))
     needs["steps"] = report.total_steps
     needs["seconds"] = seconds_for(needs["work_per_step"] * report.total_steps, device, dtype)

@@ -25,7 +25,7 @@ $(VENV)/.dev: $(VENV)/.generate
 	touch $@
 
 demo: $(VENV)/.generate
-	@$(BIN)/weft demo --out demo
+	@$(BIN)/inweave demo --out demo
 
 demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py

@@ -23,10 +23,10 @@ import torch
 from diffusers import StableDiffusionPipeline
 from peft import LoraConfig
 
-import weft
-from weft.models import embedded
-from weft.train.session import diffusion_run
-from weft.train.world import World
+import inweave
+from inweave.models import embedded
+from inweave.train.session import diffusion_run
+from inweave.train.world import World
 
 PEER = """
 import sys, torch
@@ -54,7 +54,7 @@ def product() -> float:
 
 
 def pictures() -> tuple[float, float]:
-    ours = weft.pipeline(embedded.NAME, device="cpu")
+    ours = inweave.pipeline(embedded.NAME, device="cpu")
     peer = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32)
     peer.set_progress_bar_config(disable=True)
     return (
@@ -64,15 +64,15 @@ def pictures() -> tuple[float, float]:
 
 
 def starts(place: Path) -> tuple[float, float]:
-    ours = [sys.executable, "-m", "weft", "generate", "red apple", "--seed", "7", "-o", str(place / "a.png")]
+    ours = [sys.executable, "-m", "inweave", "generate", "red apple", "--seed", "7", "-o", str(place / "a.png")]
     peer = [sys.executable, "-W", "ignore", "-c", PEER, str(embedded.folder()), str(place / "b.png")]
     run = lambda command: lambda: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
     return seconds(run(ours), 3), seconds(run(peer), 3)
 
 
 def steps(place: Path) -> tuple[float, float]:
-    config = weft.TrainConfig.of(
-        dataset="weft/pixel", output=str(place), steps=300, device="cpu", cache_dir=str(place / "cache")
+    config = inweave.TrainConfig.of(
+        dataset="inweave/pixel", output=str(place), steps=300, device="cpu", cache_dir=str(place / "cache")
     )
     run, _ = diffusion_run(config, World(), None)
     ours = seconds(run._one, 15)
@@ -97,7 +97,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as place:
         print(f"{torch.get_num_threads()} threads, product {product():.0f} GFLOP/s")
-        print("| what | weft s | diffusers, PEFT s |\n|---|---|---|")
+        print("| what | inweave s | diffusers, PEFT s |\n|---|---|---|")
         for name, (ours, peer) in (
             ("picture, 20 steps", pictures()),
             ("start to first picture", starts(Path(place))),

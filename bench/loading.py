@@ -43,15 +43,15 @@ def prepare(folder: Path, dtype: torch.dtype) -> None:
         save_file(tensors, folder / f"lora{number}.safetensors")
 
 
-def weft_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
+def inweave_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
     from diffusers import UNet2DConditionModel
 
-    from weft.exchange.load import load
-    from weft.targets.index import ModelIndex, component_from_names
-    from weft.targets.resolve import resolve
-    from weft.weights.build import build
-    from weft.weights.merged import MergedSource
-    from weft.weights.source import FileSource
+    from inweave.exchange.load import load
+    from inweave.targets.index import ModelIndex, component_from_names
+    from inweave.targets.resolve import resolve
+    from inweave.weights.build import build
+    from inweave.weights.merged import MergedSource
+    from inweave.weights.source import FileSource
 
     with torch.device("meta"):
         unet = UNet2DConditionModel(**CONFIG).to(dtype)
@@ -75,7 +75,7 @@ def peer_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
     return unet
 
 
-ROADS = {"weft": weft_build, "peer": peer_build}
+ROADS = {"inweave": inweave_build, "peer": peer_build}
 
 
 def measure(road: str, folder: Path, loras: int, dtype: torch.dtype, runs: int = 5) -> float:
@@ -98,9 +98,9 @@ def peak(road: str, folder: Path, loras: int) -> float:
 
 def drift(folder: Path) -> tuple[int, int, int]:
     """Weights that differ from the base after 50 rounds: (ours, the peer's, how many there are), in bf16."""
-    from weft.weights.weaver import Weaver
+    from inweave.weights.weaver import Weaver
 
-    unet = weft_build(folder, 0, torch.bfloat16)
+    unet = inweave_build(folder, 0, torch.bfloat16)
     for module in unet.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -129,13 +129,13 @@ def main() -> None:
         prepare(folder, torch.float32)
         size = next((folder / "unet").glob("*.safetensors")).stat().st_size / 1e6
         print(f"a UNet of {size:.0f} MB in float32, 3 LoRAs of rank 16, {torch.get_num_threads()} threads")
-        for road, loras in (("weft", 0), ("weft", 3), ("peer", 0), ("peer", 3)):
+        for road, loras in (("inweave", 0), ("inweave", 3), ("peer", 0), ("peer", 3)):
             spent = measure(road, folder, loras, torch.float32)
             print(f"{road}: {loras} LoRAs  {spent:8.0f} ms  peak {peak(road, folder, loras):6.0f} MB")
         prepare(folder, torch.bfloat16)
         ours, theirs, total = drift(folder)
         print(
-            f"weights that differ after 50 rounds in bf16: weft {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
+            f"weights that differ after 50 rounds in bf16: inweave {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
         )
 
 

@@ -34,9 +34,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from weft.ops.adam8bit import corrections, fresh
-from weft.train.flat import FlatParameters
-from weft.train.optimizers import make_optimizer
+from inweave.ops.adam8bit import corrections, fresh
+from inweave.train.flat import FlatParameters
+from inweave.train.optimizers import make_optimizer
 
 SIZES = (46_500_000, 59_800_000)
 WIDTHS = (640, 1280, 2048)
@@ -180,8 +180,8 @@ def ours(name: str, total: int) -> list[tuple[str, float, float]]:
 
     state = state_bytes(list(optimizer.state().values())) / 1e6
     return [
-        (f"weft {name}", milliseconds(work), state),
-        (f"weft {name}, graph", milliseconds(captured(work)), state),
+        (f"inweave {name}", milliseconds(work), state),
+        (f"inweave {name}, graph", milliseconds(captured(work)), state),
     ]
 
 
@@ -247,7 +247,7 @@ def table(total: int) -> None:
 
 
 def tune(total: int) -> None:
-    from weft.ops.adam8bit import triton as kernel
+    from inweave.ops.adam8bit import triton as kernel
 
     values, grads = torch.randn(total, device="cuda"), torch.randn(total, device="cuda") * 1e-3
     moments = fresh(total, values.device)
@@ -276,14 +276,14 @@ class Lesson:
     """LoRAs of rank 8 on the embedded model's UNet and a list of batches: every run begins and goes on with the same."""
 
     def __init__(self, folder: Path, steps: int, seed: int) -> None:
-        from weft.models.embedded import NAME, style_folder
-        from weft.models.model import load_model
-        from weft.train.cache import TensorCache
-        from weft.train.config import TrainConfig
-        from weft.train.dataset import read_dataset
-        from weft.train.diffusion import DiffusionTask
-        from weft.train.networks import add_networks
-        from weft.train.task import generator_for
+        from inweave.models.embedded import NAME, style_folder
+        from inweave.models.model import load_model
+        from inweave.train.cache import TensorCache
+        from inweave.train.config import TrainConfig
+        from inweave.train.dataset import read_dataset
+        from inweave.train.diffusion import DiffusionTask
+        from inweave.train.networks import add_networks
+        from inweave.train.task import generator_for
 
         config = TrainConfig.of(
             model=NAME, dataset=str(style_folder("pixel")), output=str(folder), resolution=64, seed=seed
@@ -332,7 +332,7 @@ def quality(steps: int, seed: int) -> None:
         runs: dict[str, Callable[[], Any]] = {
             "torch AdamW, float32": lambda: lesson.peer(plain, "tensors"),
             "the same, learning rate 1 % higher": lambda: lesson.peer(plain, "tensors", 1.01 * QUALITY_RATE),
-            "weft adamw8bit": lambda: lesson.ours("adamw8bit"),
+            "inweave adamw8bit": lambda: lesson.ours("adamw8bit"),
         }
         for name, layout in itertools.product([name for name in PEERS if "8bit" in name], LAYOUTS):
             label = name if layout == "tensors" else f"{name}, one tensor"

@@ -26,7 +26,7 @@ def cpu(*arguments: str | Path, runs: int = 5) -> tuple[float, float]:
     for _ in range(runs):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "weft", *map(str, arguments)], check=False, capture_output=True)
+        subprocess.run([sys.executable, "-m", "inweave", *map(str, arguments)], check=False, capture_output=True)
         wall = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -38,10 +38,10 @@ def main() -> None:
     small = FILES / "cloneofsimo_lora_disney.safetensors"
     print(f"{'command':<64}{'CPU s':>8}{'wall s':>8}")
     rows: list[tuple[str, tuple[float, float]]] = [
-        ("weft --help", cpu("--help")),
-        ("weft inspect (1.6 MB, 386 tensors)", cpu("inspect", small)),
-        ("weft check  (1.6 MB, 386 tensors) --base sd1.5", cpu("check", small, "--base", "sd1.5")),
-        ("weft hash   (1.6 MB)", cpu("hash", small)),
+        ("inweave --help", cpu("--help")),
+        ("inweave inspect (1.6 MB, 386 tensors)", cpu("inspect", small)),
+        ("inweave check  (1.6 MB, 386 tensors) --base sd1.5", cpu("check", small, "--base", "sd1.5")),
+        ("inweave hash   (1.6 MB)", cpu("hash", small)),
     ]
     with tempfile.TemporaryDirectory() as folder:
         flux = write_sparse(Path(folder) / "flux.safetensors", _flux_with_encoders())
@@ -50,16 +50,16 @@ def main() -> None:
         flux.read_bytes()
         print(f"(reading the {size:.0f} MB of the Flux file alone: {time.perf_counter() - start:.2f} s)")
         rows += [
-            (f"weft inspect (Flux, 1,632 tensors, {size:.0f} MB)", cpu("inspect", flux, runs=3)),
+            (f"inweave inspect (Flux, 1,632 tensors, {size:.0f} MB)", cpu("inspect", flux, runs=3)),
             (
-                "weft check  (Flux) --base flux1-dev --values none",
+                "inweave check  (Flux) --base flux1-dev --values none",
                 cpu("check", flux, "--base", "flux1-dev", "--values", "none", runs=3),
             ),
             (
-                "weft check  (Flux) --base flux1-dev --values sample",
+                "inweave check  (Flux) --base flux1-dev --values sample",
                 cpu("check", flux, "--base", "flux1-dev", "--values", "sample", runs=3),
             ),
-            ("weft check  (Flux) --base flux1-dev --values full", cpu("check", flux, "--base", "flux1-dev", runs=3)),
+            ("inweave check  (Flux) --base flux1-dev --values full", cpu("check", flux, "--base", "flux1-dev", runs=3)),
         ]
     for name, (spent, wall) in rows:
         print(f"{name:<64}{spent:>8.2f}{wall:>8.2f}")

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from weft.models import shipped
-from weft.models.blueprint import CLASSES
+from inweave.models import shipped
+from inweave.models.blueprint import CLASSES
 
 DEVICE = "cuda"
 SIDE, RANK, STEPS, LAST = 1024, 32, 15, 10
@@ -126,7 +126,7 @@ def trained(model: Path, pictures: Path, batch: int, vram: str | None, mode: str
     """One run of the command: memory and seconds, or what it said instead."""
     output = Path(tempfile.mkdtemp(dir=place))
     command = [
-        sys.executable, "-m", "weft", "train", "--model", str(model), "--dataset", str(pictures), "--output", str(output),
+        sys.executable, "-m", "inweave", "train", "--model", str(model), "--dataset", str(pictures), "--output", str(output),
         "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json", "--set", f"targets={json.dumps(TARGETS)}",
         "--set", "log_every=5", "--set", f"checkpointing={mode}", "--set", f"cache_dir={place / 'cache'}",
         *(["--vram", vram, "--set", 'sample_prompts=["a picture"]', "--set", "sample_every=8", "--set", "sample_steps=4"]
@@ -238,7 +238,7 @@ def main() -> None:
     lines = []
     for asked in sys.argv[1:] or RUNS:
         variant, _, only = asked.partition(":")
-        with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="inweave-bench-") as folder:
             place = Path(folder)
             begun = time.perf_counter()
             write_model(variant, place / variant)

@@ -9,9 +9,9 @@ import itertools
 
 import torch
 
-from weft.ops.merge.triton import Launch
-from weft.ops.merge.work import Product, Target
-from weft.targets.bases import known_index
+from inweave.ops.merge.triton import Launch
+from inweave.ops.merge.work import Product, Target
+from inweave.targets.bases import known_index
 
 
 def targets(stack: int, rank: int = 32) -> list[Target]:

@@ -22,18 +22,18 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from weft.exchange.load import load
-from weft.formats.files import open_container
-from weft.formats.read import read
-from weft.targets.bases import known_index
-from weft.targets.resolve import resolve
-from weft.weights.build import build
-from weft.weights.collector import collector_waits
-from weft.weights.factors import _key
-from weft.weights.merged import MergedSource
-from weft.weights.source import FileSource
-from weft.weights.stack import Strength
-from weft.weights.weaver import Weaver
+from inweave.exchange.load import load
+from inweave.formats.files import open_container
+from inweave.formats.read import read
+from inweave.targets.bases import known_index
+from inweave.targets.resolve import resolve
+from inweave.weights.build import build
+from inweave.weights.collector import collector_waits
+from inweave.weights.factors import _key
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import FileSource
+from inweave.weights.stack import Strength
+from inweave.weights.weaver import Weaver
 
 SDXL: dict[str, Any] = {
     "sample_size": 128, "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
@@ -108,16 +108,21 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         state["turn"] ^= 1
         weaver.apply([(loras[state["turn"]], 0.8)])
 
-    rows.append(("weft: swap to another LoRA, factors on the GPU", timed(swap, 21)))
+    rows.append(("inweave: swap to another LoRA, factors on the GPU", timed(swap, 21)))
     rows.append(
-        ("weft: other strength of the same LoRA", timed(lambda: weaver.apply([(loras[0], time.time() % 1 + 0.1)]), 11))
+        (
+            "inweave: other strength of the same LoRA",
+            timed(lambda: weaver.apply([(loras[0], time.time() % 1 + 0.1)]), 11),
+        )
     )
-    rows.append(("weft: restore the base", timed(lambda: weaver.apply([]), 7, lambda: weaver.apply([(loras[0], 1.0)]))))
+    rows.append(
+        ("inweave: restore the base", timed(lambda: weaver.apply([]), 7, lambda: weaver.apply([(loras[0], 1.0)])))
+    )
     stacks = [[(path, 0.1 * (i + 1) + 0.05 * j) for i, path in enumerate(loras)] for j in range(2)]
     weaver.apply(stacks[0])
     rows.append(
         (
-            "weft: stack of 5 x rank 32, from the base",
+            "inweave: stack of 5 x rank 32, from the base",
             timed(lambda: weaver.apply(stacks[1]), 9, lambda: weaver.apply([])),
         )
     )
@@ -131,7 +136,7 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         events[1].record()
         torch.cuda.synchronize()
         spent.append(events[0].elapsed_time(events[1]))
-    rows.append(("weft: the kernel alone (one LoRA)", statistics.median(spent)))
+    rows.append(("inweave: the kernel alone (one LoRA)", statistics.median(spent)))
     weaver._abandon(program.places)
 
     spent_from_file: list[float] = []
@@ -149,11 +154,11 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
     for _ in range(7):
         weaver.apply([])
         from_file()
-    rows.append(("weft: from a file in page cache, all included", statistics.median(spent_from_file)))
-    rows.append(("weft:   of which opening the file", timed(lambda: open_container(loras[2]))))
+    rows.append(("inweave: from a file in page cache, all included", statistics.median(spent_from_file)))
+    rows.append(("inweave:   of which opening the file", timed(lambda: open_container(loras[2]))))
     weaver._cache._kept.clear()
     rows.append(
-        ("weft:   of which opening and planning", timed(lambda: weaver._cache._plan_of(open_container(loras[2]))))
+        ("inweave:   of which opening and planning", timed(lambda: weaver._cache._plan_of(open_container(loras[2]))))
     )
     index = weaver.index
 
@@ -170,9 +175,11 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         loaded.upload(weaver._cuda)
         loaded.check_finite()
 
-    rows.append(("weft:   of which sending the factors, finite check", timed(upload)))
-    rows.append(("weft:   of which preparing the launch", timed(lambda: weaver._compile([(loaded, Strength.of(1.0))]))))
-    rows.append(("weft: parsing and resolving a layout never seen", timed(parse)))
+    rows.append(("inweave:   of which sending the factors, finite check", timed(upload)))
+    rows.append(
+        ("inweave:   of which preparing the launch", timed(lambda: weaver._compile([(loaded, Strength.of(1.0))])))
+    )
+    rows.append(("inweave: parsing and resolving a layout never seen", timed(parse)))
     weaver.apply([])
     original = {name: value.clone() for name, value in unet.state_dict().items()}
 
@@ -224,8 +231,8 @@ def loading(folder: Path, checkpoint: Path, loras: list[Path]) -> list[tuple[str
         base()
         woven()
     return [
-        ("weft: build SDXL's UNet from a file", timed(base, 7)),
-        ("weft: the same with 3 LoRAs merged on the way", timed(woven, 7)),
+        ("inweave: build SDXL's UNet from a file", timed(base, 7)),
+        ("inweave: the same with 3 LoRAs merged on the way", timed(woven, 7)),
         ("peer: from_pretrained + 3 load_lora + fuse", timed(peer, 2)),
     ]
 

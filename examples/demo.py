@@ -13,11 +13,11 @@ from pathlib import Path
 FILES = Path(__file__).parents[1] / "tests" / "data" / "files"
 
 
-def weft(*arguments: str | Path, expect: int = 0) -> None:
+def inweave(*arguments: str | Path, expect: int = 0) -> None:
     """Show a command, run it, and insist on its exit code."""
     words = [str(word) for word in arguments]
-    print(f"\n$ weft {' '.join(word.replace(str(FILES), 'files') for word in words)}", flush=True)
-    done = subprocess.run([sys.executable, "-m", "weft", *words], check=False)
+    print(f"\n$ inweave {' '.join(word.replace(str(FILES), 'files') for word in words)}", flush=True)
+    done = subprocess.run([sys.executable, "-m", "inweave", *words], check=False)
     if done.returncode != expect:
         sys.exit(f"expected exit code {expect}, got {done.returncode}")
 
@@ -28,18 +28,18 @@ def main() -> None:
     attention = FILES / "catundchat_sd15_pytorch_lora_weights.safetensors"
     print("Three adapters in three dialects, none of which says which model it is for:")
     for file in (lokr, listed, attention):
-        weft("inspect", file)
+        inweave("inspect", file)
     print("\nEvery tensor has a place on Stable Diffusion 1.5 ...")
     for file in (lokr, listed, attention):
-        weft("check", file, "--base", "sd1.5")
+        inweave("check", file, "--base", "sd1.5")
     print("\n... and none of this is for SDXL, which is said instead of shrugged off:")
-    weft("check", lokr, "--base", "sdxl", expect=1)
+    inweave("check", lokr, "--base", "sdxl", expect=1)
     with tempfile.TemporaryDirectory() as folder:
         kohya, back = Path(folder) / "kohya.safetensors", Path(folder) / "diffusers.safetensors"
         print("\nTo another dialect and on to a third; the matrices stay as they are, bit for bit:")
-        weft("convert", attention, kohya, "--to", "kohya")
-        weft("convert", kohya, back, "--to", "diffusers")
-        weft("check", back, "--base", "sd1.5")
+        inweave("convert", attention, kohya, "--to", "kohya")
+        inweave("convert", kohya, back, "--to", "diffusers")
+        inweave("check", back, "--base", "sd1.5")
         same = _contents(attention) == _contents(back)
         print(f"\nsame matrices after the round trip: {same}")
         if not same:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _contents(path: Path) -> list[bytes]:
-    import weft as library
+    import inweave as library
 
     return sorted(bytes(tensor.data) for tensor in library.load(path).tensors.values())
 

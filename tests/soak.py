@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from inweave.train import checkpoint
+from inweave.train.checkpoint import checkpoints, load_state
 from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, tiny
-from weft.train import checkpoint
-from weft.train.checkpoint import checkpoints, load_state
 
 KEPT = 2
 MOST_KILLS = 12
@@ -113,7 +113,7 @@ def main() -> None:
         importlib.import_module(name)  # once, and not in every process
     chance = random.Random(options.seed)
     kills = 0
-    with tempfile.TemporaryDirectory(prefix="weft-soak-") as place:
+    with tempfile.TemporaryDirectory(prefix="inweave-soak-") as place:
         straight: dict[str, tuple[dict[str, bytes], float]] = {}
         for number in range(options.rounds):
             optimizer = OPTIMIZERS[number % len(OPTIMIZERS)]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.adapter import Tensor
-from weft.adapter.tensor import BITS
-from weft.formats.files import write_file
-from weft.targets.compact import expand
+from inweave.adapter import Tensor
+from inweave.adapter.tensor import BITS
+from inweave.formats.files import write_file
+from inweave.targets.compact import expand
 
 DATA = Path(__file__).parent / "data"
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "weft"
+SRC = Path(__file__).parents[2] / "src" / "inweave"
 
 #: package -> its height; equal heights do not know each other
 TIERS = {
@@ -65,8 +66,8 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found.add(node.module or "")
-            if node.module == "weft":  # `from weft import models` is an import of the package below
-                found |= {f"weft.{alias.name}" for alias in node.names if alias.name in TIERS}
+            if node.module == "inweave":  # `from inweave import models` is an import of the package below
+                found |= {f"inweave.{alias.name}" for alias in node.names if alias.name in TIERS}
     return found
 
 
@@ -74,7 +75,7 @@ def imports_of(path: Path) -> set[str]:
 def test_imports_point_down(path: Path) -> None:
     here = package_of(path)
     for name in imports_of(path):
-        if not name.startswith("weft."):
+        if not name.startswith("inweave."):
             continue
         there = name.split(".")[1]
         assert there == here or TIERS[there] < TIERS[here], f"{path.name} ({here}) imports {name}"
@@ -84,7 +85,7 @@ def test_imports_point_down(path: Path) -> None:
 def test_third_party_imports_are_those_of_the_page(path: Path) -> None:
     for name in imports_of(path):
         root = name.split(".")[0]
-        if root in ("weft", "__future__") or root in sys.stdlib_module_names:
+        if root in ("inweave", "__future__") or root in sys.stdlib_module_names:
             continue
         assert root in ALLOWED[package_of(path)], f"{path.name} imports {root}"
 
@@ -126,7 +127,7 @@ def test_reading_never_imports_torch(verb: list[str], tmp_path: Path) -> None:
         arguments += [str(tmp_path / "out.safetensors"), "--to", "kohya"]
     program = (
         "import sys\n"
-        "from weft.cli.app import app\n"
+        "from inweave.cli.app import app\n"
         f"try:\n    app({arguments!r})\n"
         "except SystemExit as stop:\n    code = stop.code\n"
         "heavy = {'torch', 'diffusers', 'transformers', 'peft', 'pickle5'} & set(sys.modules)\n"
@@ -138,10 +139,24 @@ def test_reading_never_imports_torch(verb: list[str], tmp_path: Path) -> None:
 
 
 def test_all_is_sorted_and_importable() -> None:
-    import weft
+    import inweave
 
-    assert weft.__all__ == sorted(weft.__all__)
-    for name in weft.__all__:
-        assert getattr(weft, name) is not None
+    assert inweave.__all__ == sorted(inweave.__all__)
+    for name in inweave.__all__:
+        assert getattr(inweave, name) is not None
     with pytest.raises(AttributeError):
-        weft.no_such_name  # noqa: B018
+        inweave.no_such_name  # noqa: B018
+
+
+def test_the_old_name_lives_only_in_the_picture_of_the_loom() -> None:
+    """The base is the warp and an adapter is the weft; nowhere else, since that name is another project's."""
+    root = SRC.parents[1]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
+    old = "we" + "ft"
+    allowed = re.compile(rf"(?:an )?adapter(?: is|:)? the {old}\b", re.IGNORECASE)
+    for name in filter(None, listed.decode().split("\0")):
+        path = root / name
+        assert old not in name.lower(), name
+        if name != "tests/arch/test_imports.py" and path.is_file():
+            text = allowed.sub("", path.read_bytes().decode("utf-8", "replace"))
+            assert old not in text.lower(), f"{name} says {old}"

@@ -38,8 +38,8 @@ FAILING = [
 ]
 
 
-def weft(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "weft", *map(str, arguments)]
+def inweave(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "inweave", *map(str, arguments)]
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONUTF8": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
@@ -69,7 +69,7 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
     place, out = tmp_path / "in", tmp_path / "out.safetensors"
     place.mkdir()
     path = BAD[kind].make(place)
-    said = one_line(weft(*arguments(verb, path, out)))
+    said = one_line(inweave(*arguments(verb, path, out)))
     assert str(path.parent) in said
     if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file: of a directory it says that instead
         assert BAD[kind].says in said
@@ -81,7 +81,7 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["missing", "cut-in-data", "pickle-0-renamed", "named-pipe", "dunder-name"])
 def test_json_has_the_error(verb: str, kind: str, tmp_path: Path) -> None:
     path = BAD[kind].make(tmp_path)
-    done = weft(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
+    done = inweave(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
     assert done.returncode == 2
     assert done.stderr == ""
     document = json.loads(done.stdout)
@@ -94,11 +94,11 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
     good_file(tmp_path / "good.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"<html>")
     (tmp_path / "worse.safetensors").write_bytes(b"")
-    done = weft("inspect", tmp_path)
+    done = inweave("inspect", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 2
     assert "good.safetensors" in done.stdout
-    shown = weft("inspect", tmp_path, "--json")
+    shown = inweave("inspect", tmp_path, "--json")
     rows = {Path(row["path"]).stem: row for row in json.loads(shown.stdout)}
     assert shown.returncode == 2 and shown.stderr == ""
     assert "web page" in rows["bad"]["error"] and "empty" in rows["worse"]["error"]
@@ -110,7 +110,7 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read(verb: str, tmp_path: Path) -> None:
     path = good_file(tmp_path / "x.safetensors")
     path.chmod(0)
-    assert "Permission denied" in one_line(weft(*arguments(verb, path, tmp_path / "out.safetensors")))
+    assert "Permission denied" in one_line(inweave(*arguments(verb, path, tmp_path / "out.safetensors")))
 
 
 # -- the base
@@ -119,17 +119,17 @@ def test_a_file_that_may_not_be_read(verb: str, tmp_path: Path) -> None:
 def test_an_unknown_base_lists_the_known_ones(tmp_path: Path) -> None:
     path = good_file(tmp_path / "x.safetensors")
     for verb in (["check", path], ["convert", path, tmp_path / "out.safetensors", "--to", "kohya"]):
-        said = weft(*verb, "--base", "sd15.0")
+        said = inweave(*verb, "--base", "sd15.0")
         assert said.returncode == 2, verb[0]
         assert "'sd15.0'" in said.stderr and len(said.stderr.splitlines()) == 1
         for name in ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev"):
             assert name in said.stderr
-    document = json.loads(weft("check", path, "--base", "sd15.0", "--json").stdout)
+    document = json.loads(inweave("check", path, "--base", "sd15.0", "--json").stdout)
     assert "flux1-dev" in document["error"]
 
 
 def test_a_check_needs_a_base(tmp_path: Path) -> None:
-    done = weft("check", good_file(tmp_path / "x.safetensors"))
+    done = inweave("check", good_file(tmp_path / "x.safetensors"))
     assert done.returncode == 2
     assert "--base" in done.stderr and done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -142,7 +142,7 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "base"
     place.mkdir()
     base = BAD[kind].make(place)
-    said = one_line(weft("check", good_file(tmp_path / "x.safetensors"), "--base", base))
+    said = one_line(inweave("check", good_file(tmp_path / "x.safetensors"), "--base", base))
     assert str(place) in said
     assert not executed(place)
 
@@ -154,7 +154,7 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
     ids=lambda arguments: " ".join(arguments) or "nothing",
 )  # fmt: skip
 def test_bad_usage(arguments: list[str]) -> None:
-    done = weft(*arguments)
+    done = inweave(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -170,7 +170,7 @@ def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
     (tmp_path / "folder.safetensors").mkdir()
     before = sorted(tmp_path.rglob("*"))
     assert str(tmp_path / out) in one_line(
-        weft("convert", path, tmp_path / out, "--to", "diffusers", "--base", "sd1.5")
+        inweave("convert", path, tmp_path / out, "--to", "diffusers", "--base", "sd1.5")
     )
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -191,7 +191,7 @@ def test_names_with_double_underscores_are_refused(name: str, tmp_path: Path) ->
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({name: {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}}, bytes(4)))
     for verb in ("inspect", "check"):
-        assert repr(name) in one_line(weft(*arguments(verb, path, tmp_path / "out.safetensors")))
+        assert repr(name) in one_line(inweave(*arguments(verb, path, tmp_path / "out.safetensors")))
 
 
 def test_names_are_only_looked_up(tmp_path: Path) -> None:
@@ -206,12 +206,12 @@ def test_names_are_only_looked_up(tmp_path: Path) -> None:
             position += 16
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack(header, struct.pack("<f", 1.0) * (position // 4)))
-    done = weft("check", path, "--base", "sd1.5", "--json")
+    done = inweave("check", path, "--base", "sd1.5", "--json")
     assert done.returncode == 1 and done.stderr == ""
     document = json.loads(done.stdout)
     assert document["placed"] == 0 and document["ok"] is False
     assert {key for row in document["unplaced"] for key in row["keys"]} == set(header)
-    shown = weft("check", path, "--base", "sd1.5")
+    shown = inweave("check", path, "--base", "sd1.5")
     assert shown.returncode == 1 and "does not fit" in shown.stdout and shown.stderr == ""
     assert list(tmp_path.iterdir()) == [path]
 
@@ -221,20 +221,20 @@ def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({"__metadata__": {"ss_output_name": evil, "modelspec.title": evil}, **PAIR}, PAIR_BYTES))
     for verb in (("inspect", path), ("check", path, "--base", "sd1.5"), ("hash", path)):
-        done = weft(*verb)
+        done = inweave(*verb)
         assert done.returncode in (0, 1)
         assert done.stdout.replace("\n", "").isprintable()
         assert "\nfake line" not in done.stdout
-    assert json.loads(weft("inspect", path, "--json").stdout)["training"]["name"] == evil
+    assert json.loads(inweave("inspect", path, "--json").stdout)["training"]["name"] == evil
 
 
 def test_an_error_is_one_printable_line_whatever_the_file_says(tmp_path: Path) -> None:
     evil = "A\x1b[31m\nB"
     directory = peft_directory(tmp_path / "peft", {"peft_type": evil, "lora_alpha": 1})
-    one_line(weft("inspect", directory))
+    one_line(inweave("inspect", directory))
     strange = tmp_path / f"x{evil}.safetensors"
     strange.write_bytes(b"")
-    one_line(weft("inspect", strange))
+    one_line(inweave("inspect", strange))
 
 
 def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
             "ss_network_dim": "²", "unet": "5", "modelspec.title": "{" * 50_000, "ss_resolution": "[" + "9" * 5000 + "]"}  # fmt: skip
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({"__metadata__": said, **PAIR}, PAIR_BYTES))
-    done = weft("inspect", path, "--json")
+    done = inweave("inspect", path, "--json")
     assert done.returncode == 0, done.stderr[-500:]
 
     def refuse(constant: str) -> None:

@@ -1,4 +1,4 @@
-"""weft generate, demo and bench as a user runs them: files, exit codes, JSON, pipes."""
+"""inweave generate, demo and bench as a user runs them: files, exit codes, JSON, pipes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from inweave.cli.app import app
+from inweave.generate.record import read_record
 from tests.support import DATA
-from weft.cli.app import app
-from weft.generate.record import read_record
 
 SD15 = DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
 
 
-def weft(*arguments: str | Path, code: int = 0, given: str | None = None) -> str:
+def inweave(*arguments: str | Path, code: int = 0, given: str | None = None) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
     assert done.exit_code == code, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
@@ -33,10 +33,10 @@ def pixels(path: Path) -> bytes:
 
 def test_a_picture_repeats_itself_from_its_own_settings(tmp_path: Path) -> None:
     first, again, other = tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png"
-    told = weft("generate", "cat face <lora:ink:0.4>", "--lora", "pixel:0.6", "--seed", 7, "--steps", 3, "-o", first)
+    told = inweave("generate", "cat face <lora:ink:0.4>", "--lora", "pixel:0.6", "--seed", 7, "--steps", 3, "-o", first)
     assert "seed 7" in told and "modules changed" in told
-    weft("generate", "--from", first, "-o", again)
-    weft("generate", "--from", first, "--seed", 8, "-o", other)
+    inweave("generate", "--from", first, "-o", again)
+    inweave("generate", "--from", first, "--seed", 8, "-o", other)
     assert pixels(first) == pixels(again) != pixels(other)
     record = read_record(first)
     assert [(lora["name"], lora["in_prompt"]) for lora in record["loras"]] == [("pixel", False), ("ink", True)]
@@ -50,7 +50,7 @@ def test_a_picture_repeats_itself_from_its_own_settings(tmp_path: Path) -> None:
 
 def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
     told = json.loads(
-        weft("generate", "rocket", "--count", 2, "--steps", 2, "--seed", 3, "-o", tmp_path / "r.png", "--json")
+        inweave("generate", "rocket", "--count", 2, "--steps", 2, "--seed", 3, "-o", tmp_path / "r.png", "--json")
     )
     assert told["ok"] and [Path(image["path"]).name for image in told["images"]] == ["r-1.png", "r-2.png"]
     assert [image["seed"] for image in told["images"]] == [3, 4]
@@ -61,11 +61,11 @@ def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
     """A real process: standard input is the prompt, standard output the picture, no bar on standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "weft", "generate", "-", "--steps", "2", "--seed", "1", "-o", "-"],
+        [sys.executable, "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1", "-o", "-"],
         input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,
     )  # fmt: skip
     with Image.open(io.BytesIO(done.stdout)) as image:
-        assert image.size == (128, 128) and "weft" in image.text
+        assert image.size == (128, 128) and "inweave" in image.text
     assert not done.stderr.strip()
     assert list(tmp_path.iterdir()) == []
 
@@ -73,19 +73,19 @@ def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
 def test_without_a_name_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
-        weft("generate", "a red apple!", "--steps", 1, "--seed", 5)
+        inweave("generate", "a red apple!", "--steps", 1, "--seed", 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-red-apple-5-2.png", "a-red-apple-5.png"]
 
 
 def test_image_to_image_and_inpainting(tmp_path: Path) -> None:
     start, mask, out = tmp_path / "s.png", tmp_path / "m.png", tmp_path / "o.png"
-    weft("generate", "red apple", "--seed", 7, "--steps", 6, "-o", start)
+    inweave("generate", "red apple", "--seed", 7, "--steps", 6, "-o", start)
     half = Image.new("L", (128, 128), 0)
     half.paste(255, (0, 64, 128, 128))
     half.save(mask)
-    weft("generate", "pizza", "--init", start, "--strength", 0.5, "--steps", 4, "--seed", 1, "-o", out)
+    inweave("generate", "pizza", "--init", start, "--strength", 0.5, "--steps", 4, "--seed", 1, "-o", out)
     assert pixels(out) != pixels(start)
-    weft("generate", "pizza", "--init", start, "--mask", mask, "--strength", 1, "--steps", 4, "--seed", 1, "-o", out)
+    inweave("generate", "pizza", "--init", start, "--mask", mask, "--strength", 1, "--steps", 4, "--seed", 1, "-o", out)
     with Image.open(out) as new, Image.open(start) as old:
         top = (0, 0, 128, 64)
         assert new.crop(top).tobytes() == old.crop(top).tobytes()
@@ -94,7 +94,7 @@ def test_image_to_image_and_inpainting(tmp_path: Path) -> None:
 
 def test_sheets(tmp_path: Path) -> None:
     grid, beside = tmp_path / "g.png", tmp_path / "c.png"
-    weft(
+    inweave(
         "generate",
         "cat face",
         "--lora",
@@ -109,7 +109,7 @@ def test_sheets(tmp_path: Path) -> None:
         grid,
     )
     told = json.loads(
-        weft(
+        inweave(
             "generate",
             "cat face",
             "--lora",
@@ -127,14 +127,14 @@ def test_sheets(tmp_path: Path) -> None:
     assert len(told["images"][0]["cells"]) == 4
     with Image.open(grid) as sheet:
         assert sheet.width > 2 * 128 and sheet.height > 2 * 128
-    weft("generate", "cat face", "--compare", "-o", beside, code=2)
+    inweave("generate", "cat face", "--compare", "-o", beside, code=2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["x", "--steps", "0", "--sampler", "eulr", "--lora", "nope"], ["3 problems", "steps", "eulr", "nope"]),
-        (["x", "--lora", str(SD15), "--steps", "1"], ["made for sd1.5", "weft/emoji"]),
+        (["x", "--lora", str(SD15), "--steps", "1"], ["made for sd1.5", "inweave/emoji"]),
         (["x", "--model", "gone/model"], ["--allow-download"]),
         (["x", "--model", "gone.safetensors"], ["no such file"]),
         (["x", "-o", "a.jpg", "--steps", "1"], ["PNG"]),
@@ -152,25 +152,25 @@ def test_what_is_wrong_is_said_in_words(
     arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = weft("generate", *arguments, code=2)
+    told = inweave("generate", *arguments, code=2)
     assert all(word in told for word in words), told
     assert "Traceback" not in told
 
 
 def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path) -> None:
     """The whole story with a few training steps: the sheets, the curve, every command, and a LoRA that loads."""
-    told = json.loads(weft("demo", "--out", tmp_path / "demo", "--steps", 3, "--picture-steps", 2, "--json"))
+    told = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--picture-steps", 2, "--json"))
     page = Path(told["page"]).read_text()
     for image in told["images"]:
         assert Path(image).is_file() and f'src="{Path(image).name}"' in page
-    assert "<polyline" in page and "weft generate" in page and "http" not in page.replace("http-equiv", "")
+    assert "<polyline" in page and "inweave generate" in page and "http" not in page.replace("http-equiv", "")
     check = json.loads(
-        weft("check", tmp_path / "demo" / "training" / "pixel.safetensors", "--base", "weft/emoji", "--json")
+        inweave("check", tmp_path / "demo" / "training" / "pixel.safetensors", "--base", "inweave/emoji", "--json")
     )
     assert check["ok"] and check["placed"] == check["tensors"]
 
 
 def test_bench_reports_recall_and_styles() -> None:
-    told = json.loads(weft("bench", "embedded", "--captions", 6, "--styled", 4, "--steps", 8, "--json"))
+    told = json.loads(inweave("bench", "embedded", "--captions", 6, "--styled", 4, "--steps", 8, "--json"))
     assert told["recall"]["top5"] >= 0.8
     assert set(told["styles"]) == {"ink", "pixel"} and all(row["ratio"] < 1 for row in told["styles"].values())

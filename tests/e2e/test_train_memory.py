@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("diffusers")
 
+from inweave.models.embedded import style_folder
 from tests.e2e.test_train_verb import bits, invoked
-from weft.models.embedded import style_folder
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on_emoji(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
     return (
-        "--model", "weft/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--seed", 3,
+        "--model", "inweave/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--seed", 3,
         "--set", "device=cpu", "--set", "schedule=constant", "--set", "warmup=0", "--set", f"cache_dir={cache}",
         "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32", *more,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""weft train: what is asked for twice, for nothing, or against an adapter to go on from is told, not dropped."""
+"""inweave train: what is asked for twice, for nothing, or against an adapter to go on from is told, not dropped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image
 
 pytest.importorskip("diffusers")
 
+from inweave.models.embedded import style_folder
 from tests.e2e.test_train_verb import invoked, metadata, quick
 from tests.unit.train.test_language import SONG, write_language_model
-from weft.models.embedded import style_folder
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ import pytest
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from inweave.cli import launch as launcher
+from inweave.cli.app import app
+from inweave.models.embedded import style_folder
+from inweave.train.checkpoint import checkpoints, load_state
 from tests.unit.train.tiny import EVERYTHING, file_bits, tiny
-from weft.cli import launch as launcher
-from weft.cli.app import app
-from weft.models.embedded import style_folder
-from weft.train.checkpoint import checkpoints, load_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +29,8 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from tests.unit.train import tiny as made
-from weft.train import checkpoint, run
-from weft.train.world import join
+from inweave.train import checkpoint, run
+from inweave.train.world import join
 output, said = Path(sys.argv[1]), json.loads(sys.argv[2])
 world = join("cpu")
 if not world.first:
@@ -83,11 +83,11 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
 
 BIN = Path(sys.executable).parent
 LAUNCHERS = {
-    "weft": ([str(BIN / "weft")] if (BIN / "weft").is_file() else [sys.executable, "-m", "weft"], ["--gpus", "2"]),
-    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "weft"], []),
+    "inweave": ([str(BIN / "inweave")] if (BIN / "inweave").is_file() else [sys.executable, "-m", "inweave"], ["--gpus", "2"]),
+    "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "inweave"], []),
     "accelerate": (  # with --cpu it would start one process, unless there is an MPI
         [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "weft"], []),
+         "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "inweave"], []),
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(cache: Path) -> list[str]:
     return [
-        "train", "-m", "weft/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2", "--json",
+        "train", "-m", "inweave/emoji", "-d", str(style_folder("ink")), "--rank", "2", "--steps", "2", "-b", "2", "--json",
         "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32",
         "--set", f"cache_dir={cache}",
     ]  # fmt: skip
@@ -138,7 +138,7 @@ def test_every_launcher_makes_the_adapter_of_one_process(
 
 @pytest.fixture
 def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    package = tmp_path / "weft"
+    package = tmp_path / "inweave"
     package.mkdir()
     (package / "__init__.py").write_text("")
     monkeypatch.chdir(tmp_path)  # `python -m` looks here first

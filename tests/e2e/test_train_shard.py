@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from inweave.train.checkpoint import checkpoints
 from tests.peers import tiny_models
 from tests.unit.train.pictures import make_set
-from weft.train.checkpoint import checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,11 @@ import gc, json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
-from weft.train.config import TrainConfig
-from weft.train.language import language_run
-from weft.train.session import diffusion_run, is_language
-from weft.train.shard import frozen_bytes
-from weft.train.world import join
+from inweave.train.config import TrainConfig
+from inweave.train.language import language_run
+from inweave.train.session import diffusion_run, is_language
+from inweave.train.shard import frozen_bytes
+from inweave.train.world import join
 
 said = json.loads(sys.argv[1])
 dies = said.pop("dies", None)

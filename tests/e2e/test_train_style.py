@@ -8,20 +8,20 @@ import pytest
 
 pytest.importorskip("diffusers")
 
-import weft
-from weft.bench.embedded import closer_to_style, style_distance, style_set
+import inweave
+from inweave.bench.embedded import closer_to_style, style_distance, style_set
 
 UNSEEN = ("cat face", "rocket", "pizza", "octopus")
 
 
 def test_a_style_is_learnt(tmp_path: Path) -> None:
-    config = weft.TrainConfig.of(
-        dataset="weft/pixel", output=str(tmp_path), steps=60, seed=1, device="cpu", cache_dir=str(tmp_path / "cache")
+    config = inweave.TrainConfig.of(
+        dataset="inweave/pixel", output=str(tmp_path), steps=60, seed=1, device="cpu", cache_dir=str(tmp_path / "cache")
     )
-    done = weft.train(config)
+    done = inweave.train(config)
     assert sum(done.losses[-20:]) < 0.6 * sum(done.losses[:20])
 
-    pipe = weft.pipeline("weft/emoji", device="cpu")
+    pipe = inweave.pipeline("inweave/emoji", device="cpu")
     drawn = {
         strength: [pipe(name, seed=5, steps=8, loras=[f"{done.path}:{strength}"]).images[0] for name in UNSEEN]
         for strength in (0, 1)

@@ -1,4 +1,4 @@
-"""weft train as a user runs it: files, metadata, exit codes, signals, what is refused."""
+"""inweave train as a user runs it: files, metadata, exit codes, signals, what is refused."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from inweave.adapter import Tensor
+from inweave.cli.app import app
+from inweave.exchange.hashes import hash_file
+from inweave.formats.writers import WRITERS
+from inweave.models.embedded import style_folder
+from inweave.train.checkpoint import checkpoints, load_state
+from inweave.train.config import TrainConfig
+from inweave.train.diffusion import DiffusionTask
 from tests.unit.train.tiny import file_bits, tiny
-from weft.adapter import Tensor
-from weft.cli.app import app
-from weft.exchange.hashes import hash_file
-from weft.formats.writers import WRITERS
-from weft.models.embedded import style_folder
-from weft.train.checkpoint import checkpoints, load_state
-from weft.train.config import TrainConfig
-from weft.train.diffusion import DiffusionTask
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +49,7 @@ def invoked(*arguments: object, code: int = 0) -> str:
 def quick(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
     """Arguments of a run of seconds on the embedded model."""
     return (
-        "--model", "weft/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--batch-size", 2,
+        "--model", "inweave/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--batch-size", 2,
         "--set", "device=cpu", "--set", "resolution=64", "--set", 'targets=["to_q"]', "--set", f"cache_dir={cache}",
         "--set", "save_dtype=fp32", "--set", "log_every=1", *more,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def bits(path: Path) -> dict[str, bytes]:
 def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path, cache: Path) -> None:
     style = tmp_path / "style.toml"
     style.write_text(
-        f'dataset = "{style_folder("pixel")}"\nmodel = "weft/emoji"\nname = "pixels"\ntargets = ["to_q"]\nresolution = 64\n'
+        f'dataset = "{style_folder("pixel")}"\nmodel = "inweave/emoji"\nname = "pixels"\ntargets = ["to_q"]\nresolution = 64\n'
         f'rank = 2\nepochs = 3\ndevice = "cpu"\ntrigger = "pxl"\ncache_dir = "{cache}"\noutput = "{tmp_path}/nowhere"\n'
     )
     told = json.loads(
@@ -85,22 +85,22 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
     assert (said["ss_learning_rate"], said["ss_mixed_precision"]) == ("0.001", "no")
     tags = json.loads(said["ss_tag_frequency"])
     assert list(tags) == ["pixel"] and sum(tags["pixel"].values()) >= 24
-    assert said["modelspec.architecture"] == "weft-emoji/lora" and said["modelspec.trigger_phrase"] == "pxl"
-    assert said["ss_base_model_version"] == "weft/emoji"
+    assert said["modelspec.architecture"] == "inweave-emoji/lora" and said["modelspec.trigger_phrase"] == "pxl"
+    assert said["ss_base_model_version"] == "inweave/emoji"
     raw = file.read_bytes()
     body = raw[8 + int.from_bytes(raw[:8], "little") :]
     assert said["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
     assert hash_file(file).note is None and hash_file(file).autov3 == said["sshs_model_hash"][:12]
     assert len(said["sshs_legacy_hash"]) == 8
     again = tmp_path / "again.toml"
-    again.write_text(said["weft.config"])
+    again.write_text(said["inweave.config"])
     assert (TrainConfig.load(again).rank, TrainConfig.load(again).steps) == (2, 2)
     assert TrainConfig.load(again).dataset == "pixel", "a path by its last name"
     assert not any(
         str(where) in text for where in (tmp_path, style_folder("pixel").parent) for text in said.values()
     ), "where its maker keeps things is nobody's business"
     assert said["modelspec.resolution"] == "64x64"
-    assert CliRunner().invoke(app, ["check", str(file), "--base", "weft/emoji"]).exit_code == 0
+    assert CliRunner().invoke(app, ["check", str(file), "--base", "inweave/emoji"]).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "pixels-state",
         "pixels.jsonl",
@@ -114,8 +114,8 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
 
     import safetensors.torch
 
-    from weft.formats.files import write_file
-    from weft.train.outcome import _sign
+    from inweave.formats.files import write_file
+    from inweave.train.outcome import _sign
 
     draw = np.random.default_rng(0)
     arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
@@ -168,7 +168,7 @@ def test_other_dialects(dialect: str, tmp_path: Path, cache: Path) -> None:
     else:
         assert all(name.startswith("unet.") and ".lora" in name for name in load_file(path))
         assert len(metadata(path)["sshs_model_hash"]) == 64
-    assert CliRunner().invoke(app, ["check", str(path), "--base", "weft/emoji"]).exit_code == 0
+    assert CliRunner().invoke(app, ["check", str(path), "--base", "inweave/emoji"]).exit_code == 0
 
 
 # what is refused
@@ -191,7 +191,7 @@ def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None
         (("-d", "x", "--set", "rank"), "write FIELD=VALUE"),
         (("-d", "x", "--rank", "0"), "rank: "),
         (("-d", "x", "--set", "optimizer=adam"), "did you mean 'adamw'?"),
-        (("-d", "/none/here", "-m", "weft/emoji"), "/none/here"),
+        (("-d", "/none/here", "-m", "inweave/emoji"), "/none/here"),
         (("none.toml",), "none.toml"),
         (("-d", "x", "--steps", "3", "--set", "epochs=2"), "steps and epochs"),
     ],
@@ -289,7 +289,7 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
     def short(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("weft.generate.pipeline.draw", short)
+    monkeypatch.setattr("inweave.generate.pipeline.draw", short)
     sampled = ("--set", "sample_every=1", "--set", "sample_prompts=cat")
     invoked(*quick(tmp_path, cache, "--steps", 1, *sampled))
     records = [json.loads(line) for line in (tmp_path / "lora.jsonl").read_text().splitlines()]
@@ -302,11 +302,11 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
 PROGRAM = """
 import time
 from tests.unit.train.tiny import TinyTask, made
-from weft.train import session
+from inweave.train import session
 loss = TinyTask.loss
 TinyTask.loss = lambda self, inputs: (time.sleep(0.02), loss(self, inputs))[1]
 session.train = lambda config, tell=None, tick=None: made(config).train(tell=tell)
-from weft.cli.app import app
+from inweave.cli.app import app
 app()
 """
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inweave.formats.files import open_container
 from tests.support import DATA, lora_pair, random, tensor, write
-from weft.formats.files import open_container
 
 FILES = DATA / "files"
 LOKR = FILES / "lycoris_smart_falcon_4_lokr.safetensors"
@@ -20,14 +20,14 @@ LISTED = FILES / "cloneofsimo_lora_disney.safetensors"
 TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 
 
-def weft(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def inweave(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "weft", *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "inweave", *map(str, arguments)], capture_output=True, text=True, check=False
     )
 
 
-def weft_json(*arguments: str | Path, code: int = 0):
-    done = weft(*arguments, "--json")
+def inweave_json(*arguments: str | Path, code: int = 0):
+    done = inweave(*arguments, "--json")
     assert done.returncode == code, done.stdout + done.stderr
     assert not done.stderr
     return json.loads(done.stdout)
@@ -44,17 +44,17 @@ INSPECT_FIELDS = {
 
 
 def test_help_names_every_verb() -> None:
-    done = weft("--help")
+    done = inweave("--help")
     assert done.returncode == 0
     for verb in ("inspect", "check", "convert", "hash"):
         assert verb in done.stdout
-        assert weft(verb, "--help").returncode == 0
-    assert weft("--version").stdout.startswith("weft ")
-    assert weft("no-such-verb").returncode == 2
+        assert inweave(verb, "--help").returncode == 0
+    assert inweave("--version").stdout.startswith("inweave ")
+    assert inweave("no-such-verb").returncode == 2
 
 
 def test_inspect_json() -> None:
-    found = weft_json("inspect", LOKR)
+    found = inweave_json("inspect", LOKR)
     assert set(found) == INSPECT_FIELDS
     assert found["tensors"] == 1750
     assert found["algorithms"] == ["lokr"]
@@ -63,13 +63,13 @@ def test_inspect_json() -> None:
     assert found["training"]["network_dim"] == "4"
     assert found["hashes"]["sha256"] == hashlib.sha256(LOKR.read_bytes()).hexdigest()
     assert found["ranks"] == {"4": 350}
-    keys = weft_json("inspect", LOKR, "--keys")["keys"]
+    keys = inweave_json("inspect", LOKR, "--keys")["keys"]
     assert len(keys) == 1750
     assert set(keys[0]) == {"key", "dtype", "shape"}
 
 
 def test_inspect_for_people_shows_the_essentials() -> None:
-    done = weft("inspect", LISTED)
+    done = inweave("inspect", LISTED)
     assert done.returncode == 0
     for word in ("cloneofsimo", "sd1.5", "<s1>", "autov3", "rank"):
         assert word in done.stdout
@@ -79,7 +79,7 @@ def test_inspect_a_folder_lists_every_adapter(tmp_path: Path) -> None:
     write(tmp_path / "a.safetensors", lora_pair(TO_Q, 320, 320))
     write(tmp_path / "b.safetensors", lora_pair(TO_Q, 320, 320, seed=5))
     (tmp_path / "c.safetensors").write_bytes(b"")
-    found = weft_json("inspect", tmp_path, code=2)
+    found = inweave_json("inspect", tmp_path, code=2)
     assert [Path(row["path"]).name for row in found] == ["a.safetensors", "b.safetensors", "c.safetensors"]
     assert "empty" in found[2]["error"]
 
@@ -93,7 +93,7 @@ def test_inspect_reports_trigger_words_in_order_of_trust(tmp_path: Path) -> None
         "modelspec.title": "Dogs",
     }
     path = write(tmp_path / "a.safetensors", lora_pair(TO_Q, 320, 320), metadata)
-    found = weft_json("inspect", path)
+    found = inweave_json("inspect", path)
     assert [row["source"] for row in found["triggers"]] == [
         "modelspec.trigger_phrase",
         "ss_dataset_dirs",
@@ -106,7 +106,7 @@ def test_inspect_reports_trigger_words_in_order_of_trust(tmp_path: Path) -> None
 
 
 def test_check_json_of_a_clean_file() -> None:
-    found = weft_json("check", LISTED, "--base", "sd15")
+    found = inweave_json("check", LISTED, "--base", "sd15")
     assert set(found) == CHECK_FIELDS
     assert found["ok"] is True
     assert found["placed"] == 384
@@ -117,12 +117,12 @@ def test_check_json_of_a_clean_file() -> None:
 
 
 def test_check_refuses_another_base_and_names_both() -> None:
-    found = weft_json("check", LOKR, "--base", "sdxl", code=1)
+    found = inweave_json("check", LOKR, "--base", "sdxl", code=1)
     assert found["ok"] is False
     assert "sd1.5" in found["error"]
     assert "sdxl" in found["error"]
     assert found["base"]["detected"] == "sd1.5"
-    text = weft("check", LOKR, "--base", "flux1-dev")
+    text = inweave("check", LOKR, "--base", "flux1-dev")
     assert text.returncode == 1
     assert "for sd1.5" in text.stdout
     assert "nearest" in text.stdout or "does not fit" in text.stdout
@@ -136,7 +136,7 @@ def spoilt(tmp_path: Path, **changes) -> Path:
 
 
 def test_check_names_half_a_pair(tmp_path: Path) -> None:
-    found = weft_json("check", spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": None}), "--base", "sd1.5", code=1)
+    found = inweave_json("check", spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": None}), "--base", "sd1.5", code=1)
     assert len(found["orphans"]) == 1
     assert f"{TO_Q}.lora_down.weight" in found["orphans"][0]["keys"]
     assert "lora_up is missing" in found["orphans"][0]["reason"]
@@ -145,7 +145,7 @@ def test_check_names_half_a_pair(tmp_path: Path) -> None:
 
 def test_check_names_a_wrong_shape(tmp_path: Path) -> None:
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_down.weight": random(3, 4, 640)})
-    found = weft_json("check", path, "--base", "sd1.5", code=1)
+    found = inweave_json("check", path, "--base", "sd1.5", code=1)
     assert found["mismatched"][0]["expected"] == [320, 320]
     assert found["mismatched"][0]["got"] == [320, 640]
 
@@ -156,14 +156,14 @@ def test_check_finds_what_is_not_finite(tmp_path: Path, value: float, dtype: str
     numbers = np.ones((4, 320), dtype=np.float32)
     numbers[2, 7] = value
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_down.weight": tensor(numbers, dtype)})
-    found = weft_json("check", path, "--base", "sd1.5", code=1)
+    found = inweave_json("check", path, "--base", "sd1.5", code=1)
     assert found["nonfinite"] == [{"key": f"{TO_Q}.lora_down.weight", "count": 1, "of": 1280}]
-    assert weft_json("check", path, "--base", "sd1.5", "--values", "none")["ok"] is True
+    assert inweave_json("check", path, "--base", "sd1.5", "--values", "none")["ok"] is True
 
 
 def test_check_says_when_a_module_changes_nothing(tmp_path: Path) -> None:
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": tensor(np.zeros((320, 4)))})
-    found = weft_json("check", path, "--base", "sd1.5")
+    found = inweave_json("check", path, "--base", "sd1.5")
     assert found["zeros"] == [f"{TO_Q}.lora_up.weight"]
     assert any("zeros" in warning for warning in found["warnings"])
 
@@ -171,7 +171,7 @@ def test_check_says_when_a_module_changes_nothing(tmp_path: Path) -> None:
 def test_check_reports_two_adapters_on_one_place(tmp_path: Path) -> None:
     dotted = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
     again = {f"{dotted}.lora_A.weight": random(1, 4, 320), f"{dotted}.lora_B.weight": random(2, 320, 4)}
-    found = weft_json("check", spoilt(tmp_path, **again), "--base", "sd1.5", code=1)
+    found = inweave_json("check", spoilt(tmp_path, **again), "--base", "sd1.5", code=1)
     assert len(found["duplicates"]) == 1
     assert found["ok"] is False
 
@@ -181,13 +181,13 @@ def test_check_names_the_nearest_module(tmp_path: Path) -> None:
         tmp_path / "a.safetensors",
         lora_pair(TO_Q, 320, 320) | lora_pair(TO_Q.replace("attn1_to_q", "attn1_to_qq"), 320, 320),
     )
-    found = weft_json("check", path, "--base", "sd1.5", code=1)
+    found = inweave_json("check", path, "--base", "sd1.5", code=1)
     assert found["unplaced"][0]["nearest"] == "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 
 
 def test_nothing_matches_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair("lora_unet_nowhere_at_all", 32, 32))
-    found = weft_json("check", path, "--base", "sd1.5", code=1)
+    found = inweave_json("check", path, "--base", "sd1.5", code=1)
     assert found["placed"] == 0
     assert "nothing in this file fits sd1.5" in found["error"]
 
@@ -204,7 +204,7 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
             "lora_unet_conv_in.alpha": tensor(1.0),
         },
     )
-    found = weft_json("check", path, "--base", "sd1.5", code=1)
+    found = inweave_json("check", path, "--base", "sd1.5", code=1)
     lists = ("unplaced", "mismatched", "orphans", "duplicates", "unsupported")
     named = sum(len(row["keys"]) for kind in lists for row in found[kind])
     assert found["placed"] + named + len(found["carried"]) == found["tensors"]
@@ -212,17 +212,17 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
 
 def test_convert_there_and_back(tmp_path: Path) -> None:
     path = spoilt(tmp_path)
-    there = weft_json("convert", path, tmp_path / "d.safetensors", "--to", "diffusers")
+    there = inweave_json("convert", path, tmp_path / "d.safetensors", "--to", "diffusers")
     assert there["ok"] is True
     assert there["base"] == "sd1.5"
-    weft_json("convert", tmp_path / "d.safetensors", tmp_path / "k.safetensors", "--to", "kohya")
+    inweave_json("convert", tmp_path / "d.safetensors", tmp_path / "k.safetensors", "--to", "kohya")
     one, two = open_container(path).tensors, open_container(tmp_path / "k.safetensors").tensors
     assert one.keys() == two.keys()
     assert all(one[key].same(two[key]) for key in one)
 
 
 def test_convert_refuses_what_the_target_cannot_say(tmp_path: Path) -> None:
-    refused = weft("convert", LOKR, tmp_path / "out.safetensors", "--to", "diffusers")
+    refused = inweave("convert", LOKR, tmp_path / "out.safetensors", "--to", "diffusers")
     assert refused.returncode == 1
     assert "lokr" in refused.stderr
     assert "lora_te_text_model_encoder_layers_0_mlp_fc1" in refused.stderr
@@ -232,33 +232,33 @@ def test_convert_refuses_what_the_target_cannot_say(tmp_path: Path) -> None:
 def test_convert_drop_leaves_out_and_says_so(tmp_path: Path) -> None:
     mixed = lora_pair(TO_Q, 320, 320) | {"lora_unet_conv_in.diff_b": random(1, 320)}
     path = write(tmp_path / "mixed.safetensors", mixed)
-    assert weft("convert", path, tmp_path / "out.safetensors", "--to", "diffusers").returncode == 1
-    done = weft_json("convert", path, tmp_path / "out.safetensors", "--to", "diffusers", "--drop")
+    assert inweave("convert", path, tmp_path / "out.safetensors", "--to", "diffusers").returncode == 1
+    done = inweave_json("convert", path, tmp_path / "out.safetensors", "--to", "diffusers", "--drop")
     assert done["tensors"] == 2
     assert done["dropped"][0]["keys"] == ["lora_unet_conv_in.diff_b"]
 
 
 def test_convert_keeps_metadata_and_needs_a_base_it_can_tell(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair("lora_unet_unknown_thing", 8, 8), {"ss_output_name": "x"})
-    done = weft("convert", path, tmp_path / "b.safetensors", "--to", "comfy")
+    done = inweave("convert", path, tmp_path / "b.safetensors", "--to", "comfy")
     assert done.returncode == 1
     assert "which base model" in done.stderr
     path = write(tmp_path / "c.safetensors", lora_pair(TO_Q, 320, 320), {"ss_output_name": "x", "custom": "é"})
-    weft_json("convert", path, tmp_path / "d.safetensors", "--to", "comfy", "--base", "sd1.5")
+    inweave_json("convert", path, tmp_path / "d.safetensors", "--to", "comfy", "--base", "sd1.5")
     assert {"ss_output_name": "x", "custom": "é"}.items() <= open_container(tmp_path / "d.safetensors").metadata.items()
 
 
 def test_convert_to_peft_is_a_directory(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair(TO_Q, 320, 320, alpha=2.0))
-    assert weft("convert", path, tmp_path / "out.safetensors", "--to", "peft").returncode == 2
-    weft_json("convert", path, tmp_path / "out", "--to", "peft")
+    assert inweave("convert", path, tmp_path / "out.safetensors", "--to", "peft").returncode == 2
+    inweave_json("convert", path, tmp_path / "out", "--to", "peft")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"]) == (4, 2)
-    assert weft_json("check", tmp_path / "out", "--base", "sd1.5")["ok"] is True
+    assert inweave_json("check", tmp_path / "out", "--base", "sd1.5")["ok"] is True
 
 
 def test_hash_matches_its_definitions(tmp_path: Path) -> None:
-    found = weft_json("hash", LISTED)
+    found = inweave_json("hash", LISTED)
     raw = LISTED.read_bytes()
     body = raw[8 + int.from_bytes(raw[:8], "little") :]
     assert found["sha256"] == hashlib.sha256(raw).hexdigest()
@@ -270,13 +270,13 @@ def test_hash_matches_its_definitions(tmp_path: Path) -> None:
 
 def test_hash_notes_a_claim_that_is_wrong_and_autov3_survives_metadata(tmp_path: Path) -> None:
     tensors = lora_pair(TO_Q, 320, 320)
-    plain = weft_json("hash", write(tmp_path / "a.safetensors", tensors))
+    plain = inweave_json("hash", write(tmp_path / "a.safetensors", tensors))
     true_claim = hashlib.sha256(_body(tmp_path / "a.safetensors")).hexdigest()
-    good = weft_json("hash", write(tmp_path / "b.safetensors", tensors, {"sshs_model_hash": true_claim}))
+    good = inweave_json("hash", write(tmp_path / "b.safetensors", tensors, {"sshs_model_hash": true_claim}))
     assert good["note"] is None
     assert good["autov3"] == plain["autov3"]
     assert good["sha256"] != plain["sha256"]
-    bad = weft_json("hash", write(tmp_path / "c.safetensors", tensors, {"sshs_model_hash": "0" * 64}), code=1)
+    bad = inweave_json("hash", write(tmp_path / "c.safetensors", tensors, {"sshs_model_hash": "0" * 64}), code=1)
     assert "sshs_model_hash" in bad["note"]
 
 

@@ -14,6 +14,12 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from inweave.cli.app import app
+from inweave.cli.merge import progress_bar, weighted
+from inweave.errors import ConfigError
+from inweave.exchange.load import load, open_base
+from inweave.formats.files import read_header
+from inweave.weights.stack import Strength
 from tests.support import DATA, base_listing, lora_pair, random, tensor, write, write_sparse
 from tests.unit.weights.models import (
     DENOISER,
@@ -26,12 +32,6 @@ from tests.unit.weights.models import (
     write_file,
     write_folder,
 )
-from weft.cli.app import app
-from weft.cli.merge import progress_bar, weighted
-from weft.errors import ConfigError
-from weft.exchange.load import load, open_base
-from weft.formats.files import read_header
-from weft.weights.stack import Strength
 
 TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
@@ -40,7 +40,7 @@ EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", 
 RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "kept", "notes", "modules"}
 
 
-def weft(*arguments: str | Path, code: int = 0) -> str:
+def inweave(*arguments: str | Path, code: int = 0) -> str:
     """The verb inside this process: everything but the start of Python."""
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == code, done.output
@@ -48,13 +48,13 @@ def weft(*arguments: str | Path, code: int = 0) -> str:
     return done.output
 
 
-def weft_json(*arguments: str | Path, code: int = 0):  # type: ignore[no-untyped-def]
-    return json.loads(weft(*arguments, "--json", code=code))
+def inweave_json(*arguments: str | Path, code: int = 0):  # type: ignore[no-untyped-def]
+    return json.loads(inweave(*arguments, "--json", code=code))
 
 
 def process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "weft", *map(str, arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "inweave", *map(str, arguments)], capture_output=True, text=True, check=False
     )
 
 
@@ -98,7 +98,7 @@ def test_merge_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) 
     assert found["loras"] == records
     metadata = read_header(out).metadata
     assert metadata["title"] == "warp"
-    assert json.loads(metadata["weft.merged"]) == records
+    assert json.loads(metadata["inweave.merged"]) == records
     stack = [
         (adapter(flux_lora()), Strength(0.8)),
         (adapter(flux_lora(40)), Strength(components={"unet": 0.5, "te": -1.0})),
@@ -109,7 +109,7 @@ def test_merge_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) 
 
 
 def test_merge_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
-    shown = weft("merge", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
+    shown = inweave("merge", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
     for word in ("a.safetensors at 0.8", f"7 of {len(flux())} tensors", "out.safetensors"):
         assert word in shown
     dtypes = {value.dtype for value in load_file(tmp_path / "out.safetensors").values()}
@@ -119,17 +119,17 @@ def test_merge_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
 def test_merge_into_a_folder(tmp_path: Path, lora: Path) -> None:
     folder = write_folder(tmp_path / "model", flux())
     (folder / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"old")
-    found = weft_json("merge", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
+    found = inweave_json("merge", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
     assert [Path(path).name for path in found["left_out"]] == ["diffusion_pytorch_model.bin"]
     for name in ("transformer/diffusion_pytorch_model", "text_encoder/model"):
-        assert "weft.merged" in read_header(tmp_path / "out" / f"{name}.safetensors").metadata
+        assert "inweave.merged" in read_header(tmp_path / "out" / f"{name}.safetensors").metadata
     assert (tmp_path / "out" / "model_index.json").is_file()
 
 
 def test_merge_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     sdxl = header_only(tmp_path, "xl", "sdxl_singlefile_sgm")
     out = tmp_path / "out.safetensors"
-    found = weft_json("merge", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
+    found = inweave_json("merge", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
     assert set(found) == {"ok", "error"}
     assert "this file is for sd1.5" in found["error"]
     assert "not for sdxl" in found["error"]
@@ -140,12 +140,12 @@ def test_merge_refuses_another_base_and_names_both(tmp_path: Path) -> None:
 def test_merge_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
     out = tmp_path / "out.safetensors"
     nothing = write(tmp_path / "n.safetensors", pair("lora_unet_nowhere", 8, 8))
-    assert "nothing in this file fits" in weft_json("merge", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
+    assert "nothing in this file fits" in inweave_json("merge", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
     half = flux_lora() | pair("lora_unet_nowhere", 8, 8)
-    found = weft_json("merge", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
+    found = inweave_json("merge", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
     assert "unplaced: lora_unet_nowhere" in found["error"]
     broken = flux_lora() | {"lora_unet_final_layer_linear.lora_up.weight": tensor([[float("nan"), 1.0]] * 6)}
-    found = weft_json("merge", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
+    found = inweave_json("merge", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
     assert "6 of 12 numbers are NaN" in found["error"]
     assert not out.exists()
 
@@ -165,7 +165,7 @@ def test_merge_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
         (("-b", lora, "-l", lora, "-o", out), ""),
     ):
         code = 1 if arguments[1] == lora else 2
-        found = weft_json("merge", *arguments, code=code)
+        found = inweave_json("merge", *arguments, code=code)
         assert found["ok"] is False
         assert words in found["error"]
         assert "\n" not in found["error"] or code == 1
@@ -224,16 +224,16 @@ def test_extract_writes_what_was_merged(tmp_path: Path, base: Path) -> None:
     )
     lora = write(tmp_path / "lora.safetensors", made)
     tuned = tmp_path / "tuned.safetensors"
-    weft("merge", "-b", base, "-l", f"{lora}:3", "-o", tuned)
+    inweave("merge", "-b", base, "-l", f"{lora}:3", "-o", tuned)
     out = tmp_path / "extracted.safetensors"
-    found = weft_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
+    found = inweave_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
     assert set(found) == EXTRACT_FIELDS
     assert found["energy"] == pytest.approx(1, abs=1e-6)
     assert {row["name"]: row["rank"] for row in found["modules"]} == {
         "unet:double_blocks.0.img_attn.qkv.weight": 3,
         "unet:final_layer.linear.weight": 3,  # rounding of the tuned weights fills the third
     }
-    assert json.loads(read_header(out).metadata["weft.extracted"])["base"] == "base.safetensors"
+    assert json.loads(read_header(out).metadata["inweave.extracted"])["base"] == "base.safetensors"
     assert load(out).dialects == ("kohya",)
 
 
@@ -243,7 +243,7 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
     tensors[f"{name}.weight"] = torch.randn(8, 8)
     tensors[f"{name}.bias"] = torch.randn(8)
     tuned = write_folder(tmp_path / "tuned", tensors)
-    shown = weft("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
+    shown = inweave("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
     for word in (
         "energy",
         "1 with rank 2 to 2",
@@ -251,7 +251,7 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
         "higher rank",
     ):
         assert word in shown
-    full = weft_json("extract", tuned, base, "--rank", "2", "--out", tmp_path / "f.safetensors", "--full-norms")
+    full = inweave_json("extract", tuned, base, "--rank", "2", "--out", tmp_path / "f.safetensors", "--full-norms")
     assert {row["name"]: row["rank"] for row in full["modules"]}[f"unet:{name.removeprefix(DENOISER)}.bias"] == 0
     assert full["left_out"] == []
     assert any(key.endswith(".diff_b") for key in read_header(tmp_path / "f.safetensors").spans)
@@ -260,7 +260,7 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
 def test_extract_refuses_two_models_and_names_both(tmp_path: Path) -> None:
     one = header_only(tmp_path, "one", "sd15_singlefile_ldm")
     two = header_only(tmp_path, "two", "sd21_singlefile_ldm")
-    found = weft_json("extract", one, two, "--out", tmp_path / "o.safetensors", code=1)
+    found = inweave_json("extract", one, two, "--out", tmp_path / "o.safetensors", code=1)
     assert "one.safetensors (sd1.5) and" in found["error"]
     assert "two.safetensors (sd2.1) are different models" in found["error"]
 
@@ -275,8 +275,8 @@ def test_extract_bad_usage(tmp_path: Path, base: Path) -> None:
         ((tuned, base, "-o", out, "--rank", "0"), "1 or more"),
         ((tuned, base, "-o", out, "--device", "quantum"), "device 'quantum' cannot be used"),
     ):
-        assert words in weft_json("extract", *arguments, code=2)["error"]
-    assert "do not differ" in weft_json("extract", base, base, "-o", out, code=1)["error"]
+        assert words in inweave_json("extract", *arguments, code=2)["error"]
+    assert "do not differ" in inweave_json("extract", base, base, "-o", out, code=1)["error"]
     assert not out.exists()
 
 
@@ -289,7 +289,7 @@ def test_resize_one_file(tmp_path: Path) -> None:
     )
     source = write(tmp_path / "a.safetensors", big, {"ss_network_dim": "16"})
     out = tmp_path / "small.safetensors"
-    found = weft_json("resize", source, "--rank", "4", "--out", out)
+    found = inweave_json("resize", source, "--rank", "4", "--out", out)
     assert set(found) == RESIZE_FIELDS
     assert (found["base"], found["dialect"]) == ("sd1.5", "kohya")
     assert {(row["before"], row["rank"]) for row in found["modules"]} == {(16, 4), (2, 2)}
@@ -297,16 +297,16 @@ def test_resize_one_file(tmp_path: Path) -> None:
     entries = {entry.ref.name[-4:]: entry.factors for entry in load(out).entries}
     assert (entries["to_q"].rank, entries["to_q"].alpha) == (4, 4.0)
     assert entries["to_k"].rank == 2
-    shown = weft("resize", source, "--energy", "0.5", "--out", out)
+    shown = inweave("resize", source, "--energy", "0.5", "--out", out)
     assert "of the squared norm is kept" in shown
 
 
 def test_resize_keeps_other_kinds_of_one_file(tmp_path: Path) -> None:
-    found = weft_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    found = inweave_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
     assert len(found["kept"]) == 350
     assert found["modules"] == []
-    assert "unchanged" in weft("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
-    found = weft_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
+    assert "unchanged" in inweave("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    found = inweave_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
     assert "350 modules cannot be combined" in found["error"]
 
 
@@ -315,9 +315,9 @@ def test_resize_combines(tmp_path: Path, base: Path) -> None:
     two = write(tmp_path / "two.safetensors", pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 2, 30)
                 | pair("lora_unet_final_layer_linear", 6, 8, 2, 40))  # fmt: skip
     out = tmp_path / "sum.safetensors"
-    found = weft_json("resize", f"{one}:0.8", f"{two}:-0.5", "--base", base, "--out", out)
+    found = inweave_json("resize", f"{one}:0.8", f"{two}:-0.5", "--base", base, "--out", out)
     assert [row["rank"] for row in found["modules"]] == [5, 2]
-    assert [row["strength"] for row in json.loads(read_header(out).metadata["weft.combined"])] == [0.8, -0.5]
+    assert [row["strength"] for row in json.loads(read_header(out).metadata["inweave.combined"])] == [0.8, -0.5]
 
 
 def test_resize_bad_usage(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_resize_bad_usage(tmp_path: Path) -> None:
         ((odd, "--rank", "2", "-o", out), "name it with --base", 1),
         ((sd, "--base", "sdxl", "--rank", "2", "-o", out), "on sdxl", 1),
     ):
-        assert words in weft_json("resize", *arguments, code=code)["error"]
+        assert words in inweave_json("resize", *arguments, code=code)["error"]
     assert not out.exists()
 
 
@@ -347,6 +347,6 @@ def test_help_names_the_verbs_and_starts_without_torch() -> None:
     done = process("--help")
     for verb in ("merge", "extract", "resize"):
         assert verb in done.stdout
-        assert weft(verb, "--help")
-    program = "import sys; from weft.cli.app import app\ntry:\n    app(['merge', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+        assert inweave(verb, "--help")
+    program = "import sys; from inweave.cli.app import app\ntry:\n    app(['merge', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

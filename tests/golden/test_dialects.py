@@ -7,15 +7,15 @@ import json
 import pytest
 import torch
 
-import weft
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import FormatError, TargetError
+from inweave.exchange.load import load
+from inweave.formats.grammar import locate
+from inweave.formats.read import read
+from inweave.targets.bases import known_index
 from tests.golden.weave import close, known, lands, lora, numbers, places, product, shape_of, small
 from tests.support import DATA, hollow, lora_listing, random, tensor
-from weft.adapter import Tensor
-from weft.errors import FormatError, TargetError
-from weft.exchange.load import load
-from weft.formats.grammar import locate
-from weft.formats.read import read
-from weft.targets.bases import known_index
 
 SINGLE = "unet:model.diffusion_model."
 ATTN = "transformer_blocks.0.attn1.to_q"
@@ -481,8 +481,8 @@ def test_sam_lists_are_no_diffusion_adapter() -> None:
     adapter = read({f"w_{side}_{n:03}": random(n, 2, 4) for n in range(4) for side in "ab"})
     assert not adapter.entries
     assert "not a diffusion adapter" in adapter.problems[0].reason
-    verdict = weft.check(adapter, "sd1.5")
+    verdict = inweave.check(adapter, "sd1.5")
     assert not verdict.ok
     assert "not a diffusion adapter" in str(verdict.error)
     with pytest.raises(TargetError, match="not a diffusion adapter"):
-        weft.resolve(adapter, known_index("sd1.5"))
+        inweave.resolve(adapter, known_index("sd1.5"))

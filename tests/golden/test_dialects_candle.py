@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from inweave.adapter import Tensor
+from inweave.errors import TargetError
+from inweave.formats.read import read
 from tests.golden.weave import close, numbers, product, torch_base
 from tests.support import hollow, random
-from weft.adapter import Tensor
-from weft.errors import TargetError
-from weft.formats.read import read
 
 LLAMA = {
     "model.embed_tokens.weight": (32, 8),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import weft
+import inweave
+from inweave.errors import FormatError
+from inweave.formats.read import read
+from inweave.targets.bases import known_index
 from tests.golden.weave import known, lora, places
 from tests.support import DATA, base_listing, hollow, random
-from weft.errors import FormatError
-from weft.formats.read import read
-from weft.targets.bases import known_index
 
 TEXT = "text_model.encoder.layers.5.self_attn.q_proj"
 FLAT_TEXT = TEXT.replace(".", "_")
@@ -96,7 +96,7 @@ def test_t_lora_is_refused_by_name() -> None:
     roles = {"q_layer.weight": (4, 640), "p_layer.weight": (640, 4), "lambda_layer": (1, 4), "alpha": ()}
     adapter = read({f"{module}.{role}": hollow(shape) for role, shape in roles.items()})
     assert not adapter.entries
-    verdict = weft.check(adapter, "sdxl", values="none")
+    verdict = inweave.check(adapter, "sdxl", values="none")
     assert not verdict.ok
     assert "T-LoRA" in str(verdict.error)
     report = known("sdxl").plan(adapter, strict=False).report

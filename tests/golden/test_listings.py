@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from inweave.adapter import Adapter
+from inweave.exchange.check import check
+from inweave.exchange.load import open_base
+from inweave.formats.read import read
+from inweave.targets.bases import find, known_index
+from inweave.targets.detect import detect
+from inweave.targets.resolve import resolve
 from tests.support import DATA, base_listing, hollow, lora_listing, lora_listings, write_sparse
-from weft.adapter import Adapter
-from weft.exchange.check import check
-from weft.exchange.load import open_base
-from weft.formats.read import read
-from weft.targets.bases import find, known_index
-from weft.targets.detect import detect
-from weft.targets.resolve import resolve
 
 #: listings whose base is not among the known ones; they place on a base made of their own module names
 OTHER_BASES = [n for n in lora_listings() if "anima" in n]

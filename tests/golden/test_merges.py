@@ -1,4 +1,4 @@
-"""Every golden file: what the trainers' own libraries compute from base and adapter, weft computes too."""
+"""Every golden file: what the trainers' own libraries compute from base and adapter, inweave computes too."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from inweave.adapter import Adapter  # noqa: E402
+from inweave.formats.files import open_container  # noqa: E402
+from inweave.formats.read import read  # noqa: E402
+from inweave.ops.decode import decode  # noqa: E402
+from inweave.ops.delta import change  # noqa: E402
+from inweave.targets.index import index_from_names  # noqa: E402
+from inweave.targets.resolve import resolve  # noqa: E402
 from tests.support import DATA  # noqa: E402
-from weft.adapter import Adapter  # noqa: E402
-from weft.formats.files import open_container  # noqa: E402
-from weft.formats.read import read  # noqa: E402
-from weft.ops.decode import decode  # noqa: E402
-from weft.ops.delta import change  # noqa: E402
-from weft.targets.index import index_from_names  # noqa: E402
-from weft.targets.resolve import resolve  # noqa: E402
 
 FILES = sorted((DATA / "golden").glob("*.safetensors"))
 

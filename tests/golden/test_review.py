@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import weft
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import FormatError
+from inweave.exchange.convert import rewrite
+from inweave.exchange.load import open_base
+from inweave.formats.read import read
+from inweave.targets.bases import find, known_index
+from inweave.targets.detect import detect
+from inweave.targets.resolve import resolve
 from tests.support import DATA, base_listing, hollow, lora_listing, lora_pair, random, tensor, write, write_sparse
-from weft.adapter import Tensor
-from weft.errors import FormatError
-from weft.exchange.convert import rewrite
-from weft.exchange.load import open_base
-from weft.formats.read import read
-from weft.targets.bases import find, known_index
-from weft.targets.detect import detect
-from weft.targets.resolve import resolve
 
 M = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 
@@ -49,14 +49,14 @@ def test_inpaint_and_fill_adapters_do_not_fit_the_plain_base() -> None:
         "lora_unet_conv_in.lora_up.weight": hollow((320, 4, 1, 1)),
     }
     adapter = read(conv | dotted_pair(f"unet.{M}", 320, 320))
-    verdict = weft.check(adapter, "sd1.5", values="none")
+    verdict = inweave.check(adapter, "sd1.5", values="none")
     assert not verdict.ok
     assert "sd1.5-inpaint" in str(verdict.error)
     assert detect(adapter).base == "sd1.5-inpaint"
     fill = read(dotted_pair("img_in", 3072, 384) | dotted_pair("double_blocks.0.img_attn.proj", 3072, 3072))
     assert detect(fill).base == "flux1-fill-dev"
     control = read(dotted_pair("img_in", 3072, 128) | dotted_pair("double_blocks.0.img_attn.proj", 3072, 3072))
-    assert weft.check(control, "flux1-dev", values="none").ok
+    assert inweave.check(control, "flux1-dev", values="none").ok
 
 
 def test_duplicates_do_not_depend_on_the_order_of_keys_and_never_mix() -> None:
@@ -78,7 +78,7 @@ def test_both_bases_are_named_for_a_checkpoint_with_extra_tensors(tmp_path: Path
     shapes["model.diffusion_model.ztsnr"] = ("F16", ())
     base = write_sparse(tmp_path / "vpred.safetensors", shapes)
     assert open_base(base).base == "sdxl"
-    verdict = weft.check(DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors", base, values="none")
+    verdict = inweave.check(DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors", base, values="none")
     assert "sd1.5" in str(verdict.error)
     assert "sdxl" in str(verdict.error)
 
@@ -92,7 +92,7 @@ def test_a_model_nobody_knows_is_said_to_be_unknown() -> None:
     made = {}
     for name in names:
         made |= {f"{name}.lora_A.weight": hollow((4, 3072)), f"{name}.lora_B.weight": hollow((3072, 4))}
-    verdict = weft.check(read(made), "flux1-dev", values="none")
+    verdict = inweave.check(read(made), "flux1-dev", values="none")
     assert verdict.detected is None
     assert "does not know" in str(verdict.error)
 
@@ -108,7 +108,7 @@ def test_an_alpha_that_is_no_number_is_named(value: float) -> None:
 def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
     """Flux stores (shift, scale) where diffusers stores (scale, shift); the way there and back is the identity."""
     torch = pytest.importorskip("torch")
-    from weft.ops.delta import change
+    from inweave.ops.delta import change
 
     module = "lora_transformer_norm_out_linear"
     factors = (
@@ -129,13 +129,13 @@ def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
 def test_only_factors_count_as_zeros() -> None:
     module = "lora_unet_up_blocks_1_attentions_0_proj_in"
     made = lora_pair(module, 1280, 1280) | {f"{module}.alpha": tensor(0.0)}
-    assert weft.check(read(made), "sd1.5").zeros == []
+    assert inweave.check(read(made), "sd1.5").zeros == []
     loha = {
         f"{module}.hada_{role}": random(1, *shape)
         for role, shape in (("w1_a", (1280, 2)), ("w1_b", (2, 1280)), ("w2_b", (2, 1280)))
     }
     loha[f"{module}.hada_w2_a"] = tensor(np.zeros((1280, 2)))
-    assert weft.check(read(loha), "sd1.5").zeros == [f"{module}.hada_w2_a"]
+    assert inweave.check(read(loha), "sd1.5").zeros == [f"{module}.hada_w2_a"]
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq"])
@@ -203,19 +203,19 @@ class TestPeftBesideItsLayers:
             if "lora_" in name or name.endswith("bias"):
                 parameter.data = torch.randn_like(parameter)
         model.save_pretrained(str(tmp_path / "one"))
-        weft.convert(tmp_path / "one", tmp_path / "two", to="peft", base=tmp_path / "base.safetensors")
-        one, two = weft.load(tmp_path / "one").tensors, weft.load(tmp_path / "two").tensors
+        inweave.convert(tmp_path / "one", tmp_path / "two", to="peft", base=tmp_path / "base.safetensors")
+        one, two = inweave.load(tmp_path / "one").tensors, inweave.load(tmp_path / "two").tensors
         assert one.keys() == two.keys()
         assert all(one[key].same(two[key]) for key in one)
         assert any(key.endswith("base_layer.bias") for key in one)
 
     def test_adapted_embeddings_with_their_saved_weights(self, libraries, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
         self.saved(libraries, tmp_path, target_modules=["q_proj", "embed_tokens", "lm_head"])
-        verdict = weft.check(tmp_path / "one", tmp_path / "base.safetensors")
+        verdict = inweave.check(tmp_path / "one", tmp_path / "base.safetensors")
         assert verdict.ok, verdict.as_dict()
         assert any("base_layer.weight" in warning for warning in verdict.report.warnings)
-        weft.convert(tmp_path / "one", tmp_path / "two", to="peft", base=tmp_path / "base.safetensors")
-        one, two = weft.load(tmp_path / "one").tensors, weft.load(tmp_path / "two").tensors
+        inweave.convert(tmp_path / "one", tmp_path / "two", to="peft", base=tmp_path / "base.safetensors")
+        one, two = inweave.load(tmp_path / "one").tensors, inweave.load(tmp_path / "two").tensors
         assert one.keys() == two.keys()
         assert all(one[key].same(two[key]) for key in one)
 
@@ -225,13 +225,13 @@ class TestPeftBesideItsLayers:
         base = write(
             tmp_path / "base.safetensors", {"attn.c_attn.weight": random(1, 8, 24), "head.weight": random(2, 5, 8)}
         )
-        verdict = weft.check(read(made, {}, config), base)
+        verdict = inweave.check(read(made, {}, config), base)
         assert verdict.ok
         assert any("fan_in_fan_out" in warning for warning in verdict.report.warnings)
 
 
 def test_two_names_in_one_file_can_be_inspected(tmp_path: Path) -> None:
-    from tests.e2e.test_verbs import weft as run
+    from tests.e2e.test_verbs import inweave as run
 
     made = {
         key.replace(".weight", f".{name}.weight"): t

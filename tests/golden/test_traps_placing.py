@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import TargetError
+from inweave.formats.read import read
 from tests.golden.weave import (
     NAMINGS,
     Base,
@@ -24,9 +27,6 @@ from tests.golden.weave import (
     torch_base,
 )
 from tests.support import random, tensor, write
-from weft.adapter import Tensor
-from weft.errors import TargetError
-from weft.formats.read import read
 
 UNET, TE = "model.diffusion_model.", "text_model.encoder.layers."
 
@@ -89,7 +89,7 @@ def test_t13_the_24th_layer_of_sd2_is_in_single_files_only() -> None:
     assert [set(finding.keys) for finding in plan.report.unplaced] == [set(last)]
     with pytest.raises(TargetError, match="layers_23"):
         known("sd2.1").plan(here | last)
-    verdict = weft.check(read(here | last), "sd2.1")
+    verdict = inweave.check(read(here | last), "sd2.1")
     assert verdict.ok
     assert verdict.namings == {"diffusers": False, "original": True}
     assert any("diffusers files" in warning for warning in verdict.report.warnings)
@@ -205,10 +205,10 @@ def test_t18_swap_turns_output_rows_only(
 def test_t18_converting_swaps_up_and_leaves_down_alone(tmp_path: Path) -> None:
     module = "lora_unet_final_layer_adaLN_modulation_1"
     pair = lora(module, 6144, 3072, alpha=2.0)
-    weft.convert(
+    inweave.convert(
         write(tmp_path / "in.safetensors", pair), tmp_path / "out.safetensors", to="diffusers", base="flux1-dev"
     )
-    (entry,) = weft.load(tmp_path / "out.safetensors").entries
+    (entry,) = inweave.load(tmp_path / "out.safetensors").entries
     assert entry.ref.name == "norm_out.linear"
     assert entry.factors.down.same(pair[f"{module}.lora_down.weight"])
     close(numbers(entry.factors.up), halves(numbers(pair[f"{module}.lora_up.weight"])))

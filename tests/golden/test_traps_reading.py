@@ -11,13 +11,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import weft
+import inweave
+from inweave.adapter import Full
+from inweave.errors import FormatError, TargetError
+from inweave.formats.read import read
+from inweave.targets.index import index_from_names
 from tests.golden.weave import Base, close, known, lora, numbers, product, torch_base
 from tests.support import random, tensor, write
-from weft.adapter import Full
-from weft.errors import FormatError, TargetError
-from weft.formats.read import read
-from weft.targets.index import index_from_names
 
 BASE = torch_base({"net.proj.weight": (6, 5), "net.proj.bias": (6,), "net.square.weight": (5, 5)})
 
@@ -116,14 +116,14 @@ def test_t40_pickles_are_refused_by_content(kind: str, suffix: str, tmp_path: Pa
     else:
         expected = "pickle"
     with pytest.raises(FormatError, match=expected):
-        weft.load(path)
+        inweave.load(path)
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "pytorch_lora_weights.bin"])
 def test_t40_a_directory_with_only_a_pickle(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(PICKLES["dict"])
     with pytest.raises(FormatError, match="pickle"):
-        weft.load(tmp_path)
+        inweave.load(tmp_path)
 
 
 class Net(torch.nn.Module):
@@ -158,7 +158,7 @@ def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.
 
 def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor]) -> set[str]:
     """Every tensor PEFT changed is changed alike; all others are left alone."""
-    merged = base.merged(weft.load(path))
+    merged = base.merged(inweave.load(path))
     touched = {name for name, found in expected.items() if not torch.allclose(found, base[name], atol=1e-6)}
     assert touched == set(merged)
     for name in touched:
@@ -172,9 +172,9 @@ def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> No
     touched = assert_merges_alike(tmp_path, base, expected)
     wanted = {"lin.weight", "head.weight", "head.bias"} | ({"lin.bias"} if bias != "none" else set())
     assert touched == wanted | ({"norm.bias", "wide.bias", "even.bias"} if bias == "all" else set())
-    saved = [e for e in weft.load(tmp_path) if e.ref.name == "head"]
+    saved = [e for e in inweave.load(tmp_path) if e.ref.name == "head"]
     assert all(isinstance(e.factors, Full) and e.factors.mode == "set" for e in saved)
-    half = base.merged(weft.load(tmp_path), 0.5)
+    half = base.merged(inweave.load(tmp_path), 0.5)
     close(half["head.weight"], expected["head.weight"], 2e-6)
 
 
@@ -182,9 +182,9 @@ def test_t44_a_saved_head_the_base_does_not_have_is_brought_along(tmp_path: Path
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"])
     headless = {name: found for name, found in base.given.items() if not name.startswith("head.")}
     bare = Base(index_from_names({name: tuple(found.shape) for name, found in headless.items()}), headless)
-    plan = bare.plan(weft.load(tmp_path))
+    plan = bare.plan(inweave.load(tmp_path))
     assert {p.tensor for p in plan.placements if p.creates} == {"head.weight", "head.bias"}
-    close(bare.merged(weft.load(tmp_path))["head.weight"], expected["head.weight"], 2e-6)
+    close(bare.merged(inweave.load(tmp_path))["head.weight"], expected["head.weight"], 2e-6)
 
 
 def test_t44_lora_bias_is_added_with_the_scale(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_t47_files_that_are_no_adapter_say_what_they_are(content: bytes, words: 
     path = tmp_path / "style.safetensors"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=words) as caught:
-        weft.load(path)
+        inweave.load(path)
     assert "style.safetensors" in str(caught.value)
 
 
@@ -248,7 +248,7 @@ def test_t50_split_tensors_are_written_apart(tmp_path: Path) -> None:
     qkv, linear1 = "lora_unet_double_blocks_0_img_attn_qkv", "lora_unet_single_blocks_0_linear1"
     source = lora(qkv, 9216, 3072, 2, alpha=1.0, dtype="F16") | lora(linear1, 21504, 3072, 2, alpha=1.0, dtype="F16")
     out = tmp_path / "out.safetensors"
-    weft.convert(write(tmp_path / "in.safetensors", source), out, to="diffusers", base="flux1-dev")
+    inweave.convert(write(tmp_path / "in.safetensors", source), out, to="diffusers", base="flux1-dev")
     found = load_file(out)
     with safe_open(out, "pt") as opened:
         assert set(opened.keys()) == set(found)

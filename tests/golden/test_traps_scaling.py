@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import weft
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import TargetError
+from inweave.formats.read import read
 from tests.golden.weave import NAMINGS, Base, close, golden, known, lora, numbers, pack, product, small, torch_base
 from tests.support import random, tensor, write
-from weft.adapter import Tensor
-from weft.errors import TargetError
-from weft.formats.read import read
 
 BASE = torch_base({"net.proj.weight": (6, 5), "net.proj.bias": (6,), "net.square.weight": (5, 5)})
 CONV = torch_base({"net.conv.weight": (6, 4, 3, 3), "net.even.weight": (6, 6, 3, 3)})
@@ -378,9 +378,9 @@ def test_t35_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Pat
     pair[f"{module}.lora_up.weight"] = pack(sparse)
     metadata = {"ss_network_args": json.dumps({"split_qkv": "True"})}
     source = write(tmp_path / "in.safetensors", pair, metadata)
-    weft.convert(source, tmp_path / "out.safetensors", to="diffusers", base="flux1-dev")
+    inweave.convert(source, tmp_path / "out.safetensors", to="diffusers", base="flux1-dev")
     for n, entry in enumerate(
-        sorted(weft.load(tmp_path / "out.safetensors"), key=lambda e: "qkv".index(e.ref.name[-1]))
+        sorted(inweave.load(tmp_path / "out.safetensors"), key=lambda e: "qkv".index(e.ref.name[-1]))
     ):
         factors = entry.factors
         assert (factors.rank, factors.alpha, factors.scale) == (rank, 1.0, 0.5)
@@ -433,8 +433,8 @@ def underflowing() -> dict[str, Tensor]:
 def test_t39_converting_never_folds_alpha(dialect: str, tmp_path: Path) -> None:
     source = underflowing()
     out = tmp_path / ("out" if dialect == "peft" else "out.safetensors")
-    weft.convert(write(tmp_path / "in.safetensors", source), out, to=dialect, base="sd1.5")
-    again = weft.load(out)
+    inweave.convert(write(tmp_path / "in.safetensors", source), out, to=dialect, base="sd1.5")
+    again = inweave.load(out)
     (entry,) = again.entries
     before = read(source).entries[0].factors
     assert {role: bytes(t.data) for role, t in entry.factors.tensors().items()} == {
@@ -454,4 +454,4 @@ def test_t39_a_dialect_without_scaling_refuses(tmp_path: Path) -> None:
     module = "lora_unet_double_blocks_0_img_attn_proj"
     source = write(tmp_path / "in.safetensors", lora(module, 3072, 3072, 4, alpha=3.0, dtype="F16"))
     with pytest.raises(TargetError, match="alpha 3"):
-        weft.convert(source, tmp_path / "out.safetensors", to="bfl", base="flux1-dev")
+        inweave.convert(source, tmp_path / "out.safetensors", to="bfl", base="flux1-dev")

@@ -16,16 +16,16 @@ from functools import lru_cache
 
 import torch
 
+from inweave.adapter import Adapter, Tensor
+from inweave.formats.files import open_container
+from inweave.formats.read import read
+from inweave.ops.decode import TORCH, decode
+from inweave.ops.delta import change, padded
+from inweave.targets.bases import known_index
+from inweave.targets.index import ModelIndex, index_from_names
+from inweave.targets.plan import Placement, Plan, Rows
+from inweave.targets.resolve import resolve
 from tests.support import DATA, hollow, random, tensor
-from weft.adapter import Adapter, Tensor
-from weft.formats.files import open_container
-from weft.formats.read import read
-from weft.ops.decode import TORCH, decode
-from weft.ops.delta import change, padded
-from weft.targets.bases import known_index
-from weft.targets.index import ModelIndex, index_from_names
-from weft.targets.plan import Placement, Plan, Rows
-from weft.targets.resolve import resolve
 
 NAMINGS = ("diffusers", "original")
 SPELLINGS = {
@@ -73,7 +73,7 @@ def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "ko
 
 
 def product(pair: Mapping[str, Tensor]) -> torch.Tensor:
-    """flat(up) @ flat(down) of the only pair there is, in float64 and by nothing of weft's formulas."""
+    """flat(up) @ flat(down) of the only pair there is, in float64 and by nothing of inweave's formulas."""
     down = next(value for key, value in pair.items() if _DOWN.search(key))
     up = next(value for key, value in pair.items() if _UP.search(key) and not _DOWN.search(key))
     return numbers(up).flatten(1) @ numbers(down).flatten(1)

@@ -11,10 +11,10 @@ if not torch.cuda.is_available():
 
 from torch import nn  # noqa: E402
 
-from weft.ops.adam8bit import code_book, corrections, dequantise, fresh, reference  # noqa: E402
-from weft.ops.adam8bit import triton as kernel  # noqa: E402
-from weft.train.flat import FlatParameters  # noqa: E402
-from weft.train.optimizers import Ema, LossScaler, clip, make_optimizer  # noqa: E402
+from inweave.ops.adam8bit import code_book, corrections, dequantise, fresh, reference  # noqa: E402
+from inweave.ops.adam8bit import triton as kernel  # noqa: E402
+from inweave.train.flat import FlatParameters  # noqa: E402
+from inweave.train.optimizers import Ema, LossScaler, clip, make_optimizer  # noqa: E402
 
 CUDA = torch.device("cuda")
 EPS = torch.finfo(torch.float32).eps

@@ -14,11 +14,11 @@ if not torch.cuda.is_available():
 
 import numpy as np  # noqa: E402
 
-import weft  # noqa: E402
+import inweave  # noqa: E402
 
 
 def drawn(device: str, dtype: str, **more: Any) -> np.ndarray[Any, Any]:
-    pipe = weft.pipeline("weft/emoji", device=device, dtype=dtype)
+    pipe = inweave.pipeline("inweave/emoji", device=device, dtype=dtype)
     found = pipe("a red apple", seed=7, steps=8, **more)
     return np.asarray(found.images[0], dtype=np.float32)
 

@@ -9,9 +9,9 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
-from weft.ops.merge import reference  # noqa: E402
-from weft.ops.merge import triton as kernel  # noqa: E402
-from weft.ops.merge.work import Product, Target  # noqa: E402
+from inweave.ops.merge import reference  # noqa: E402
+from inweave.ops.merge import triton as kernel  # noqa: E402
+from inweave.ops.merge.work import Product, Target  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 1), (7, 3), (64, 64), (129, 65), (128, 256), (320, 2880), (1000, 999), (2, 5000), (3072, 64)]

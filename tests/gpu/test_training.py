@@ -18,10 +18,10 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file  # noqa: E402
 
-import weft  # noqa: E402
-from weft.errors import MemoryBudgetError  # noqa: E402
-from weft.train.memory import CONTEXT  # noqa: E402
-from weft.train.session import check  # noqa: E402
+import inweave  # noqa: E402
+from inweave.errors import MemoryBudgetError  # noqa: E402
+from inweave.train.memory import CONTEXT  # noqa: E402
+from inweave.train.session import check  # noqa: E402
 
 NETWORKS = ("lora", "locon", "dora", "loha", "lokr")
 
@@ -33,10 +33,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(place: Path, cache: Path, **more: Any) -> Any:
     usual: dict[str, Any] = {
-        "dataset": "weft/pixel", "output": str(place / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
+        "dataset": "inweave/pixel", "output": str(place / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
         "cache_dir": str(cache), "batch_size": 4, "save_dtype": "fp32", "schedule": "constant", "warmup": 0,
     }  # fmt: skip
-    return weft.TrainConfig.of(**{**usual, **more})
+    return inweave.TrainConfig.of(**{**usual, **more})
 
 
 def learnt(path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def apart(one: Path, two: Path) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_learns_in_every_precision(network: str, precision: str, tmp_path: Path, cache: Path) -> None:
-    done = weft.train(said(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema=0.9))
+    done = inweave.train(said(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema=0.9))
     assert done.bad == 0 and len(done.losses) == 12 and all(loss == loss for loss in done.losses)
     assert all(value.isfinite().all() for value in learnt(done.path).values())
 
@@ -63,8 +63,8 @@ def test_every_network_learns_in_every_precision(network: str, precision: str, t
 def test_a_gpu_learns_what_a_cpu_does(optimizer: str, tmp_path: Path, cache: Path) -> None:
     """Same noise, same batches: float32 on both, so only the order of additions differs."""
     common = {"precision": "fp32", "steps": 4, "optimizer": optimizer, "batch_size": 2, "learning_rate": 1e-4}
-    on_gpu = weft.train(said(tmp_path / "gpu", cache, **common))
-    on_cpu = weft.train(said(tmp_path / "cpu", cache, device="cpu", **common))
+    on_gpu = inweave.train(said(tmp_path / "gpu", cache, **common))
+    on_cpu = inweave.train(said(tmp_path / "cpu", cache, device="cpu", **common))
     assert on_gpu.losses == pytest.approx(on_cpu.losses, rel=2e-3)
     # Adam's first steps go by the sign of a gradient, and a gradient near zero has either
     assert apart(on_cpu.path, on_gpu.path) < 0.02
@@ -73,8 +73,8 @@ def test_a_gpu_learns_what_a_cpu_does(optimizer: str, tmp_path: Path, cache: Pat
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 def test_computing_again_changes_nothing_but_memory(checkpointing: str, tmp_path: Path, cache: Path) -> None:
     common = {"precision": "fp32", "steps": 3, "learning_rate": 1e-4}
-    plain = weft.train(said(tmp_path / "plain", cache, **common))
-    again = weft.train(said(tmp_path / "again", cache, checkpointing=checkpointing, **common))
+    plain = inweave.train(said(tmp_path / "plain", cache, **common))
+    again = inweave.train(said(tmp_path / "again", cache, checkpointing=checkpointing, **common))
     assert again.losses == pytest.approx(plain.losses, rel=1e-4)
     assert apart(plain.path, again.path) < 0.02
 
@@ -82,26 +82,26 @@ def test_computing_again_changes_nothing_but_memory(checkpointing: str, tmp_path
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_goes_on_where_it_stopped(precision: str, tmp_path: Path, cache: Path) -> None:
     common = {"precision": precision, "optimizer": "adamw8bit", "ema": 0.9, "dropout": 0.1, "accumulation": 2}
-    straight = weft.train(said(tmp_path / "straight", cache, steps=6, **common))
-    first = weft.train(said(tmp_path / "twice", cache, steps=3, **common))
-    rest = weft.train(said(tmp_path / "twice", cache, steps=6, resume="auto", **common))
+    straight = inweave.train(said(tmp_path / "straight", cache, steps=6, **common))
+    first = inweave.train(said(tmp_path / "twice", cache, steps=3, **common))
+    rest = inweave.train(said(tmp_path / "twice", cache, steps=6, resume="auto", **common))
     assert (first.step, rest.step, len(rest.losses)) == (3, 6, 3)
     assert rest.losses == pytest.approx(straight.losses[3:], rel=5e-3)
     assert apart(straight.path, rest.path) < 0.02
 
 
 def test_text_encoders_learn_too(tmp_path: Path, cache: Path) -> None:
-    done = weft.train(said(tmp_path, cache, train_text_encoders=True, precision="bf16", validation=0.2, steps=4))
+    done = inweave.train(said(tmp_path, cache, train_text_encoders=True, precision="bf16", validation=0.2, steps=4))
     assert len(done.validation) >= 1 and any(key.startswith("lora_te") for key in learnt(done.path))
 
 
 def alone(config: Any, share: float = 1.0) -> dict[str, Any]:
     """The run in a process of its own, where nothing else was ever allocated; ``share``: of the GPU it may take."""
     script = (
-        "import json, sys, torch, weft\n"
+        "import json, sys, torch, inweave\n"
         f"torch.cuda.set_per_process_memory_fraction({share})\n"
         "told = []\n"
-        "done = weft.train(weft.TrainConfig.of(**json.loads(sys.argv[1])), tell=told.append)\n"
+        "done = inweave.train(inweave.TrainConfig.of(**json.loads(sys.argv[1])), tell=told.append)\n"
         "peak, free = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]\n"
         "torch.empty(free // 2, dtype=torch.uint8, device='cuda') if sys.argv[2] == 'lifted' else None\n"
         "print(json.dumps({'path': str(done.path), 'losses': done.losses, 'told': told, 'peak': peak}))\n"
@@ -146,7 +146,7 @@ def test_a_limit_is_planned_held_measured_and_lifted(precision: str, tmp_path: P
 
 def test_what_does_not_fit_says_so(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(MemoryBudgetError, match="are not enough"):
-        weft.train(said(tmp_path, cache, vram="1032MiB"))
+        inweave.train(said(tmp_path, cache, vram="1032MiB"))
 
 
 def test_a_language_model_learns(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_language_model_learns(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n".join(SONG))
     for precision in ("bf16", "fp16"):
-        done = weft.train(
-            weft.TrainConfig.of(
+        done = inweave.train(
+            inweave.TrainConfig.of(
                 model=str(folder), dataset=str(tmp_path / "song.txt"), output=str(tmp_path / precision), steps=8,
                 batch_size=2, device="cuda", precision=precision, learning_rate=1e-2, schedule="constant", warmup=0,
                 seed=2, vram="2GiB",

@@ -15,12 +15,12 @@ from pathlib import Path  # noqa: E402
 from tests.support import random, tensor, write  # noqa: E402
 from torch import nn  # noqa: E402
 
-from weft.errors import MemoryBudgetError, TargetError  # noqa: E402
-from weft.formats.read import read  # noqa: E402
-from weft.weights.build import build  # noqa: E402
-from weft.weights.merged import MergedSource  # noqa: E402
-from weft.weights.source import DictSource  # noqa: E402
-from weft.weights.weaver import Weaver  # noqa: E402
+from inweave.errors import MemoryBudgetError, TargetError  # noqa: E402
+from inweave.formats.read import read  # noqa: E402
+from inweave.weights.build import build  # noqa: E402
+from inweave.weights.merged import MergedSource  # noqa: E402
+from inweave.weights.source import DictSource  # noqa: E402
+from inweave.weights.weaver import Weaver  # noqa: E402
 
 NAMES = [f"block{i}" for i in range(40)]
 

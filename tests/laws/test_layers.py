@@ -26,7 +26,7 @@ from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, change
 from torch import nn
 from torch.nn import functional
 
-from weft.layers import (
+from inweave.layers import (
     LoraLayer,
     activate,
     collect,
@@ -40,12 +40,12 @@ from weft.layers import (
     trainable,
     unmerge,
 )
-from weft.layers.pair import Pair
-from weft.layers.term import Term
-from weft.ops.delta import change
-from weft.targets.resolve import resolve
-from weft.weights.merged import MergedSource
-from weft.weights.source import DictSource
+from inweave.layers.pair import Pair
+from inweave.layers.term import Term
+from inweave.ops.delta import change
+from inweave.targets.resolve import resolve
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource
 
 RELAXED = settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 SIZES = st.integers(1, 17)
@@ -408,7 +408,7 @@ class Steps:
         self.model.zero_grad()
 
     def run(self, count: int) -> None:
-        from weft.errors import MergeStateError
+        from inweave.errors import MergeStateError
 
         acts: list[Any] = [
             self.inject, self.delete, self.activate, self.activate, self.weight, self.merge, self.merge, self.unmerge,

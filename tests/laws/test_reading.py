@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support import random, tensor
 
-from weft.adapter import Tensor
-from weft.exchange.convert import rewrite
-from weft.formats.read import read
-from weft.formats.writers import WRITERS
-from weft.targets.bases import known_index
-from weft.targets.index import Component, module_of
-from weft.targets.resolve import resolve
+from inweave.adapter import Tensor
+from inweave.exchange.convert import rewrite
+from inweave.formats.read import read
+from inweave.formats.writers import WRITERS
+from inweave.targets.bases import known_index
+from inweave.targets.index import Component, module_of
+from inweave.targets.resolve import resolve
 
 BASES = (
     "sd1.5",
@@ -111,7 +111,7 @@ def test_there_and_back_is_the_identity(dialect: str, made: tuple[str, dict[str,
     """Whatever a dialect can express comes back from it bit for bit, alphas and metadata included."""
     base, tensors = made
     index = known_index(base)
-    metadata = {"ss_output_name": "law", "modelspec.title": "weft"}
+    metadata = {"ss_output_name": "law", "modelspec.title": "inweave"}
     adapter = read(tensors, metadata)
     assert not adapter.problems
     home = "diffusers" if any("lora_A" in key for key in tensors) else "kohya"
@@ -152,7 +152,7 @@ def _places(plan) -> set[tuple[object, ...]]:  # type: ignore[no-untyped-def]
 def test_both_namings_receive_the_same_change(made: tuple[str, dict[str, Tensor]]) -> None:
     """What a diffusers folder gets, row for row, is what a single-file checkpoint gets."""
     torch = pytest.importorskip("torch")
-    from weft.ops.delta import change
+    from inweave.ops.delta import change
 
     base, tensors = made
     adapter = read(tensors)
@@ -187,7 +187,7 @@ def test_both_namings_receive_the_same_change(made: tuple[str, dict[str, Tensor]
 @RELAXED
 @given(values=st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True), other=st.integers(0, 12))
 def test_compact_listings_expand_to_what_was_packed(values: list[int], other: int) -> None:
-    from weft.targets.compact import expand, pack
+    from inweave.targets.compact import expand, pack
 
     names = {f"blocks.{v}.layer.{w}.weight": (v % 3, other) for v in values for w in range(other + 1)}
     assert expand(pack(names)) == names

@@ -17,17 +17,17 @@ from safetensors.torch import save_file  # noqa: E402
 from tests.support import random, tensor  # noqa: E402
 from torch import nn  # noqa: E402
 
-from weft.adapter import Adapter  # noqa: E402
-from weft.errors import ConfigError, FormatError, TargetError  # noqa: E402
-from weft.formats.read import read  # noqa: E402
-from weft.ops.delta import change  # noqa: E402
-from weft.targets.index import ModelIndex, component_from_names  # noqa: E402
-from weft.targets.resolve import resolve  # noqa: E402
-from weft.weights.build import build  # noqa: E402
-from weft.weights.merged import MergedSource  # noqa: E402
-from weft.weights.source import DictSource, FileSource  # noqa: E402
-from weft.weights.stack import Strength  # noqa: E402
-from weft.weights.weaver import Weaver  # noqa: E402
+from inweave.adapter import Adapter  # noqa: E402
+from inweave.errors import ConfigError, FormatError, TargetError  # noqa: E402
+from inweave.formats.read import read  # noqa: E402
+from inweave.ops.delta import change  # noqa: E402
+from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
+from inweave.targets.resolve import resolve  # noqa: E402
+from inweave.weights.build import build  # noqa: E402
+from inweave.weights.merged import MergedSource  # noqa: E402
+from inweave.weights.source import DictSource, FileSource  # noqa: E402
+from inweave.weights.stack import Strength  # noqa: E402
+from inweave.weights.weaver import Weaver  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -323,8 +323,8 @@ def test_two_threads_are_serialised() -> None:
 
 
 def test_strength_by_component_and_block() -> None:
-    from weft.targets.bases import known_index
-    from weft.weights.stack import block_names
+    from inweave.targets.bases import known_index
+    from inweave.weights.stack import block_names
 
     blocks = block_names(known_index("sd1.5"))
     assert blocks["down_blocks.1.attentions.0.proj_in.weight"] == "IN04"

@@ -9,12 +9,12 @@ import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel
 
+from inweave.adapter import Adapter, Tensor
+from inweave.formats.read import read
+from inweave.ops.delta import change
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.resolve import resolve
 from tests.support import tensor
-from weft.adapter import Adapter, Tensor
-from weft.formats.read import read
-from weft.ops.delta import change
-from weft.targets.index import ModelIndex, component_from_names
-from weft.targets.resolve import resolve
 
 
 def sd_unet() -> UNet2DConditionModel:

@@ -1,4 +1,4 @@
-"""What weft writes loads in diffusers with every key used, and merges to the same weights."""
+"""What inweave writes loads in diffusers with every key used, and merges to the same weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ pytest.importorskip("peft")
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline  # noqa: E402
 from diffusers.loaders import FluxLoraLoaderMixin  # noqa: E402
 
+from inweave.exchange.convert import rewrite  # noqa: E402
+from inweave.formats.files import write_file  # noqa: E402
 from tests.peers import models  # noqa: E402
-from weft.exchange.convert import rewrite  # noqa: E402
-from weft.formats.files import write_file  # noqa: E402
 
 
 def attention(name: str) -> bool:

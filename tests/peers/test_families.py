@@ -19,10 +19,10 @@ pytest.importorskip("peft")
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from inweave.generate.pipeline import Pipeline  # noqa: E402
+from inweave.models import samplers, shipped  # noqa: E402
+from inweave.models.model import load_model  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
-from weft.generate.pipeline import Pipeline  # noqa: E402
-from weft.models import samplers, shipped  # noqa: E402
-from weft.models.model import load_model  # noqa: E402
 
 PROMPT = "a red apple on a wooden table, 4k"
 SEED, STEPS, SIDE = 7, 3, 64
@@ -58,7 +58,7 @@ def _loaded(variant: str) -> Any:
 
 
 def theirs(variant: str, task: str = "", sampler: str | None = None, **options: Any) -> Any:
-    """diffusers' pipeline for a task, with the scheduler weft chooses unless another is named."""
+    """diffusers' pipeline for a task, with the scheduler inweave chooses unless another is named."""
     found = _loaded(variant)
     pipe = getattr(diffusers, f"{CLASSES[variant[:3]]}{task}Pipeline")(**found.components)
     pipe.set_progress_bar_config(disable=True)

@@ -1,4 +1,4 @@
-"""What weft writes as PEFT loads in PEFT with every key used, and merges to the same weights."""
+"""What inweave writes as PEFT loads in PEFT with every key used, and merges to the same weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ peft = pytest.importorskip("peft")
 
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel  # noqa: E402
 
+from inweave.adapter import Adapter  # noqa: E402
+from inweave.exchange.convert import save  # noqa: E402
+from inweave.exchange.load import load  # noqa: E402
+from inweave.formats.files import write_file  # noqa: E402
+from inweave.ops.delta import change  # noqa: E402
+from inweave.targets.index import ModelIndex, index_from_names  # noqa: E402
+from inweave.targets.resolve import resolve  # noqa: E402
 from tests.peers import models  # noqa: E402
-from weft.adapter import Adapter  # noqa: E402
-from weft.exchange.convert import save  # noqa: E402
-from weft.exchange.load import load  # noqa: E402
-from weft.formats.files import write_file  # noqa: E402
-from weft.ops.delta import change  # noqa: E402
-from weft.targets.index import ModelIndex, index_from_names  # noqa: E402
-from weft.targets.resolve import resolve  # noqa: E402
 
 
 def base_file(module: torch.nn.Module, path: Path) -> Path:
@@ -182,7 +182,7 @@ def test_gpt2_conv1d_is_transposed(tmp_path: Path) -> None:
 
 
 def test_a_missing_alpha_is_an_error_not_a_guess(tmp_path: Path) -> None:
-    from weft.errors import FormatError
+    from inweave.errors import FormatError
 
     model = peft.get_peft_model(bert(), CONFIGS["lora"]())
     model.save_pretrained(str(tmp_path / "peft"))
@@ -196,7 +196,7 @@ def test_a_missing_alpha_is_an_error_not_a_guess(tmp_path: Path) -> None:
 
 def test_raw_state_dict_with_adapter_names(tmp_path: Path) -> None:
     """A dump of the live model keeps `.default.` in the keys; two names are two adapters."""
-    from weft.errors import FormatError
+    from inweave.errors import FormatError
 
     model = peft.get_peft_model(bert(), CONFIGS["dora"]())
     fill(model)

@@ -17,15 +17,15 @@ diffusers = pytest.importorskip("diffusers")
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
-from weft.layers import lora_layers  # noqa: E402
-from weft.models import embedded  # noqa: E402
-from weft.models.model import file_index, load_model  # noqa: E402
-from weft.train.cache import TensorCache  # noqa: E402
-from weft.train.config import TrainConfig  # noqa: E402
-from weft.train.dataset import read_dataset  # noqa: E402
-from weft.train.diffusion import DiffusionTask  # noqa: E402
-from weft.train.networks import NAME  # noqa: E402
-from weft.train.run import Run  # noqa: E402
+from inweave.layers import lora_layers  # noqa: E402
+from inweave.models import embedded  # noqa: E402
+from inweave.models.model import file_index, load_model  # noqa: E402
+from inweave.train.cache import TensorCache  # noqa: E402
+from inweave.train.config import TrainConfig  # noqa: E402
+from inweave.train.dataset import read_dataset  # noqa: E402
+from inweave.train.diffusion import DiffusionTask  # noqa: E402
+from inweave.train.networks import NAME  # noqa: E402
+from inweave.train.run import Run  # noqa: E402
 
 STEPS = 100
 RATE, DECAY, RANK, CLIP = 2e-3, 0.01, 4, 1.0

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 import transformers
 
+from inweave.adapter import Tensor
+from inweave.exchange.convert import rewrite
+from inweave.formats.files import write_file
+from inweave.models import folder as reading
+from inweave.models import shipped
+from inweave.models.blueprint import CLASSES
+from inweave.models.variants import find_variant
 from tests.peers.models import adapter_from, index_of, random_lora
-from weft.adapter import Tensor
-from weft.exchange.convert import rewrite
-from weft.formats.files import write_file
-from weft.models import folder as reading
-from weft.models import shipped
-from weft.models.blueprint import CLASSES
-from weft.models.variants import find_variant
 
 #: every variant whose structure differs from the others'
 VARIANTS = (
@@ -55,7 +55,7 @@ _T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_la
 
 _PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux"}
 _TOKENIZERS: dict[str, Any] = {}
-_KEEP = tempfile.TemporaryDirectory(prefix="weft-tiny-")  # until the process ends
+_KEEP = tempfile.TemporaryDirectory(prefix="inweave-tiny-")  # until the process ends
 
 
 @cache

@@ -15,16 +15,16 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
+from inweave.errors import FormatError, TargetError  # noqa: E402
+from inweave.formats.read import read  # noqa: E402
+from inweave.layers import inject, merge  # noqa: E402
+from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
+from inweave.targets.resolve import resolve  # noqa: E402
+from inweave.weights.merged import MergedSource  # noqa: E402
+from inweave.weights.network import Pieces, network_at  # noqa: E402
+from inweave.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
+from inweave.weights.weaver import Weaver  # noqa: E402
 from tests.support import random, write  # noqa: E402
-from weft.errors import FormatError, TargetError  # noqa: E402
-from weft.formats.read import read  # noqa: E402
-from weft.layers import inject, merge  # noqa: E402
-from weft.targets.index import ModelIndex, component_from_names  # noqa: E402
-from weft.targets.resolve import resolve  # noqa: E402
-from weft.weights.merged import MergedSource  # noqa: E402
-from weft.weights.network import Pieces, network_at  # noqa: E402
-from weft.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
-from weft.weights.weaver import Weaver  # noqa: E402
 
 #: a Flux of two blocks and width 8, in BFL names
 BFL = {
@@ -81,9 +81,9 @@ import ctypes, sys
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages would round every tensor up to 2 MB
 import torch
 from torch import nn
-import weft
-from weft.targets.index import ModelIndex, component_from_names
-from weft.weights.source import FileSource
+import inweave
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.weights.source import FileSource
 base, lora, layers, size, dtype = sys.argv[1:]
 class Net(nn.Module):
     def __init__(self):
@@ -94,13 +94,13 @@ with torch.device("meta"):
     net = Net()
 source = FileSource(base)
 index = ModelIndex({"unet": component_from_names("unet", {n: source.spec(n).shape for n in source.names()})})
-plan = weft.resolve(weft.load(lora), index)
+plan = inweave.resolve(inweave.load(lora), index)
 warm = torch.ones(512, 512, dtype=source.spec("layer0.weight").dtype)  # libraries and threads, which stay
 torch.addmm(warm.float(), warm.float(), warm.float()).to(getattr(torch, dtype))
-merged = weft.MergedSource(source, [(plan, 1.0)])
+merged = inweave.MergedSource(source, [(plan, 1.0)])
 def high():  # unlike ru_maxrss, this does not remember the process that started us; mapped pages count
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
-build = weft.build
+build = inweave.build
 before = high()
 build(net, merged)
 print(high() - before)
@@ -251,18 +251,18 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
 
 
 def test_layers_of_a_model_nobody_knows_are_saved_as_peft_and_injected_again(tmp_path: Path) -> None:
-    import weft
+    import inweave
 
-    net = weft.inject(Net(), rank=3, alpha=6, targets=["first", "second"])
+    net = inweave.inject(Net(), rank=3, alpha=6, targets=["first", "second"])
     for parameter in net.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter)
     x = torch.randn(4, 10)
     before = net.second(net.first(x))
-    weft.save(weft.collect(net), tmp_path / "peft", dialect="peft")
-    again = weft.inject(Net(), weft.load(tmp_path / "peft"))
+    inweave.save(inweave.collect(net), tmp_path / "peft", dialect="peft")
+    again = inweave.inject(Net(), inweave.load(tmp_path / "peft"))
     torch.testing.assert_close(again.second(again.first(x)), before)
-    with_index = weft.save(weft.collect(net), tmp_path / "candle.safetensors", dialect="candle")
+    with_index = inweave.save(inweave.collect(net), tmp_path / "candle.safetensors", dialect="candle")
     assert with_index.tensors == 4
 
 

@@ -1,4 +1,4 @@
-"""The recipe of the embedded model: from openly licensed emoji art to the folder `src/weft/models/emoji`.
+"""The recipe of the embedded model: from openly licensed emoji art to the folder `src/inweave/models/emoji`.
 
     fetch -> render -> tokenizer -> train_vae -> train_unet -> train_decoder -> export -> evaluate
                   `-> styles -> train_styles,  reference

@@ -20,8 +20,8 @@ from tools.embedded.places import SHIPPED, WORK
 from tools.embedded.sheets import sheet
 from tools.embedded.styles import UNSEEN
 
-import weft
-from weft.bench.embedded import closer_to_style, recall, reference, style_set
+import inweave
+from inweave.bench.embedded import closer_to_style, recall, reference, style_set
 
 PROMPTS = (
     "grinning face",
@@ -50,7 +50,7 @@ class Painter:
     def __init__(self, model: Path, loras: Path, steps: int, guidance: float) -> None:
         self.pipe: Any = StableDiffusionPipeline.from_pretrained(model, dtype=torch.float32)
         self.pipe.set_progress_bar_config(disable=True)
-        self.weaver = weft.Weaver({"unet": self.pipe.unet})
+        self.weaver = inweave.Weaver({"unet": self.pipe.unet})
         self.loras, self.steps, self.guidance = loras, steps, guidance
 
     def paint(self, prompts: list[str], stack: dict[str, float], seed: int = 3) -> list[Image.Image]:

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ROOT / "src" / "weft" / "models" / "emoji"
+SHIPPED = ROOT / "src" / "inweave" / "models" / "emoji"
 WORK = ROOT / "build" / "embedded"
 
 

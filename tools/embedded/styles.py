@@ -7,8 +7,8 @@
 Both are computed from Noto's pictures, so that a style changes how a thing is drawn and never what it looks like.
 The names of UNSEEN are in no dataset: they show whether a style was learned or the pictures were.
 
-    src/weft/models/emoji/styles/<style>/<name>.png   128x128, on white
-    src/weft/models/emoji/styles/<style>/<name>.txt   its caption: the emoji's name
+    src/inweave/models/emoji/styles/<style>/<name>.png   128x128, on white
+    src/inweave/models/emoji/styles/<style>/<name>.txt   its caption: the emoji's name
 """
 
 from __future__ import annotations

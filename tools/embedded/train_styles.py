@@ -1,8 +1,8 @@
-"""Train the two shipped style adapters from the two shipped datasets, with weft's own training.
+"""Train the two shipped style adapters from the two shipped datasets, with inweave's own training.
 
-    styles/<name>/*.png, *.txt  ->  weft.train  ->  loras/<name>.safetensors
+    styles/<name>/*.png, *.txt  ->  inweave.train  ->  loras/<name>.safetensors
 
-kohya's spelling, float16. The settings below are all there is to a file beside the preset of `weft/emoji`: the same
+kohya's spelling, float16. The settings below are all there is to a file beside the preset of `inweave/emoji`: the same
 settings on the same machine with as many threads give the same tensors. They are also in the file's metadata.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from tools.embedded.places import SHIPPED
 
-import weft
-from weft.models import embedded
+import inweave
+from inweave.models import embedded
 
 #: attention, feed-forward, projections and convolutions of the residual blocks: under a megabyte at rank 8
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out", "conv1", "conv2"]
@@ -32,17 +32,17 @@ LICENCE = "Apache-2.0; trained on pictures derived from Noto Emoji by Google Inc
 
 def train(name: str, steps: int, out: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
-        config = weft.TrainConfig.of(
-            **{**SETTINGS, "steps": steps}, model=embedded.NAME, dataset=f"weft/{name}", name=name, output=place
+        config = inweave.TrainConfig.of(
+            **{**SETTINGS, "steps": steps}, model=embedded.NAME, dataset=f"inweave/{name}", name=name, output=place
         )
-        done = weft.train(config, tell=lambda record: print(name, record, flush=True) if "loss" in record else None)
+        done = inweave.train(config, tell=lambda record: print(name, record, flush=True) if "loss" in record else None)
         if done.step < steps:
             raise SystemExit(f"{name}: {done.reason}")
         out.mkdir(parents=True, exist_ok=True)
         path = out / done.path.name
-        adapter = weft.load(done.path)
+        adapter = inweave.load(done.path)
         told = {"modelspec.description": DESCRIPTIONS[name], "modelspec.license": LICENCE}
-        weft.save(replace(adapter, metadata={**adapter.metadata, **told}), path, dialect="kohya", base=embedded.NAME)
+        inweave.save(replace(adapter, metadata={**adapter.metadata, **told}), path, dialect="kohya", base=embedded.NAME)
     last = sum(done.losses[-50:]) / len(done.losses[-50:])
     print(
         f"{path}: {path.stat().st_size} bytes, {done.step} steps in {done.seconds:.0f} s, loss of the last 50: {last:.4f}"

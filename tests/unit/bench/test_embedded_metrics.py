@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft.bench.embedded import (
+from inweave.bench.embedded import (
     closer_to_style,
     features,
     measure_recall,
@@ -20,7 +20,7 @@ from weft.bench.embedded import (
     style_distance,
     style_set,
 )
-from weft.errors import ConfigError, FormatError
+from inweave.errors import ConfigError, FormatError
 
 STYLES = ("pixel", "ink")
 #: names the style datasets must not contain, because they show what an adapter makes of names it has not seen

@@ -19,7 +19,10 @@ from pathlib import Path
 
 import pytest
 
-import weft
+import inweave
+from inweave.adapter import Tensor
+from inweave.errors import FormatError
+from inweave.formats.files import open_container, read_header, read_json, shard_files, write_atomic, write_file
 from tests.bad_files import (
     BAD,
     HOW_TO_CONVERT,
@@ -33,11 +36,8 @@ from tests.bad_files import (
     pickled,
     shards,
 )
-from weft.adapter import Tensor
-from weft.errors import FormatError
-from weft.formats.files import open_container, read_header, read_json, shard_files, write_atomic, write_file
 
-SOURCE = Path(weft.__file__).parent
+SOURCE = Path(inweave.__file__).parent
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -45,7 +45,7 @@ def test_what_is_not_an_adapter_is_refused(kind: str, tmp_path: Path) -> None:
     bad = BAD[kind]
     path = bad.make(tmp_path)
     with pytest.raises(FormatError) as caught:
-        weft.load(path)
+        inweave.load(path)
     assert bad.says in str(caught.value)
     assert str(path) in str(caught.value) or path.name.endswith(".index.json")  # an index may name its shard instead
     assert "\n" not in str(caught.value)
@@ -135,13 +135,13 @@ def test_the_payload_is_live(tmp_path: Path) -> None:
 @pytest.mark.parametrize("protocol", range(6))
 def test_pickles_are_known_by_content_and_never_opened(protocol: int, suffix: str, tmp_path: Path) -> None:
     path = pickled(protocol, f"model{suffix}")(tmp_path)
-    for reader in (weft.load, weft.inspect, weft.hash_file, open_container, read_header):
+    for reader in (inweave.load, inweave.inspect, inweave.hash_file, open_container, read_header):
         with pytest.raises(FormatError, match=HOW_TO_CONVERT):
             reader(path)
     with pytest.raises(FormatError, match=HOW_TO_CONVERT):
-        weft.check(path, "sd1.5")
+        inweave.check(path, "sd1.5")
     with pytest.raises(FormatError, match=HOW_TO_CONVERT):
-        weft.check(good_file(tmp_path / "good.safetensors"), path)
+        inweave.check(good_file(tmp_path / "good.safetensors"), path)
     assert not executed(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_an_archive_is_never_unpacked(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(armed(tmp_path)))
     with pytest.raises(FormatError, match=HOW_TO_CONVERT):
-        weft.load(path)
+        inweave.load(path)
     assert not executed(tmp_path)
 
 
@@ -208,13 +208,13 @@ import sys
 from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args) if event == "pickle.find_class" else None)
-import weft
-from weft.errors import WeftError
+import inweave
+from inweave.errors import InweaveError
 for path in sys.argv[1:]:
-    for reader in (weft.load, weft.inspect, weft.hash_file, lambda p: weft.check(p, "gpt2")):
+    for reader in (inweave.load, inweave.inspect, inweave.hash_file, lambda p: inweave.check(p, "gpt2")):
         try:
             reader(path)
-        except WeftError:
+        except InweaveError:
             continue
         raise SystemExit(f"{path} was read")
 assert opened == [], opened
@@ -286,7 +286,7 @@ def test_a_peft_directory_comes_with_its_configuration(tmp_path: Path) -> None:
         found = open_container(path)
         assert found.config == {"peft_type": "LORA", "r": 1, "lora_alpha": 2}
         assert len(found.tensors) == 2
-        assert weft.load(path).entries[0].factors.scale == 2
+        assert inweave.load(path).entries[0].factors.scale == 2
 
 
 def test_named_adapters_are_listed_and_each_can_be_read(tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_file_may_be_written_over_what_it_was_read_from(tmp_path: Path) -> Non
 _SLOW_WRITER = """
 import sys, time
 from pathlib import Path
-from weft.formats.files import write_atomic
+from inweave.formats.files import write_atomic
 def chunks():
     yield b"new" * 1_000_000
     print("half", flush=True)
@@ -428,8 +428,8 @@ def test_what_cannot_be_written_is_said(name: str, tmp_path: Path, monkeypatch: 
 _FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from weft.errors import FormatError
-from weft.formats.files import write_atomic
+from inweave.errors import FormatError
+from inweave.formats.files import write_atomic
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     write_atomic(Path(sys.argv[1]), [bytes(64_000)] * 4)

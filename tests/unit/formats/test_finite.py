@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.adapter import Tensor
-from weft.adapter.tensor import BITS, FLOATS
-from weft.formats.finite import CHUNK, Values, scan
+from inweave.adapter import Tensor
+from inweave.adapter.tensor import BITS, FLOATS
+from inweave.formats.finite import CHUNK, Values, scan
 
 #: dtype -> patterns that are not finite, patterns that nearly are not
 PATTERNS: dict[str, tuple[list[bytes], list[bytes]]] = {

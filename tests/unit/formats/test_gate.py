@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
+from inweave.adapter import Tensor
+from inweave.adapter.tensor import BITS
+from inweave.errors import FormatError
+from inweave.formats.files import open_container, read_header, write_file
+from inweave.formats.gate import MAX_HEADER, MAX_NAME, MAX_TENSORS, Header, Span, header_length, parse_header
 from tests.bad_files import pack
-from weft.adapter import Tensor
-from weft.adapter.tensor import BITS
-from weft.errors import FormatError
-from weft.formats.files import open_container, read_header, write_file
-from weft.formats.gate import MAX_HEADER, MAX_NAME, MAX_TENSORS, Header, Span, header_length, parse_header
 
 
 def entry(shape: object = (2,), offsets: object = (0, 2), dtype: object = "U8") -> dict[str, object]:
@@ -399,7 +399,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 @given(st.dictionaries(names, tensors(), max_size=6), metadata)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_safetensors_reads_what_weft_writes(tmp_path: Path, found: dict[str, Tensor], said: dict[str, str]) -> None:
+def test_safetensors_reads_what_inweave_writes(tmp_path: Path, found: dict[str, Tensor], said: dict[str, str]) -> None:
     path = write_file(tmp_path / "x.safetensors", found, said)
     blob = path.read_bytes()
     assert int.from_bytes(blob[:8], "little") % 8 == 0  # the data is aligned
@@ -413,7 +413,7 @@ def test_safetensors_reads_what_weft_writes(tmp_path: Path, found: dict[str, Ten
     assert {name: Tensor(t.dtype, t.shape, bytes(t.data)) for name, t in again.tensors.items()} == found
 
 
-def test_every_tensor_weft_writes_is_aligned(tmp_path: Path) -> None:
+def test_every_tensor_inweave_writes_is_aligned(tmp_path: Path) -> None:
     found = {f"t{i}": Tensor(dtype, (3,), bytes(3 * bits // 8)) for i, (dtype, bits) in enumerate(BITS.items())}
     header = read_header(write_file(tmp_path / "x.safetensors", found))
     for span in header.spans.values():
@@ -425,7 +425,7 @@ _NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16"
 
 
 @pytest.mark.parametrize("said", [None, {"a": "b", "ü": "\N{GRINNING FACE}"}])
-def test_weft_reads_what_safetensors_writes(tmp_path: Path, said: dict[str, str] | None) -> None:
+def test_inweave_reads_what_safetensors_writes(tmp_path: Path, said: dict[str, str] | None) -> None:
     rng = np.random.default_rng(7)
     arrays: Mapping[str, np.ndarray] = {
         f"{dtype}.{'x'.join(map(str, shape))}": rng.integers(0, 2, shape).astype(code)

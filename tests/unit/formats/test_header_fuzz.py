@@ -1,7 +1,7 @@
 """200,000 damaged headers: each is read or refused with a `FormatError`, soon, and leaves nothing behind.
 
 What the gate lets through, the real safetensors library reads in the same way. A smaller run takes damaged
-files, and well-formed files full of nonsense, all the way through `weft.load`.
+files, and well-formed files full of nonsense, all the way through `inweave.load`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import safetensors
 
-import weft
+import inweave
+from inweave.adapter.tensor import BITS
+from inweave.errors import FormatError, InweaveError
+from inweave.formats.gate import Header, header_length, parse_header
+from inweave.formats.grammar import DOTTED_PREFIXES, FLAT_PREFIXES, SUFFIXES
 from tests.bad_files import pack
-from weft.adapter.tensor import BITS
-from weft.errors import FormatError, WeftError
-from weft.formats.gate import Header, header_length, parse_header
-from weft.formats.grammar import DOTTED_PREFIXES, FLAT_PREFIXES, SUFFIXES
 
 SHARDS = 8
 PER_SHARD = 25_000
@@ -244,8 +244,8 @@ def test_damage_reaches_every_rule() -> None:
 def _load(path: Path, file: bytes) -> bool:
     path.write_bytes(file)
     try:
-        adapter = weft.load(path)
-    except WeftError as error:
+        adapter = inweave.load(path)
+    except InweaveError as error:
         assert str(path) in str(error)
         return False
     kept = {key for entry in adapter.entries for key in entry.keys}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.generate.config import GenerateConfig, LoraChoice, read_loras
-from weft.generate.find import LoraFinder, checked_request
+from inweave.errors import ConfigError
+from inweave.generate.config import GenerateConfig, LoraChoice, read_loras
+from inweave.generate.find import LoraFinder, checked_request
 
 EDGES = [
     ("steps", 1, 150, 0, 151),

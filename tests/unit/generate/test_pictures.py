@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from weft.errors import RequestError
-from weft.generate.pictures import open_mask, open_picture, pasted, to_picture, to_tensor, working_size
-from weft.generate.sheet import Sheet
+from inweave.errors import RequestError
+from inweave.generate.pictures import open_mask, open_picture, pasted, to_picture, to_tensor, working_size
+from inweave.generate.sheet import Sheet
 
 
 def noise(size: tuple[int, int], seed: int) -> Image.Image:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from weft.errors import Cancelled, ConfigError
-from weft.generate.config import GenerateConfig
-from weft.generate.denoise import Progress
-from weft.generate.pipeline import Pipeline, pipeline
-from weft.generate.sweep import Axis, compare, sweep
-from weft.models import embedded
-from weft.models.samplers import SAMPLERS, SCHEDULES, problems
+from inweave.errors import Cancelled, ConfigError
+from inweave.generate.config import GenerateConfig
+from inweave.generate.denoise import Progress
+from inweave.generate.pipeline import Pipeline, pipeline
+from inweave.generate.sweep import Axis, compare, sweep
+from inweave.models import embedded
+from inweave.models.samplers import SAMPLERS, SCHEDULES, problems
 
 QUICK = {"steps": 4, "seed": 7}
 SD15 = Path(__file__).parents[2] / "data" / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
@@ -24,7 +24,7 @@ SD15 = Path(__file__).parents[2] / "data" / "files" / "catundchat_sd15_pytorch_l
 
 @pytest.fixture(scope="module")
 def pipe() -> Iterator[Pipeline]:
-    yield pipeline("weft/emoji", device="cpu")
+    yield pipeline("inweave/emoji", device="cpu")
 
 
 def pixels(image: Image.Image) -> np.ndarray:
@@ -65,8 +65,8 @@ def test_loras_of_a_request_are_woven_for_it_only(pipe: Pipeline) -> None:
 
 
 def test_the_pipelines_own_stack_stays_below_every_request() -> None:
-    with_pixel = pipeline("weft/emoji", loras=["pixel:0.6"], device="cpu")
-    plain = pipeline("weft/emoji", device="cpu")
+    with_pixel = pipeline("inweave/emoji", loras=["pixel:0.6"], device="cpu")
+    plain = pipeline("inweave/emoji", device="cpu")
     wanted = plain("cat face", loras=["pixel:0.6", "ink:0.4"], **QUICK).images[0]
     assert with_pixel("cat face", loras=["ink:0.4"], **QUICK).images[0].tobytes() == wanted.tobytes()
     with_pixel.swap([])
@@ -74,7 +74,7 @@ def test_the_pipelines_own_stack_stays_below_every_request() -> None:
 
 
 def test_a_lora_by_path_by_name_and_by_hash_is_the_same(pipe: Pipeline) -> None:
-    from weft.exchange.hashes import hash_file
+    from inweave.exchange.hashes import hash_file
 
     path = embedded.loras()["pixel"]
     hashes = hash_file(path)
@@ -171,7 +171,7 @@ def test_every_sampler_runs_on_every_schedule_it_has(pipe: Pipeline, sampler: st
 
 
 def test_a_lora_for_another_base_is_refused_before_work_with_both_named(pipe: Pipeline) -> None:
-    with pytest.raises(ConfigError, match=r"made for sd1\.5.*weft/emoji"):
+    with pytest.raises(ConfigError, match=r"made for sd1\.5.*inweave/emoji"):
         pipe("cat face", loras=[str(SD15)], steps=150)
 
 

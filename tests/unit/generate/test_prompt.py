@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.generate.prompt import BREAK, parse, weights
+from inweave.generate.prompt import BREAK, parse, weights
 
 
 def near(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:

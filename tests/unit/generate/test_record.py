@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from weft.errors import RequestError
-from weft.generate.config import GenerateConfig
-from weft.generate.record import from_infotext, infotext, png_text, read_record
+from inweave.errors import RequestError
+from inweave.generate.config import GenerateConfig
+from inweave.generate.record import from_infotext, infotext, png_text, read_record
 
 RECORD = {
     "config": {
@@ -61,7 +61,7 @@ def test_both_texts_are_in_the_file(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=png_text(RECORD))
     with Image.open(tmp_path / "a.png") as image:
         image.load()
-        assert {"weft", "parameters"} <= image.info.keys()
+        assert {"inweave", "parameters"} <= image.info.keys()
     assert read_record(tmp_path / "a.png")["config"] == RECORD["config"]
 
 
@@ -70,7 +70,7 @@ def test_a_picture_without_settings_or_with_damaged_ones_says_so(tmp_path: Path)
     with pytest.raises(RequestError, match="no generation settings"):
         read_record(tmp_path / "bare.png")
     info = PngInfo()
-    info.add_text("weft", "{broken")
+    info.add_text("inweave", "{broken")
     Image.new("RGB", (8, 8)).save(tmp_path / "bad.png", pnginfo=info)
     with pytest.raises(RequestError, match="damaged"):
         read_record(tmp_path / "bad.png")

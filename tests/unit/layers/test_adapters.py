@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
-from weft.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
-from weft.layers import (
+from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
+from inweave.layers import (
     LoraLayer,
     activate,
     delete,
@@ -22,6 +21,7 @@ from weft.layers import (
     set_weight,
     unmerge,
 )
+from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
 
 KIND = "conv2d-groups"
 X = KINDS[KIND].input()

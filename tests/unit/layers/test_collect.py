@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.adapter import Adapter, Lora, Tensor
+from inweave.errors import ConfigError, TargetError
+from inweave.exchange.convert import rewrite, save
+from inweave.formats.read import read
+from inweave.layers import collect, inject, lora_layers, merge, model_index
+from inweave.ops.delta import change
+from inweave.targets.bases import known_index
+from inweave.targets.resolve import resolve
 from tests.support import random, tensor
 from tests.unit.layers.test_inject import Net
 from tests.unit.layers.zoo import KINDS, adapted, fill, layer_of, reference
-from weft.adapter import Adapter, Lora, Tensor
-from weft.errors import ConfigError, TargetError
-from weft.exchange.convert import rewrite, save
-from weft.formats.read import read
-from weft.layers import collect, inject, lora_layers, merge, model_index
-from weft.ops.delta import change
-from weft.targets.bases import known_index
-from weft.targets.resolve import resolve
 
 
 def written(adapter: Adapter, model: nn.Module, dialect: str) -> Adapter:
@@ -85,7 +85,7 @@ def test_an_embedding_and_alphas_survive_peft_and_candle() -> None:
 def test_saving_a_peft_directory(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from weft.exchange.load import load
+    from inweave.exchange.load import load
 
     base = Net()
     save_file(base.state_dict(), tmp_path / "base.safetensors")

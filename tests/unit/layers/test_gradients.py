@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from inweave.adapter import Loha, Lokr, Lora
+from inweave.layers import inject
+from inweave.layers.factors import encoded, to_term
+from inweave.layers.layer import LoraLayer
 from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, layer_of
-from weft.adapter import Loha, Lokr, Lora
-from weft.layers import inject
-from weft.layers.factors import encoded, to_term
-from weft.layers.layer import LoraLayer
 
 LORA: dict[str, dict[str, object]] = {
     "lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "no-alpha": {"alpha": None},
@@ -135,7 +135,7 @@ def test_transformers_own_conv1d() -> None:
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.layers import hadamard
+    from inweave.layers import hadamard
 
     right = hadamard._Product.backward
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError, TargetError
+from inweave.layers import collect, eject, inject, lora_layers, merge, unmerge
 from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, layer_of
-from weft.errors import ConfigError, TargetError
-from weft.layers import collect, eject, inject, lora_layers, merge, unmerge
 
 
 class Block(nn.Module):

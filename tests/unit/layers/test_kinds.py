@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inweave.adapter import Lora
+from inweave.errors import TargetError
+from inweave.layers import eject, inject, lora_layers, merge, unmerge
+from inweave.layers.factors import encoded, obstacle, to_factors, to_term
 from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, layer_of, reference
-from weft.adapter import Lora
-from weft.errors import TargetError
-from weft.layers import eject, inject, lora_layers, merge, unmerge
-from weft.layers.factors import encoded, obstacle, to_factors, to_term
 
 OPTIONS = {
     "lora": {},
@@ -85,7 +85,7 @@ def test_merging_is_in_place_and_unmerging_restores_the_bits(kind: str, dtype: s
 
 
 def change_of(layer) -> torch.Tensor:
-    from weft.ops.delta import change
+    from inweave.ops.delta import change
 
     return change(to_factors(layer.pair("default"), transposed=layer.transposed), layer._pristine)
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.formats.read import read
+from inweave.formats.spell import kohya_tensors
+from inweave.layers import collect, inject, merge
+from inweave.layers.factors import encoded
+from inweave.layers.kronecker import factored
+from inweave.ops.decode import decode
 from tests.unit.layers.zoo import fill, layer_of
-from weft.formats.read import read
-from weft.formats.spell import kohya_tensors
-from weft.layers import collect, inject, merge
-from weft.layers.factors import encoded
-from weft.layers.kronecker import factored
-from weft.ops.decode import decode
 
 lycoris = pytest.importorskip("lycoris")
 from lycoris.functional import factorization  # noqa: E402

@@ -12,7 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-import weft
+import inweave
+from inweave.adapter import Adapter, Loha, Lokr, Tensor
+from inweave.errors import TargetError
+from inweave.formats.read import read
+from inweave.layers import collect, inject, lora_layers, merge, model_index, unmerge
+from inweave.layers.factors import obstacle, to_factors, to_term
+from inweave.ops.delta import change
+from inweave.targets.index import ModelIndex
+from inweave.targets.resolve import resolve
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource
 from tests.support import random, tensor
 from tests.unit.layers.test_collect import hollow_model
 from tests.unit.layers.zoo import (
@@ -25,16 +35,6 @@ from tests.unit.layers.zoo import (
     networked,
     reference,
 )
-from weft.adapter import Adapter, Loha, Lokr, Tensor
-from weft.errors import TargetError
-from weft.formats.read import read
-from weft.layers import collect, inject, lora_layers, merge, model_index, unmerge
-from weft.layers.factors import obstacle, to_factors, to_term
-from weft.ops.delta import change
-from weft.targets.index import ModelIndex
-from weft.targets.resolve import resolve
-from weft.weights.merged import MergedSource
-from weft.weights.source import DictSource
 
 CPU = torch.device("cpu")
 
@@ -44,8 +44,8 @@ def saved(model: nn.Module, path: Path) -> Adapter:
     index = model_index(model)
     (component,) = index.components.values()
     denoiser = ModelIndex({"unet": replace(component, name="unet")})
-    weft.save(collect(model), path / "adapter.safetensors", dialect="kohya", base=denoiser)
-    return weft.load(path / "adapter.safetensors")
+    inweave.save(collect(model), path / "adapter.safetensors", dialect="kohya", base=denoiser)
+    return inweave.load(path / "adapter.safetensors")
 
 
 def one_network() -> nn.Module:
@@ -78,7 +78,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
     source = MergedSource(DictSource(weights), [(plan, 1.0)])
     twin = inject(copy.deepcopy(base), adapter)
     live = copy.deepcopy(base)
-    weft.Weaver({"unet": live}).apply([(adapter, 1.0)])
+    inweave.Weaver({"unet": live}).apply([(adapter, 1.0)])
     merge(model), merge(twin)
     for name in base:
         merged, want = f"{name}.weight", lora_layers(model)[name].weight

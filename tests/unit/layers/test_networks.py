@@ -8,6 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError, TargetError
+from inweave.formats.read import read
+from inweave.layers import activate, collect, delete, disabled, eject, inject, lora_layers, merge, unmerge
+from inweave.layers.factors import to_factors
+from inweave.layers.kronecker import factored
+from inweave.ops.delta import change
 from tests.support import random
 from tests.unit.layers.test_inject import Net
 from tests.unit.layers.zoo import (
@@ -23,12 +29,6 @@ from tests.unit.layers.zoo import (
     product_of,
     reference,
 )
-from weft.errors import ConfigError, TargetError
-from weft.formats.read import read
-from weft.layers import activate, collect, delete, disabled, eject, inject, lora_layers, merge, unmerge
-from weft.layers.factors import to_factors
-from weft.layers.kronecker import factored
-from weft.ops.delta import change
 
 
 @pytest.mark.parametrize("network", NETWORKS)

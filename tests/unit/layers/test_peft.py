@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.layers import inject, merge
 from tests.unit.layers.zoo import KINDS, fill, layer_of
-from weft.layers import inject, merge
 
 peft = pytest.importorskip("peft")
 from transformers.pytorch_utils import Conv1D  # noqa: E402

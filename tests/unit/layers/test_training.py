@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError, MergeStateError, TargetError
+from inweave.layers import eject, freeze, inject, lora_layers, merge, trainable, unmerge
 from tests.unit.layers.zoo import KINDS, adapted, base_bits, bits, layer_of
-from weft.errors import ConfigError, MergeStateError, TargetError
-from weft.layers import eject, freeze, inject, lora_layers, merge, trainable, unmerge
 
 
 class Net(nn.Module):

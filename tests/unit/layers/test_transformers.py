@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import nn
 
+from inweave.exchange.convert import rewrite
+from inweave.exchange.load import load
+from inweave.formats.files import write_file
+from inweave.layers import collect, eject, inject, lora_layers, merge, model_index, unmerge
 from tests.unit.layers.zoo import base_bits
-from weft.exchange.convert import rewrite
-from weft.exchange.load import load
-from weft.formats.files import write_file
-from weft.layers import collect, eject, inject, lora_layers, merge, model_index, unmerge
 
 peft = pytest.importorskip("peft")
 import transformers as hf  # noqa: E402
@@ -174,7 +174,7 @@ def test_gpt2_is_recognised_without_importing_transformers() -> None:
         "        self.nf = 3\n"
         "        self.weight = nn.Parameter(torch.randn(4, 3))\n"
         "    def forward(self, x): return x @ self.weight\n"
-        "from weft.layers import inject, lora_layers\n"
+        "from inweave.layers import inject, lora_layers\n"
         "model = inject(nn.ModuleDict({'c_attn': Conv1D()}), 2)\n"
         "assert list(lora_layers(model)) == ['c_attn']\n"
         "heavy = {'transformers', 'peft', 'diffusers', 'numpy.testing'} & set(sys.modules)\n"

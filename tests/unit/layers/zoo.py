@@ -1,6 +1,6 @@
 """Small layers of every kind with inputs for them, and what adapters on them must compute, written a second time.
 
-The reference knows nothing of weft: a float64 copy of the module whose weight is W + the change, by einsum.
+The reference knows nothing of inweave: a float64 copy of the module whose weight is W + the change, by einsum.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from weft.layers import LoraLayer, inject, lora_layers
-from weft.layers.hadamard import Hadamard
-from weft.layers.kronecker import Kronecker
-from weft.layers.term import Term
+from inweave.layers import LoraLayer, inject, lora_layers
+from inweave.layers.hadamard import Hadamard
+from inweave.layers.kronecker import Kronecker
+from inweave.layers.term import Term
 
 
 class Conv1D(nn.Module):
-    """GPT-2's layer as transformers defines it; known to weft by its structure alone."""
+    """GPT-2's layer as transformers defines it; known to inweave by its structure alone."""
 
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from inweave.models.encode import Tokens, clip_tokens, encode_clip, encode_t5, t5_length
+from inweave.models.families import Ask, condition
+from inweave.models.model import Model, load_model
 from tests.peers import tiny_models as tiny
-from weft.models.encode import Tokens, clip_tokens, encode_clip, encode_t5, t5_length
-from weft.models.families import Ask, condition
-from weft.models.model import Model, load_model
 
 SHORT = ["", "a red apple", "A Café — naïve, 4k!!  (not a weight)", "emoji 🍎 and 漢字"]
 #: two that pad with their end mark or with "!"

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from inweave.errors import ConfigError, FormatError, TargetError
+from inweave.generate.pipeline import Pipeline
+from inweave.models.model import Model, load_model
+from inweave.targets.index import Component
+from inweave.targets.tables import TABLES
+from inweave.weights.source import FileSource, Stacked
 from tests.peers import tiny_models as tiny
-from weft.errors import ConfigError, FormatError, TargetError
-from weft.generate.pipeline import Pipeline
-from weft.models.model import Model, load_model
-from weft.targets.index import Component
-from weft.targets.tables import TABLES
-from weft.weights.source import FileSource, Stacked
 
 pytestmark = pytest.mark.usefixtures("quick_tokenizers")
 

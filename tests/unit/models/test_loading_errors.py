@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
+from inweave.models import open as opening
+from inweave.models.model import load_model
 from tests.peers import tiny_models as tiny
-from weft.errors import ConfigError, FormatError, RequestError, TargetError, WeftError
-from weft.models import open as opening
-from weft.models.model import load_model
 
 pytestmark = pytest.mark.usefixtures("quick_tokenizers")
 
@@ -34,7 +34,7 @@ def test_classes_that_are_not_ours(folder: Path) -> None:
     with pytest.raises(FormatError, match=r"'UNetSpatioTemporalConditionModel'; known are UNet2DConditionModel"):
         load_model(folder)
     changed_index(folder, unet=["diffusers", "AutoencoderKL"])
-    with pytest.raises(WeftError, match="AutoencoderKL"):
+    with pytest.raises(InweaveError, match="AutoencoderKL"):
         load_model(folder)
     changed_index(folder, unet=["diffusers", "UNet2DConditionModel"], tokenizer=["os", "system"])
     with pytest.raises(FormatError, match="a tokenizer of class 'system'"):
@@ -49,7 +49,7 @@ def test_no_model_at_all(tmp_path: Path) -> None:
 def test_pickles_are_named_and_not_opened(folder: Path) -> None:
     file = folder / "unet" / "diffusion_pytorch_model.safetensors"
     file.rename(file.with_suffix(".bin"))
-    with pytest.raises(FormatError, match=r"diffusion_pytorch_model\.bin is a pickle, which weft never opens"):
+    with pytest.raises(FormatError, match=r"diffusion_pytorch_model\.bin is a pickle, which inweave never opens"):
         load_model(folder)
 
 
@@ -82,7 +82,7 @@ def test_a_whole_configuration_is_only_for_single_files(folder: Path) -> None:
 
 
 def test_names_that_mean_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such file or folder.*weft/emoji is built in"):
+    with pytest.raises(ConfigError, match=r"no such file or folder.*inweave/emoji is built in"):
         load_model("no-such-model")
     with pytest.raises(ConfigError, match="no such file or folder"):
         load_model(tmp_path / "gone.safetensors")

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from inweave.errors import FormatError
+from inweave.models.recognise import recognise
+from inweave.targets.bases import known_index, listing
 from tests.support import base_listing
-from weft.errors import FormatError
-from weft.models.recognise import recognise
-from weft.targets.bases import known_index, listing
 
 Shapes = dict[str, tuple[int, ...]]
 CLIP_L, CLIP_H = "cond_stage_model.transformer.", "cond_stage_model.model."

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.errors import ConfigError
-from weft.models import samplers, shipped
+from inweave.errors import ConfigError
+from inweave.models import samplers, shipped
 
 CPU = torch.device("cpu")
 

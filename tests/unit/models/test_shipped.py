@@ -15,15 +15,15 @@ import pytest
 import torch
 import transformers
 
+from inweave.errors import ConfigError
+from inweave.models import shipped
+from inweave.models.variants import VARIANTS, find_variant
+from inweave.targets.bases import find, listing
+from inweave.targets.index import Component
+from inweave.targets.tables import TABLES
 from tests.support import base_listing
-from weft.errors import ConfigError
-from weft.models import shipped
-from weft.models.variants import VARIANTS, find_variant
-from weft.targets.bases import find, listing
-from weft.targets.index import Component
-from weft.targets.tables import TABLES
 
-CONFIGS = resources.files("weft.models").joinpath("configs")
+CONFIGS = resources.files("inweave.models").joinpath("configs")
 ENCODER_FOLDERS = {"te1": "text_encoder", "te2": "text_encoder_2", "te3": "text_encoder_3"}
 
 
@@ -181,7 +181,7 @@ def test_unknown_names_are_refused() -> None:
 
 def test_reading_configurations_imports_no_library() -> None:
     program = (
-        "import sys, weft.models.recognise, weft.models.shipped as s\n"
+        "import sys, inweave.models.recognise, inweave.models.shipped as s\n"
         "for v in s.variants():\n    [s.component_config(v, f) for f in s.folders(v)]\n"
         "assert not {'torch', 'diffusers', 'transformers', 'numpy'} & set(sys.modules)\n"
     )

@@ -7,11 +7,11 @@ import pytest
 import torch
 from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
+from inweave.models import shipped
+from inweave.targets.index import Component, component_from_names
+from inweave.targets.tables import TABLES
+from inweave.weights.source import DictSource, Renamed
 from tests.support import base_listing
-from weft.models import shipped
-from weft.targets.index import Component, component_from_names
-from weft.targets.tables import TABLES
-from weft.weights.source import DictSource, Renamed
 
 PREFIX = "first_stage_model."
 TABLE = TABLES["vae"]

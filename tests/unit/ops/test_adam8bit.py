@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.ops.adam8bit import code_book, corrections, dequantise, fresh, quantise, reference, step  # noqa: E402
+from inweave.ops.adam8bit import code_book, corrections, dequantise, fresh, quantise, reference, step  # noqa: E402
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
@@ -194,7 +194,7 @@ def test_loss_follows_float32_on_a_regression() -> None:
 
 def interpreted() -> None:
     """What the subprocess runs: kernel and reference side by side, the tensors that differ printed."""
-    from weft.ops.adam8bit import triton as kernel
+    from inweave.ops.adam8bit import triton as kernel
 
     names = ("values", "m_codes", "m_scales", "v_codes", "v_scales")
     rows = {}

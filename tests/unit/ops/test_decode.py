@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from weft.adapter.tensor import BITS, Tensor
-from weft.errors import FormatError
-from weft.ops.decode import TORCH, decode
+from inweave.adapter.tensor import BITS, Tensor
+from inweave.errors import FormatError
+from inweave.ops.decode import TORCH, decode
 
 FLOATS = (0.0, -1.5, 3.25, 1024.0, -0.0078125, 7.0)
 

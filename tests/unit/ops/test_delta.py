@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-import weft.adapter as wa
-from weft.adapter import Factors, Magnitude, Residual, Tensor
-from weft.errors import TargetError
-from weft.ops.decode import TORCH
-from weft.ops.delta import change, delta, padded
+import inweave.adapter as wa
+from inweave.adapter import Factors, Magnitude, Residual, Tensor
+from inweave.errors import TargetError
+from inweave.ops.decode import TORCH
+from inweave.ops.delta import change, delta, padded
 
 Shape = tuple[int, ...]
 NAMES = {dtype: name for name, dtype in TORCH.items()}

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from weft.ops.merge import Product, Target, merge_products  # noqa: E402
+from inweave.ops.merge import Product, Target, merge_products  # noqa: E402
 
 SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
 RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]
@@ -66,7 +66,7 @@ def test_in_place_and_empty() -> None:
 
 def interpreted() -> None:
     """What the subprocess runs: the kernel in the interpreter, its errors printed."""
-    from weft.ops.merge import triton as kernel
+    from inweave.ops.merge import triton as kernel
 
     rows = {}
     for dtype in (torch.float32, torch.float16):

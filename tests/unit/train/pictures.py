@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from inweave.models.model import Model, load_model
+from inweave.train.cache import TensorCache
+from inweave.train.config import TrainConfig
+from inweave.train.dataset import read_dataset
+from inweave.train.diffusion import DiffusionTask
+from inweave.train.task import Tensors, generator_for
 from tests.peers import tiny_models as tiny
-from weft.models.model import Model, load_model
-from weft.train.cache import TensorCache
-from weft.train.config import TrainConfig
-from weft.train.dataset import read_dataset
-from weft.train.diffusion import DiffusionTask
-from weft.train.task import Tensors, generator_for
 
 CAPTIONS = {"a": "a red apple, table, still life", "b": "a blue boat, sea, sail, sky"}
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from weft.errors import ConfigError
-from weft.train.buckets import Bucket, Order, Rules, assign, batches, buckets_for, position
+from inweave.errors import ConfigError
+from inweave.train.buckets import Bucket, Order, Rules, assign, batches, buckets_for, position
 
 FAST = settings(deadline=None, max_examples=60)
 SIDES = st.integers(1, 6000)
@@ -202,7 +202,7 @@ def test_the_order_is_the_same_everywhere() -> None:
     digest = hashlib.sha256(repr(made).encode()).hexdigest()[:16]
     assert digest == "1b29197406879e27"
     program = (
-        "from weft.train.buckets import batches; import hashlib\n"
+        "from inweave.train.buckets import batches; import hashlib\n"
         "print(hashlib.sha256(repr(batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)).encode()).hexdigest()[:16])\n"
         "import sys; assert 'torch' not in sys.modules"
     )

@@ -13,10 +13,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from inweave.errors import FormatError  # noqa: E402
+from inweave.train import cache as caching  # noqa: E402
+from inweave.train.cache import TensorCache, key_of  # noqa: E402
 from tests.unit.train.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, same, shared_model, task_on  # noqa: E402
-from weft.errors import FormatError  # noqa: E402
-from weft.train import cache as caching  # noqa: E402
-from weft.train.cache import TensorCache, key_of  # noqa: E402
 
 
 def two() -> dict[str, torch.Tensor]:

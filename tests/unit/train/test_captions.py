@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import ConfigError, FormatError
-from weft.train.captions import beside, choose, read_metadata, tag_frequency, variants, variants_of
-from weft.train.dataset import Example, Subset
+from inweave.errors import ConfigError, FormatError
+from inweave.train.captions import beside, choose, read_metadata, tag_frequency, variants, variants_of
+from inweave.train.dataset import Example, Subset
 
 FAST = settings(deadline=None, max_examples=60)
 TAGS = st.lists(st.text("abcdef ", min_size=1, max_size=6).map(str.strip).filter(bool), max_size=8)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import ConfigError, FormatError
-from weft.train import checkpoint
-from weft.train.checkpoint import State, alone, checkpoints, load_state, named, newest, save_state, tidy
+from inweave.errors import ConfigError, FormatError
+from inweave.train import checkpoint
+from inweave.train.checkpoint import State, alone, checkpoints, load_state, named, newest, save_state, tidy
 
 
 def state(step: int, fill: float = 0.0) -> State:

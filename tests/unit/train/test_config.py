@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.errors import ConfigError, FormatError
-from weft.train.config import PRESETS, Rule, TrainConfig
-from weft.train.kohya import KOHYA
-from weft.train.presets import KINDS
+from inweave.errors import ConfigError, FormatError
+from inweave.train.config import PRESETS, Rule, TrainConfig
+from inweave.train.kohya import KOHYA
+from inweave.train.presets import KINDS
 
 
 def of(**fields: Any) -> TrainConfig:
@@ -36,7 +36,7 @@ def problems(**fields: Any) -> str:
 
 def test_defaults() -> None:
     c = of()
-    assert (c.model, c.output, c.name, c.network, c.rank, c.alpha) == ("weft/emoji", "out", "lora", "lora", 16, None)
+    assert (c.model, c.output, c.name, c.network, c.rank, c.alpha) == ("inweave/emoji", "out", "lora", "lora", 16, None)
     assert (c.steps, c.epochs, c.learning_rate, c.optimizer, c.schedule) == (None, None, 1e-4, "adamw", "constant")
     assert (c.precision, c.objective, c.timesteps, c.resume, c.dialect, c.vram) == (
         "auto", "auto", "auto", "never", "kohya", None,
@@ -70,7 +70,7 @@ def test_presets_fill_what_was_not_said(family: str) -> None:
 
 
 def test_presets_know_the_emoji_model_and_what_suits_an_objective() -> None:
-    c = of().with_preset("weft/emoji")
+    c = of().with_preset("inweave/emoji")
     assert (c.rank, c.learning_rate, c.steps, c.batch_size, c.resolution, c.targets, c.precision) == (
         8, 2e-3, 300, 2, 128, "attention-mlp", "fp32",
     )  # fmt: skip
@@ -361,11 +361,11 @@ def test_memory_and_warmup() -> None:
     for text in ("12", "GiB", "-1GiB", "0GiB", "nanGiB", "1e3GiB"):
         assert "vram" in problems(vram=text)
     assert (of(warmup=100).warmup_steps(50), of(warmup=0.1).warmup_steps(50), of().warmup_steps(9)) == (100, 5, 0)
-    preset = of().with_preset("weft/emoji")
+    preset = of().with_preset("inweave/emoji")
     assert (preset.warmup_steps(300), preset.warmup_steps(10)) == (20, 5), (
         "a preset's gives way, what was asked does not"
     )
-    assert of(warmup=8).with_preset("weft/emoji").warmup_steps(10) == 8
+    assert of(warmup=8).with_preset("inweave/emoji").warmup_steps(10) == 8
 
 
 def test_files(tmp_path: Path) -> None:
@@ -469,9 +469,7 @@ def test_toml_there_and_back(
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    program = (
-        "import sys, weft.train.config, weft.train.importing; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
-    )
+    program = "import sys, inweave.train.config, inweave.train.importing; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from weft.errors import ConfigError, FormatError
-from weft.train.dataset import OFF, Dataset, Subset, noted, read_dataset, within
+from inweave.errors import ConfigError, FormatError
+from inweave.train.dataset import OFF, Dataset, Subset, noted, read_dataset, within
 
 
 def picture(path: Path, size: tuple[int, int] = (12, 8), colour: Any = None, mode: str = "RGB", **options: Any) -> Path:
@@ -472,5 +472,5 @@ def test_nothing_to_train_on_says_what_was_looked_for(tmp_path: Path) -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    program = "import sys, weft.train.check, weft.train.dataset; assert 'torch' not in sys.modules"
+    program = "import sys, inweave.train.check, inweave.train.dataset; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from weft.errors import ConfigError
-from weft.train.buckets import Bucket, Rules
-from weft.train.check import arrange, check_dataset
-from weft.train.dataset import Dataset, Example, ReadReport, Subset, read_dataset
+from inweave.errors import ConfigError
+from inweave.train.buckets import Bucket, Rules
+from inweave.train.check import arrange, check_dataset
+from inweave.train.dataset import Dataset, Example, ReadReport, Subset, read_dataset
 
 RULES = Rules(128, 32, 64, 256)
 

@@ -15,12 +15,12 @@ pytest.importorskip("diffusers")
 
 from PIL import Image  # noqa: E402
 
+from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
+from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.models.families import Ask, condition  # noqa: E402
+from inweave.models.teaching import batched, encoded, token_inputs  # noqa: E402
+from inweave.train.shown import opened  # noqa: E402
 from tests.unit.train.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
-from weft.errors import ConfigError, MemoryBudgetError  # noqa: E402
-from weft.layers import inject, lora_layers  # noqa: E402
-from weft.models.families import Ask, condition  # noqa: E402
-from weft.models.teaching import batched, encoded, token_inputs  # noqa: E402
-from weft.train.shown import opened  # noqa: E402
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell")
 

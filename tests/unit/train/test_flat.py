@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
-from weft.errors import ConfigError, FormatError  # noqa: E402
-from weft.train.flat import FlatParameters  # noqa: E402
+from inweave.errors import ConfigError, FormatError  # noqa: E402
+from inweave.train.flat import FlatParameters  # noqa: E402
 
 SHAPES = {"a": (3, 5), "b": (64,), "c": (7, 2, 3, 3), "d": (1,), "e": (40, 40)}
 

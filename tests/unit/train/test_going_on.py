@@ -13,9 +13,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
+from inweave.errors import ConfigError, FormatError
+from inweave.train.checkpoint import checkpoints, load_state
 from tests.unit.train.tiny import TinyTask, config, file_bits, log, made, tiny
-from weft.errors import ConfigError, FormatError
-from weft.train.checkpoint import checkpoints, load_state
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_log_that_finds_no_room_says_so() -> None:
     """A limit on the size of files stands for a disk that is full; in a process of its own, which has it for good."""
     script = (
         "import resource, sys, tempfile, pathlib\n"
-        "from weft.errors import FormatError\n"
-        "from weft.train.journal import Journal\n"
+        "from inweave.errors import FormatError\n"
+        "from inweave.train.journal import Journal\n"
         "journal = Journal(pathlib.Path(tempfile.mkdtemp()) / 't.jsonl')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try:\n"

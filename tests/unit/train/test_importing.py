@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from weft.errors import ConfigError, FormatError, WeftError
-from weft.train.config import TrainConfig
-from weft.train.importing import Imported, _leaves, import_config
+from inweave.errors import ConfigError, FormatError, InweaveError
+from inweave.train.config import TrainConfig
+from inweave.train.importing import Imported, _leaves, import_config
 
 KOHYA = """
 [model]
@@ -490,7 +490,7 @@ def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_what_is_no_training_file_is_told_so(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(WeftError, match=said):
+    with pytest.raises(InweaveError, match=said):
         import_config(put(tmp_path, text))
 
 
@@ -526,7 +526,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(WeftError) as caught:
+    with pytest.raises(InweaveError) as caught:
         import_config(put(tmp_path, HOSTILE[name]))
     assert len(str(caught.value)) < 20_000
     assert time.monotonic() - began < 5
@@ -585,7 +585,7 @@ def test_weird_values_never_end_in_a_traceback(
     kind: str, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each setting in its turn, and all at once; parsing is passed over, for no file could hold some of these."""
-    import weft.train.importing as importing
+    import inweave.train.importing as importing
 
     dialect, _ = importing._DIALECTS[kind]
     names = [name.replace("[!0]*", "1.x").replace("*", "x") for name in (*dialect.plain, *dialect.readers)]
@@ -602,7 +602,7 @@ def test_weird_values_never_end_in_a_traceback(
         monkeypatch.setattr(importing, "_recognised", lambda table, given=given: (kind, given))
         try:
             import_config(path)
-        except WeftError as error:
+        except InweaveError as error:
             assert len(str(error)) < 50_000
 
 
@@ -614,5 +614,5 @@ def test_cut_and_damaged_files_never_end_in_a_traceback(text: str, tmp_path: Pat
         for damaged in (text[:at], text[:at] + "\x01[{=" + text[at + 3 :]):
             try:
                 import_config(put(tmp_path, damaged))
-            except WeftError as error:
+            except InweaveError as error:
                 assert str(error)

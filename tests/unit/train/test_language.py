@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from weft.errors import ConfigError, FormatError, MemoryBudgetError
-from weft.models.words import load_language_model
-from weft.train.config import TrainConfig
-from weft.train.language import LanguageTask, language_run, read_texts
-from weft.train.session import check, train
-from weft.train.task import generator_for
-from weft.train.world import World
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError
+from inweave.models.words import load_language_model
+from inweave.train.config import TrainConfig
+from inweave.train.language import LanguageTask, language_run, read_texts
+from inweave.train.session import check, train
+from inweave.train.task import generator_for
+from inweave.train.world import World
 
 SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
 CPU = torch.device("cpu")

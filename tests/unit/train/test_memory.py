@@ -19,16 +19,16 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from inweave.errors import MemoryBudgetError  # noqa: E402
+from inweave.layers import inject  # noqa: E402
+from inweave.models import shipped  # noqa: E402
+from inweave.models.blueprint import Blueprint, Part  # noqa: E402
+from inweave.models.variants import find_variant  # noqa: E402
+from inweave.train.config import TrainConfig  # noqa: E402
+from inweave.train.measure import Measured, blank  # noqa: E402
+from inweave.train.memory import GIB, apply_checkpointing, estimate, limit_for, plan  # noqa: E402
+from inweave.train.networks import add_networks  # noqa: E402
 from tests.unit.train.pictures import drawn, fresh_model, make_set, task_on  # noqa: E402
-from weft.errors import MemoryBudgetError  # noqa: E402
-from weft.layers import inject  # noqa: E402
-from weft.models import shipped  # noqa: E402
-from weft.models.blueprint import Blueprint, Part  # noqa: E402
-from weft.models.variants import find_variant  # noqa: E402
-from weft.train.config import TrainConfig  # noqa: E402
-from weft.train.measure import Measured, blank  # noqa: E402
-from weft.train.memory import GIB, apply_checkpointing, estimate, limit_for, plan  # noqa: E402
-from weft.train.networks import add_networks  # noqa: E402
 
 MODES = ("off", "selective", "full")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -237,7 +237,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
         return Measured({n: size * times for n, size in weights.items()}, 1 << 20, kept * GIB * times, GIB // 4)
 
-    monkeypatch.setattr("weft.train.memory.measure", fake)
+    monkeypatch.setattr("inweave.train.memory.measure", fake)
     return lambda: None
 
 

@@ -14,17 +14,17 @@ transformers = pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402
 
+from inweave.errors import ConfigError, TargetError  # noqa: E402
+from inweave.exchange.check import check  # noqa: E402
+from inweave.exchange.convert import convert  # noqa: E402
+from inweave.layers import eject, lora_layers  # noqa: E402
+from inweave.models.model import file_index  # noqa: E402
+from inweave.train.config import TrainConfig  # noqa: E402
+from inweave.train.flat import FlatParameters  # noqa: E402
+from inweave.train.networks import NAME, add_networks, gathered, meant  # noqa: E402
+from inweave.train.outcome import store  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 from tests.unit.train.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
-from weft.errors import ConfigError, TargetError  # noqa: E402
-from weft.exchange.check import check  # noqa: E402
-from weft.exchange.convert import convert  # noqa: E402
-from weft.layers import eject, lora_layers  # noqa: E402
-from weft.models.model import file_index  # noqa: E402
-from weft.train.config import TrainConfig  # noqa: E402
-from weft.train.flat import FlatParameters  # noqa: E402
-from weft.train.networks import NAME, add_networks, gathered, meant  # noqa: E402
-from weft.train.outcome import store  # noqa: E402
 
 #: what each preset means, with numbers of blocks left out: written down, not computed
 ATTENTION = {
@@ -272,8 +272,8 @@ def on_unet(model: Any, file: Path, **said: Any) -> None:
 
 def told(model: Any, seed: int = 0) -> torch.Tensor:
     """One prediction from text encoders and denoiser."""
-    from weft.models.families import Conditioning, predict
-    from weft.models.teaching import batched, encoded, token_inputs
+    from inweave.models.families import Conditioning, predict
+    from inweave.models.teaching import batched, encoded, token_inputs
 
     draw = torch.Generator().manual_seed(seed)
     latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=draw)

@@ -17,8 +17,8 @@ from diffusers.pipelines.flux.pipeline_flux import calculate_shift  # noqa: E402
 from diffusers.training_utils import compute_snr  # noqa: E402
 from torch import nn  # noqa: E402
 
-from weft.errors import ConfigError  # noqa: E402
-from weft.train.objective import Line, Objective, judged, make_objective  # noqa: E402
+from inweave.errors import ConfigError  # noqa: E402
+from inweave.train.objective import Line, Objective, judged, make_objective  # noqa: E402
 
 CPU = torch.device("cpu")
 SCHEDULES: dict[str, dict[str, Any]] = {

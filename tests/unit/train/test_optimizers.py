@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
-from weft.errors import ConfigError, FormatError  # noqa: E402
-from weft.train.flat import FlatParameters  # noqa: E402
-from weft.train.optimizers import NAMES, Ema, Optimizer, make_optimizer  # noqa: E402
+from inweave.errors import ConfigError, FormatError  # noqa: E402
+from inweave.train.flat import FlatParameters  # noqa: E402
+from inweave.train.optimizers import NAMES, Ema, Optimizer, make_optimizer  # noqa: E402
 
 EPS = torch.finfo(torch.float32).eps
 SHAPES = {"a": (16, 40), "b": (70, 16), "c": (33,), "d": (8, 4, 3, 3)}
@@ -82,7 +82,7 @@ def test_adamw_is_torch_adamw(groups: dict[str, float], decay: float, betas: tup
 
 
 def test_padding_stays_zero_and_large_buffers_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.train import scaling
+    from inweave.train import scaling
 
     results = []
     for rows in (1 << 14, 3):
@@ -214,7 +214,7 @@ def test_schedulefree_evaluates_the_average_and_trains_on() -> None:
 @pytest.mark.parametrize("name", sorted(PACKAGES))
 def test_a_missing_library_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
-    with pytest.raises(ConfigError, match=r"pip install 'weft\[train\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'inweave\[train\]'"):
         make_optimizer(name, FlatParameters(parameters()))
 
 

@@ -16,12 +16,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError
+from inweave.train.checkpoint import checkpoints, load_state
+from inweave.train.journal import Drawn
+from inweave.train.outcome import base_hashes
+from inweave.train.run import DONE, STOPPED, Run
 from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
-from weft.errors import ConfigError, FormatError, MemoryBudgetError, WeftError
-from weft.train.checkpoint import checkpoints, load_state
-from weft.train.journal import Drawn
-from weft.train.outcome import base_hashes
-from weft.train.run import DONE, STOPPED, Run
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -164,7 +164,7 @@ def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path:
     good = state_bits(run)
     run.task.poison = "nan"
     with pytest.raises(
-        WeftError, match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data holds NaN"
+        InweaveError, match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data holds NaN"
     ):
         run.train()
     kept = load_state(checkpoints(tmp_path / "t-state")[0]).tensors
@@ -234,7 +234,7 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
     def short(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr("weft.train.run.gathered", short)
+    monkeypatch.setattr("inweave.train.run.gathered", short)
     with pytest.raises(MemoryBudgetError, match="resume auto"):
         tiny(tmp_path).train()
     monkeypatch.undo()
@@ -244,7 +244,7 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
 def test_a_run_without_one_good_step_is_not_finished(tmp_path: Path) -> None:
     run = tiny(tmp_path, steps=3)
     run.task.poison = "nan"
-    with pytest.raises(WeftError, match="3 steps in a row had a loss or gradients that are not finite"):
+    with pytest.raises(InweaveError, match="3 steps in a row had a loss or gradients that are not finite"):
         run.train()
     assert not (tmp_path / "t").exists()
 
@@ -253,7 +253,7 @@ def test_an_adapter_beyond_fp16_is_kept_in_float32_when_a_run_stops(tmp_path: Pa
     run = tiny(tmp_path, steps=9, save_dtype="fp16", max_bad_steps=2)
     run.flat.values[:4] = 1e6
     run.task.poison = "nan"
-    with pytest.raises(WeftError, match=r"the adapter from before them is .*t-000002.*Likely: the learning rate"):
+    with pytest.raises(InweaveError, match=r"the adapter from before them is .*t-000002.*Likely: the learning rate"):
         run.train()
     assert max(abs(np.frombuffer(raw, np.float32)).max() for raw in file_bits(tmp_path / "t-000002").values()) == 1e6
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from inweave.errors import ConfigError
+from inweave.generate.record import read_record
+from inweave.models.model import load_model
+from inweave.train.samples import Sampler, read_line, sample_requests
 from tests.unit.train.tiny import config
-from weft.errors import ConfigError
-from weft.generate.record import read_record
-from weft.models.model import load_model
-from weft.train.samples import Sampler, read_line, sample_requests
 
 
 def asked(tmp_path: Path, *prompts: str, **said: Any) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def test_files_that_are_refused(name: str, text: str, told: str, tmp_path: Path)
 
 
 def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
-    model = load_model("weft/emoji", device="cpu")
+    model = load_model("inweave/emoji", device="cpu")
     lines = ("a red apple --w 64 --h 128 --d 7 --s 2 --l 3 --n blue", "a cat", "a cat --d 42")
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)
     draw = Sampler(model, chosen)

@@ -9,6 +9,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
+from inweave.errors import ConfigError  # noqa: E402
+from inweave.train.flat import FlatParameters  # noqa: E402
+from inweave.train.optimizers import Ema, LossScaler, clip  # noqa: E402
 from tests.unit.train.test_optimizers import (  # noqa: E402
     EPS,
     LR,
@@ -22,9 +25,6 @@ from tests.unit.train.test_optimizers import (  # noqa: E402
     same,
     spoil,
 )
-from weft.errors import ConfigError  # noqa: E402
-from weft.train.flat import FlatParameters  # noqa: E402
-from weft.train.optimizers import Ema, LossScaler, clip  # noqa: E402
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])

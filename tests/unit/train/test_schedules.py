@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.train.schedules import KINDS, learning_rate, warmup_steps
+from inweave.errors import ConfigError
+from inweave.train.schedules import KINDS, learning_rate, warmup_steps
 
 
 @pytest.mark.parametrize("kind", KINDS)

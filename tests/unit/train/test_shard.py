@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.train.config import TrainConfig
+from inweave.train.session import train
+from inweave.train.shard import blocks, frozen_bytes
+from inweave.train.world import World
 from tests.unit.train.pictures import shared_model
 from tests.unit.train.tiny import TinyNetwork, tiny
-from weft.errors import ConfigError, MemoryBudgetError
-from weft.train.config import TrainConfig
-from weft.train.session import train
-from weft.train.shard import blocks, frozen_bytes
-from weft.train.world import World
 
 
 @pytest.mark.parametrize(

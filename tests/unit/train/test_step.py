@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from inweave.train.run import Run
+from inweave.train.task import Tensors, generator_for
+from inweave.train.world import World
 from tests.unit.train.tiny import state_bits, tiny
-from weft.train.run import Run
-from weft.train.task import Tensors, generator_for
-from weft.train.world import World
 
 EPS = 2.0**-24  # half an ulp: what one rounding costs
 

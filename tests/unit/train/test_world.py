@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from weft.errors import ConfigError
-from weft.train.launched import launched
-from weft.train.world import World, join
+from inweave.errors import ConfigError
+from inweave.train.launched import launched
+from inweave.train.world import World, join
 
 NAMES = (
     "WORLD_SIZE", "RANK", "LOCAL_RANK", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
@@ -38,7 +38,7 @@ def test_one_process_where_several_were_asked_for_is_told(monkeypatch: pytest.Mo
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     assert join("cpu") == World(), "and of --num_processes 1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(ConfigError, match=r"asked for several processes and started one.*weft train --gpus 2"):
+    with pytest.raises(ConfigError, match=r"asked for several processes and started one.*inweave train --gpus 2"):
         join("cpu")
 
 
@@ -54,7 +54,7 @@ def test_a_launcher_that_says_cpu_is_heard_where_nothing_else_is_said(monkeypatc
 def test_processes_of_an_mpi_join() -> None:
     """Two real processes with what OpenMPI's mpirun tells them."""
     program = (
-        "import torch; from weft.train.world import join; world = join('cpu'); told = torch.tensor(float(world.rank + 1));"
+        "import torch; from inweave.train.world import join; world = join('cpu'); told = torch.tensor(float(world.rank + 1));"
         "world.add_up(told); least = world.least(9 - world.rank, told.device);"
         "print(world.size, world.rank, float(told), least); world.leave()"
     )
@@ -74,14 +74,14 @@ def test_processes_of_an_mpi_join() -> None:
 
 LAST = """
 import sys
-from weft.errors import WeftError
-from weft.train.world import join
+from inweave.errors import InweaveError
+from inweave.train.world import join
 world = join("cpu")
 if world.rank:
     sys.exit(1)
 try:
     world.wait()
-except WeftError as error:
+except InweaveError as error:
     print(type(error).__name__, str(error)[:45])
 """
 

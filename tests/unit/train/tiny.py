@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from weft.targets.index import ModelIndex, component_from_names
-from weft.train.buckets import Order
-from weft.train.config import TrainConfig
-from weft.train.run import Run
-from weft.train.task import Tensors
-from weft.train.world import World
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.train.buckets import Order
+from inweave.train.config import TrainConfig
+from inweave.train.run import Run
+from inweave.train.task import Tensors
+from inweave.train.world import World
 
 WIDTH = 8
 OPTIMIZERS = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
@@ -84,7 +84,7 @@ class TinyTask:
         return f"{len(self.examples)} examples"
 
     def metadata(self) -> dict[str, str]:
-        return {"weft.texts": str(len(self.examples))}
+        return {"inweave.texts": str(len(self.examples))}
 
 
 def config(output: Path, **said: Any) -> TrainConfig:

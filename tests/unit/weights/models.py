@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from inweave.adapter import Adapter, Tensor
+from inweave.exchange.load import open_base
+from inweave.formats.read import read
+from inweave.targets.index import ModelIndex
+from inweave.targets.resolve import resolve
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource, FileSource, Renamed
+from inweave.weights.stack import Strength
 from tests.golden.weave import small
 from tests.support import random, tensor
-from weft.adapter import Adapter, Tensor
-from weft.exchange.load import open_base
-from weft.formats.read import read
-from weft.targets.index import ModelIndex
-from weft.targets.resolve import resolve
-from weft.weights.merged import MergedSource
-from weft.weights.source import DictSource, FileSource, Renamed
-from weft.weights.stack import Strength
 
 DENOISER, ENCODER = "model.diffusion_model.", "text_encoders.clip_l.transformer."
 Q = "transformer_blocks.0.attn.to_q"

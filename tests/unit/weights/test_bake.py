@@ -16,6 +16,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from inweave.cli.merge import folders_of
+from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
+from inweave.exchange.load import open_base
+from inweave.formats.files import read_header
+from inweave.targets.resolve import resolve
+from inweave.weights import bake as baking
+from inweave.weights.bake import Baked, Layer, bake
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import FileSource
+from inweave.weights.stack import Strength
 from tests.support import random, tensor, write, write_sparse
 from tests.unit.weights.models import (
     DENOISER,
@@ -29,16 +39,6 @@ from tests.unit.weights.models import (
     write_folder,
     write_shards,
 )
-from weft.cli.merge import folders_of
-from weft.errors import ConfigError, FormatError, TargetError, WeftError
-from weft.exchange.load import open_base
-from weft.formats.files import read_header
-from weft.targets.resolve import resolve
-from weft.weights import bake as baking
-from weft.weights.bake import Baked, Layer, bake
-from weft.weights.merged import MergedSource
-from weft.weights.source import FileSource
-from weft.weights.stack import Strength
 
 STACK = [(flux_lora(1), Strength(0.7)), (flux_lora(50), Strength(components={"unet": -0.4, "te": 1.5}))]
 
@@ -90,14 +90,14 @@ def test_8_bit_floats_merge_too(tmp_path: Path) -> None:
 
 
 def test_metadata_is_kept_and_adapters_are_listed(tmp_path: Path) -> None:
-    metadata = {"modelspec.title": "Warp", "modelspec.hash_sha256": "0xold", "weft.merged": '[{"name": "first"}]'}
+    metadata = {"modelspec.title": "Warp", "modelspec.hash_sha256": "0xold", "inweave.merged": '[{"name": "first"}]'}
     base = write_file(tmp_path / "base.safetensors", flux(), **metadata)
     baked(base, tmp_path / "out.safetensors")
     found = read_header(tmp_path / "out.safetensors").metadata
     assert found["modelspec.title"] == "Warp"
     assert found["format"] == "pt"  # transformers refuses files with metadata but without it
     assert "modelspec.hash_sha256" not in found
-    assert json.loads(found["weft.merged"]) == [
+    assert json.loads(found["inweave.merged"]) == [
         {"name": "first"},
         {"name": "0.safetensors", "sha256": "00", "strength": 0.7},
         {"name": "1.safetensors", "sha256": "00", "strength": {"overall": 1.0, "unet": -0.4, "te": 1.5}},
@@ -129,7 +129,7 @@ def test_shards_keep_their_files_and_index(tmp_path: Path, dtype: torch.dtype | 
     assert after["metadata"] == {"note": "kept", "total_size": done.bytes}
     shard = next(path for path in (tmp_path / "out").glob("*.safetensors"))
     assert read_header(shard).metadata["shard"] == shard.name
-    assert "weft.merged" in read_header(shard).metadata
+    assert "inweave.merged" in read_header(shard).metadata
 
 
 def test_a_bias_the_base_lacks_is_created(tmp_path: Path) -> None:
@@ -357,10 +357,10 @@ MIB = 1024**2
 CHILD = """
 import sys
 from pathlib import Path
-from weft.exchange.load import load, open_base
-from weft.targets.resolve import resolve
-from weft.weights.bake import Layer, bake
-from weft.weights.stack import Strength
+from inweave.exchange.load import load, open_base
+from inweave.targets.resolve import resolve
+from inweave.weights.bake import Layer, bake
+from inweave.weights.stack import Strength
 base, lora, out = sys.argv[1:]
 index = open_base(base)
 def high():  # in KiB; ru_maxrss would remember the process that started this one
@@ -425,7 +425,7 @@ def test_every_error_is_ours(tmp_path: Path) -> None:
     base = write_file(tmp_path / "good.safetensors", flux())
     index = open_base(base)
     layer = Layer(resolve(adapter(flux_lora()), index), Strength())
-    with pytest.raises(WeftError):
+    with pytest.raises(InweaveError):
         bake(tmp_path / "base.safetensors", [layer], tmp_path / "out.safetensors", index=index)
-    with pytest.raises(WeftError):
+    with pytest.raises(InweaveError):
         bake(tmp_path / "missing.safetensors", [layer], tmp_path / "out.safetensors", index=index)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from inweave.adapter import Adapter, Full, Lora
+from inweave.cli.merge import folders_of
+from inweave.errors import ConfigError, TargetError
+from inweave.exchange.convert import naming_for, save
+from inweave.exchange.load import load, open_base
+from inweave.ops.decode import decode
+from inweave.targets.resolve import resolve
+from inweave.weights.bake import Layer, bake
+from inweave.weights.extract import Extracted, extract, open_checkpoint, truncated_svd
+from inweave.weights.stack import Strength
 from tests.unit.weights.models import DENOISER, ENCODER, flux, write_file, write_folder, write_shards
-from weft.adapter import Adapter, Full, Lora
-from weft.cli.merge import folders_of
-from weft.errors import ConfigError, TargetError
-from weft.exchange.convert import naming_for, save
-from weft.exchange.load import load, open_base
-from weft.ops.decode import decode
-from weft.targets.resolve import resolve
-from weft.weights.bake import Layer, bake
-from weft.weights.extract import Extracted, extract, open_checkpoint, truncated_svd
-from weft.weights.stack import Strength
 
 NET = {
     "layer.weight": (60, 50), "layer.bias": (60,), "conv.weight": (24, 10, 3, 3), "point.weight": (12, 24, 1, 1),
@@ -58,7 +58,7 @@ def two(folder: Path, before: Mapping[str, torch.Tensor], after: Mapping[str, to
 
 
 def products(adapter: Adapter) -> dict[str, torch.Tensor]:
-    """module -> up @ down, in float64 and by nothing of weft's formulas."""
+    """module -> up @ down, in float64 and by nothing of inweave's formulas."""
     found = {}
     for entry in adapter.entries:
         assert isinstance(entry.factors, Lora) and entry.factors.alpha == entry.factors.rank

@@ -11,17 +11,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inweave.adapter import Adapter, Full, Lora, Tensor
+from inweave.errors import ConfigError, TargetError
+from inweave.exchange.convert import save
+from inweave.exchange.load import load
+from inweave.formats.read import read
+from inweave.ops.decode import decode
+from inweave.weights.resize import Resized, chosen_rank, resize
+from inweave.weights.stack import Strength
 from tests.golden.weave import Base, small, torch_base
 from tests.support import random, tensor
 from tests.unit.weights.models import adapter, pair
-from weft.adapter import Adapter, Full, Lora, Tensor
-from weft.errors import ConfigError, TargetError
-from weft.exchange.convert import save
-from weft.exchange.load import load
-from weft.formats.read import read
-from weft.ops.decode import decode
-from weft.weights.resize import Resized, chosen_rank, resize
-from weft.weights.stack import Strength
 
 NET = torch_base(
     {"first.weight": (20, 14), "first.bias": (20,), "second.weight": (12, 12), "conv.weight": (10, 6, 3, 3),
@@ -222,8 +222,8 @@ def test_namings_meet_on_the_model(naming: str) -> None:
 
 
 def test_strengths_by_component(tmp_path: Path) -> None:
+    from inweave.exchange.load import open_base
     from tests.unit.weights.models import flux, flux_lora, write_file
-    from weft.exchange.load import open_base
 
     index = open_base(write_file(tmp_path / "base.safetensors", flux()))
     made = {key: value for key, value in flux_lora().items() if "dora" not in key and "lokr" not in key}
@@ -300,7 +300,7 @@ def test_a_peft_directory_stays_one(tmp_path: Path) -> None:
 
 def test_metadata_tells_the_truth() -> None:
     metadata = {"ss_network_dim": "8", "ss_network_alpha": "4", "sshs_model_hash": "ab", "ss_tag": "kept",
-                "weft.alpha": "{}", "lora_adapter_metadata": "{}"}  # fmt: skip
+                "inweave.alpha": "{}", "lora_adapter_metadata": "{}"}  # fmt: skip
     made = read(pair("unet.first", 20, 14, 8, alpha=4.0), metadata)
     found = resized([(made, 1.0)], rank=3).adapter
     assert found.metadata == {"ss_network_dim": "3", "ss_network_alpha": "3.0", "ss_tag": "kept"}
@@ -319,7 +319,7 @@ def test_carried_tensors_travel_unless_they_clash() -> None:
 
 
 def test_the_result_resolves_without_rest() -> None:
-    from weft.targets.resolve import resolve
+    from inweave.targets.resolve import resolve
 
     made = pair("unet.first", 20, 14, 8) | conv(5) | {"unet.first.diff_b": random(8, 20)}
     plan = resolve(resized([(made, 1.0)], rank=3).adapter, NET.index)

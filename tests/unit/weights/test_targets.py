@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from inweave.formats.read import read
+from inweave.ops.merge import merge_products
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.plan import Plan
+from inweave.targets.resolve import resolve
+from inweave.weights.factors import Loaded, targets_of
+from inweave.weights.merge import merged
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import DictSource
+from inweave.weights.stack import Item
 from tests.support import random
-from weft.formats.read import read
-from weft.ops.merge import merge_products
-from weft.targets.index import ModelIndex, component_from_names
-from weft.targets.plan import Plan
-from weft.targets.resolve import resolve
-from weft.weights.factors import Loaded, targets_of
-from weft.weights.merge import merged
-from weft.weights.merged import MergedSource
-from weft.weights.source import DictSource
-from weft.weights.stack import Item
 
 QKV = "double_blocks.0.img_attn.qkv.weight"
 SHAPES = {"img_in.weight": (8, 4), "txt_in.weight": (8, 6), QKV: (24, 8), "final_layer.linear.weight": (4, 8),

@@ -1,0 +1,5 @@
+"""`python -m inweave`."""
+
+from inweave.cli.app import main
+
+main()

@@ -1,0 +1,116 @@
+"""The canonical adapter: what every dialect is read into and every dialect is written from.
+
+Adapter = entries + carried tensors + metadata + what went wrong while reading
+Entry   = Ref (which module), param (its weight or bias), Factors (what it receives), keys (from where)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from inweave.adapter.factors import Factors
+from inweave.adapter.tensor import Tensor
+
+#: what can be wrong with a file by itself, before any model is involved
+Fault = Literal["orphan", "unknown", "unsupported", "duplicate", "malformed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A module as the file names it.
+
+    ``component``: "unet" (the denoiser, of any kind), "te", "te1", "te2", "te3", or "" if not said.
+    ``flat``: dots were replaced by underscores, so ``name`` is only good for a look-up.
+    ``part``: one row part of a fused module, where the file numbers the parts.
+    ``below``: the file names only an enclosing module; the layer is one of those inside it.
+    """
+
+    component: str
+    name: str
+    flat: bool = False
+    part: int | None = None
+    below: bool = False
+
+    def __str__(self) -> str:
+        shown = f"{self.component}:{self.name}" if self.component else self.name
+        return shown if self.part is None else f"{shown}[{self.part}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    ref: Ref
+    param: str
+    factors: Factors
+    keys: tuple[str, ...]
+    dialect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with some of a file's keys, and why."""
+
+    fault: Fault
+    keys: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    entries: tuple[Entry, ...]
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, object] | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # file and offset of each tensor's bytes
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def dialects(self) -> tuple[str, ...]:
+        """Names of the spellings seen, the most frequent first."""
+        return _by_frequency(e.dialect for e in self.entries)
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        return _by_frequency(algorithm(e.factors) for e in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """An adapter and how strongly it is applied."""
+
+    adapter: Adapter
+    strength: float = 1.0
+
+
+def algorithm(factors: Factors) -> str:
+    """The name users know: "lora", "locon", "dora", "lokr", "norm", ..."""
+    name = factors.kind
+    down = factors.tensors().get("down")
+    if name == "lora" and (down is not None and any(size > 1 for size in down.shape[2:])):
+        name = "locon"
+    if name == "lora" and "mid" in factors.tensors():
+        name = "locon"
+    if name == "full":
+        name = "norm" if getattr(factors, "norm", False) else "full"
+    return (
+        f"dora-{name}"
+        if factors.magnitude is not None and name != "lora"
+        else ("dora" if factors.magnitude is not None else name)
+    )
+
+
+def _by_frequency(names: Iterator[str]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return tuple(sorted(counts, key=lambda name: (-counts[name], name)))

@@ -1,0 +1,195 @@
+"""Does the embedded model draw what it is asked for, and does a style show? Numbers from pictures alone.
+
+    features       16x16 means of red, green, blue and of the slope of the luminance, each centred and of unit length:
+                   what a thing looks like, with little care for sharpness or brightness
+    recall         share of captions whose picture is nearest, among all references, to that caption's own
+    strokes        8x8 patches, aligned with the latent grid: |dx| and |dy| of the luminance at every pixel and the mean
+                   of the two colour differences. How a thing is drawn, with little care for what it is
+    style distance between two sets of pictures, as Gaussians of their strokes (m, C): the Frechet distance
+                   d^2 = |m1 - m2|^2 + trace(C1 + C2 - 2 (C1 C2)^(1/2))
+
+Pixel art has slopes only at the borders of its cells, ink has steep ones and no colour. Blank patches count for
+nothing. Everything is plain arithmetic on arrays: no network, no random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from inweave.errors import ConfigError, FormatError
+
+Floats: TypeAlias = NDArray[np.float64]
+Generate: TypeAlias = Callable[[list[str]], list[Image.Image]]
+
+#: the reference sheet beside the embedded model's weights
+EMOJI = Path(__file__).parents[1] / "models" / "emoji"
+
+_SIDE = 16
+_WORKING = 128
+_PATCH = 8
+_BLANK = 0.01  # mean slope below which a patch shows nothing
+_LUMINANCE = np.array([0.299, 0.587, 0.114])
+
+
+def features(image: Image.Image) -> Floats:
+    """One vector a picture, of length 1: the squared distance of two lies between 0 (alike) and 4."""
+    small = np.asarray(_rgb(image).resize((2 * _SIDE, 2 * _SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
+    down, right = np.gradient(small @ _LUMINANCE)
+    planes = np.concatenate([small, np.hypot(down, right)[..., None]], axis=-1)
+    blocks = planes.reshape(_SIDE, 2, _SIDE, 2, 4).mean((1, 3))
+    colour, slope = blocks[..., :3].ravel(), blocks[..., 3].ravel()
+    return _unit(np.concatenate([_unit(colour - colour.mean()), _unit(slope - slope.mean())]))
+
+
+def recall(generated: Sequence[Image.Image], references: Sequence[Image.Image]) -> tuple[float, float]:
+    """(top-1, top-5): how often picture i is nearest to reference i, or among its five nearest."""
+    if not generated or len(generated) > len(references):
+        raise ConfigError(
+            f"recall compares picture i with reference i: got {len(generated)} pictures and {len(references)} references"
+        )
+    made, known = _stack(generated), _stack(references)
+    # squared distances of unit vectors, without the 2
+    order = np.argsort(1 - made @ known.T, axis=1, kind="stable")
+    own = np.arange(len(made))[:, None]
+    return float((order[:, :1] == own).mean()), float((order[:, :5] == own).any(axis=1).mean())
+
+
+def strokes(image: Image.Image) -> Floats:
+    """(patches that show something, 130): |dx| and |dy| at 8x8 pixels, and two colour differences."""
+    picture = _rgb(image)
+    if picture.size != (_WORKING, _WORKING):
+        picture = picture.resize((_WORKING, _WORKING), Image.Resampling.BICUBIC)
+    values = np.asarray(picture, dtype=np.float64) / 255
+    light = values @ _LUMINANCE
+    right = np.abs(np.diff(light, axis=1, append=light[:, -1:]))
+    down = np.abs(np.diff(light, axis=0, append=light[-1:]))
+    slopes = np.concatenate([_patches(right), _patches(down)], axis=1)
+    red_green = _patches(values[..., 0] - values[..., 1]).mean(1)
+    blue_yellow = _patches(values[..., 2] - values[..., :2].mean(-1)).mean(1)
+    found = np.column_stack([slopes, red_green, blue_yellow])
+    return np.asarray(found[slopes.mean(1) > _BLANK])
+
+
+def style_distance(images: Sequence[Image.Image], style_set: Sequence[Image.Image]) -> float:
+    """How differently two sets of pictures are drawn; 0 for the same set."""
+    return _frechet(_all_strokes(images), _all_strokes(style_set))
+
+
+def closer_to_style(
+    generated: Sequence[Image.Image], style_images: Sequence[Image.Image], base_images: Sequence[Image.Image]
+) -> dict[str, float]:
+    """Whether ``generated`` is drawn like the style or like the base.
+
+    ``to_style`` and ``to_base`` are style distances; ``ratio`` is the first over the second, below 1 if the style won.
+    ``share`` is the part of the single pictures whose mean stroke is nearer to the style's mean than to the base's,
+    each direction measured in the spread that single pictures have there.
+    """
+    made, style, base = _all_strokes(generated), _all_strokes(style_images), _all_strokes(base_images)
+    to_style, to_base = _frechet(made, style), _frechet(made, base)
+    means = [np.stack([strokes(image).mean(0) for image in _drawn(images)]) for images in (style_images, base_images)]
+    spread = np.sqrt((means[0].var(0) + means[1].var(0)) / 2) + 1e-3
+    mine = np.stack([strokes(image).mean(0) for image in _drawn(generated)])
+    near, far = (np.square((mine - mean.mean(0)) / spread).sum(1) for mean in means)
+    return {
+        "to_style": to_style,
+        "to_base": to_base,
+        "ratio": to_style / max(to_base, 1e-12),
+        "share": float((near < far).mean()),
+    }
+
+
+def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
+    """The captions of the reference sheet and their thumbnails, in the same order."""
+    document = json.loads((folder / "reference.json").read_text())
+    captions, side, columns = list(document["captions"]), int(document["side"]), int(document["columns"])
+    with Image.open(folder / "reference.png") as opened:
+        sheet = _rgb(opened)
+    rows = -(-len(captions) // columns)
+    if sheet.size != (columns * side, rows * side):
+        raise FormatError(
+            f"{folder / 'reference.png'}: {sheet.size[0]}x{sheet.size[1]} pixels, but reference.json lists {len(captions)} "
+            f"thumbnails of {side} pixels in {columns} columns; make both again with tools/embedded/reference.py"
+        )
+    corners = [(i % columns * side, i // columns * side) for i in range(len(captions))]
+    return captions, [sheet.crop((x, y, x + side, y + side)) for x, y in corners]
+
+
+def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
+    """The captions and pictures of a shipped style dataset."""
+    paths = sorted((folder / "styles" / name).glob("*.png"))
+    if not paths:
+        known = ", ".join(sorted(path.name for path in (folder / "styles").glob("*"))) or "none"
+        raise ConfigError(f"no style dataset is called {name!r}; there are {known}")
+    captions = [path.with_suffix(".txt").read_text().strip() for path in paths]
+    images = []
+    for path in paths:
+        with Image.open(path) as opened:
+            images.append(_rgb(opened))
+    return captions, images
+
+
+def measure_recall(generate: Generate, count: int = 256, folder: Path = EMOJI) -> dict[str, float]:
+    """Generate the first ``count`` captions of the reference sheet, and look each picture up among all of it."""
+    captions, thumbnails = reference(folder)
+    top1, top5 = recall(generate(captions[:count]), thumbnails)
+    return {"captions": float(min(count, len(captions))), "top1": top1, "top5": top5}
+
+
+def measure_style(
+    styled: Generate, base: Generate, captions: list[str], style: str, folder: Path = EMOJI
+) -> dict[str, float]:
+    """The same captions with and without an adapter, against the dataset of the style it was trained on."""
+    return closer_to_style(styled(captions), style_set(style, folder)[1], base(captions))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """On white, where the picture is transparent."""
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def _unit(vector: Floats) -> Floats:
+    return np.asarray(vector / max(float(np.linalg.norm(vector)), 1e-12))
+
+
+def _stack(images: Sequence[Image.Image]) -> Floats:
+    return np.stack([features(image) for image in images])
+
+
+def _patches(plane: Floats) -> Floats:
+    """(256, 64): the aligned 8x8 patches of a 128x128 plane."""
+    count = _WORKING // _PATCH
+    return plane.reshape(count, _PATCH, count, _PATCH).swapaxes(1, 2).reshape(count * count, -1)
+
+
+def _drawn(images: Sequence[Image.Image]) -> list[Image.Image]:
+    found = [image for image in images if len(strokes(image))]
+    if not found:
+        raise ConfigError(f"{len(images)} pictures, and none of them shows anything: a style needs something drawn")
+    return found
+
+
+def _all_strokes(images: Sequence[Image.Image]) -> Floats:
+    return np.concatenate([strokes(image) for image in _drawn(images)])
+
+
+def _frechet(first: Floats, second: Floats) -> float:
+    difference = first.mean(0) - second.mean(0)
+    one, two = np.cov(first.T), np.cov(second.T)
+    root = _square_root(one)
+    cross = np.sqrt(np.clip(np.linalg.eigvalsh(root @ two @ root), 0, None)).sum()
+    squared = difference @ difference + np.trace(one) + np.trace(two) - 2 * cross
+    return float(np.sqrt(max(squared, 0.0)))
+
+
+def _square_root(matrix: Floats) -> Floats:
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)

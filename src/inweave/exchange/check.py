@@ -1,0 +1,167 @@
+"""The verdict on an adapter and a base: is every tensor used exactly once, and is all of it finite?
+
+A base given by name is checked as a diffusers folder and as a single-file checkpoint; the better of the
+two decides, and what the other one lacks is a warning.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from inweave.adapter import Adapter, Factors, Loha, Lokr, Lora, Tensor
+from inweave.exchange.load import load, open_base
+from inweave.formats.finite import scan
+from inweave.targets.bases import find
+from inweave.targets.detect import Detection, detect
+from inweave.targets.index import ModelIndex
+from inweave.targets.plan import Finding, Plan, Report
+from inweave.targets.resolve import resolve
+
+ValueCheck = Literal["none", "sample", "full"]
+SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Verdict:
+    """``ok`` only if every adapter tensor is used exactly once and all of them are finite."""
+
+    ok: bool
+    dialect: str
+    algorithms: list[str]
+    given: str
+    detected: str | None
+    confidence: float
+    evidence: tuple[str, ...]
+    report: Report
+    nonfinite: list[dict[str, object]] = field(default_factory=list)
+    zeros: list[str] = field(default_factory=list)
+    carried: list[str] = field(default_factory=list)
+    namings: dict[str, bool] = field(default_factory=dict)
+    error: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        """The documented JSON of `inweave check`."""
+        report = self.report
+        return {
+            "ok": self.ok,
+            "error": self.error,
+            "dialect": self.dialect,
+            "algorithms": self.algorithms,
+            "base": {
+                "given": self.given, "detected": self.detected, "confidence": self.confidence,
+                "evidence": list(self.evidence), "namings": self.namings,
+            },
+            "tensors": report.tensors,
+            "placed": report.placed,
+            "modules": report.modules,
+            "components": report.components,
+            **{kind: [finding.as_dict() for finding in found] for kind, found in report.findings().items()},
+            "nonfinite": self.nonfinite,
+            "zeros": self.zeros,
+            "carried": self.carried,
+            "warnings": report.warnings,
+        }  # fmt: skip
+
+
+def check(
+    adapter: Adapter | str | os.PathLike[str], base: str | os.PathLike[str] | ModelIndex, *, values: ValueCheck = "full"
+) -> Verdict:
+    """Prove where each tensor of ``adapter`` goes on ``base``."""
+    if not isinstance(adapter, Adapter):
+        adapter = load(adapter)
+    if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:
+        return _foreign(adapter, base)
+    plan, index, namings = _best_plan(adapter, base)
+    report = plan.report
+    found = detect(adapter)
+    given = index.base or index.source
+    detected = index.base if index.base and found.fits_as_well(index.base) else found.base
+    nonfinite, zeros = _scan(adapter, values)
+    if zeros:
+        report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
+    for naming, clean in namings.items():
+        if not clean and report.clean:
+            report.warnings.append(f"in {naming} files some of it has no place")
+    return Verdict(
+        ok=report.clean and not nonfinite,
+        dialect="+".join(adapter.dialects),
+        algorithms=list(adapter.algorithms),
+        given=given,
+        detected=detected,
+        confidence=found.confidence,
+        evidence=found.evidence,
+        report=report,
+        nonfinite=nonfinite,
+        zeros=zeros,
+        carried=list(adapter.carried),
+        namings=namings,
+        error=_error(report, found, index, given),
+    )
+
+
+def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> tuple[Plan, ModelIndex, dict[str, bool]]:
+    if isinstance(base, ModelIndex):
+        indexes = [base]
+    else:
+        indexes = [open_base(base)]
+        if not Path(base).exists() and find(os.fspath(base)):
+            indexes.append(open_base(base, "original"))
+    plans = [(resolve(adapter, index, strict=False), index) for index in indexes]
+    plan, index = max(plans, key=lambda pair: pair[0].report.placed)
+    return plan, index, {index.naming: plan.report.clean for plan, index in plans}
+
+
+def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
+    if values == "none":
+        return [], []
+    limit = SAMPLE_BYTES if values == "sample" else None
+    products = {id(t) for entry in adapter.entries for t in _product_tensors(entry.factors)}
+    nonfinite: list[dict[str, object]] = []
+    zeros: list[str] = []
+    for key, tensor in adapter.tensors.items():
+        found = scan(tensor, limit=limit)
+        if found.nonfinite:
+            nonfinite.append({"key": key, "count": found.nonfinite, "of": tensor.numel})
+        elif found.zero and id(tensor) in products and tensor.numel:
+            zeros.append(key)
+    return nonfinite, zeros
+
+
+def _product_tensors(factors: Factors) -> list[Tensor]:
+    """Factors that, if they hold only zeros, make the whole change zero."""
+    if isinstance(factors, Lora):
+        return [factors.up]
+    if isinstance(factors, Loha | Lokr):
+        return list(factors.tensors().values())
+    return []
+
+
+def _error(report: Report, found: Detection, index: ModelIndex, given: str) -> str | None:
+    """One line that says the file belongs to another base, or that nothing of it fits."""
+    if report.clean:
+        return None
+    other = found.base is not None and (index.base is None or not found.fits_as_well(index.base))
+    if found.base and other and found.scores[found.base] > report.modules:
+        score = found.scores.get(index.base or "", report.modules)
+        return (
+            f"this file is for {found.base} ({found.scores[found.base]} of {found.total} modules fit), "
+            f"not for {given} ({score} of {found.total} fit)"
+        )
+    if found.base is None and found.total and report.placed:
+        best = max(found.scores.values(), default=0)
+        return f"made for a model inweave does not know: {report.modules} modules fit {given}, at most {best} of {found.total} any known base"
+    if report.placed == 0:
+        made_for = f"; it fits {found.base}" if found.base and found.base != index.base else ""
+        return f"nothing in this file fits {given}{made_for}"
+    return None
+
+
+def _foreign(adapter: Adapter, base: object) -> Verdict:
+    """A file of a kind no base could take."""
+    report = Report(tensors=len(adapter.tensors), warnings=list(adapter.warnings))
+    report.unsupported = [Finding(p.keys, "", "", p.reason) for p in adapter.problems]
+    reason = next(p.reason for p in adapter.problems if p.fault == "unsupported")
+    return Verdict(False, "", [], str(base), None, 0.0, (), report, error=reason)

@@ -1,0 +1,184 @@
+"""Write an adapter in another dialect: the matrices stay, names and scaling move.
+
+    load -> respell (the target's naming of the same model) -> write (prefixes, suffixes, metadata)
+
+What the target cannot express is an error that names the tensors, unless dropping is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from inweave.adapter import Adapter
+from inweave.errors import ConfigError, TargetError
+from inweave.exchange.load import load, open_base
+from inweave.formats.files import write_atomic, write_file
+from inweave.formats.spell import Lost, Target, Written
+from inweave.formats.writers import WRITERS
+from inweave.targets.bases import known_index
+from inweave.targets.detect import detect
+from inweave.targets.fit import delta_shape
+from inweave.targets.index import Component, ModelIndex
+from inweave.targets.links import Naming
+from inweave.targets.respell import BLOCKS, blocks_metadata, respell
+from inweave.targets.tables import OWN
+
+#: dialects whose denoiser names are those of the original model; kohya only for what it trains under them
+_ORIGINAL = ("comfy", "bfl")
+
+#: dialects that can hold an adapter of any torch model
+GENERIC = ("peft", "candle")
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What was written, and what the target could not take."""
+
+    path: str
+    dialect: str
+    base: str | None
+    tensors: int
+    lost: list[Lost] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "ok": not self.lost,
+            "path": self.path,
+            "dialect": self.dialect,
+            "base": self.base,
+            "tensors": self.tensors,
+            "dropped": [{"keys": list(lost.keys), "reason": lost.reason} for lost in self.lost],
+            "notes": self.notes,
+        }
+
+
+def convert(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    to: str,
+    base: str | os.PathLike[str] | None = None,
+    drop: bool = False,
+    name: str | None = None,
+) -> Conversion:
+    """Read ``source`` in any dialect and write it to ``out`` as ``to``."""
+    return save(load(source, name=name), out, dialect=to, base=base, drop=drop)
+
+
+def save(
+    adapter: Adapter,
+    out: str | os.PathLike[str],
+    *,
+    dialect: str = "kohya",
+    base: str | os.PathLike[str] | ModelIndex | None = None,
+    drop: bool = False,
+) -> Conversion:
+    """Write ``adapter`` as ``dialect``; ``base`` names the model, or is its index, where it cannot be recognised."""
+    if dialect not in WRITERS:
+        raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
+    index = _index(adapter, base, dialect)
+    if "model" in index.components and dialect not in GENERIC:
+        raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
+    written = rewrite(adapter, dialect, index)
+    written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
+    if written.lost and not drop:
+        raise TargetError(_refusal(dialect, written.lost))
+    if not written.tensors:
+        raise TargetError(f"nothing of this adapter can be written as {dialect}")
+    path = _store(Path(out), written)
+    return Conversion(str(path), dialect, index.base, len(written.tensors), written.lost, written.notes)
+
+
+def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
+    """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
+    respelt = respell(adapter, index, lambda component: naming_for(dialect, component, index))
+    metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
+        respelt.blocks
+    )
+    renamed = replace(adapter, entries=tuple(respelt.entries), metadata=metadata)
+    written = WRITERS[dialect].write(renamed, target_of(index))
+    written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelt.lost]
+    return written
+
+
+def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:
+    """kohya trains SD 1 and 2 under diffusers names, SDXL and all transformers under the original ones."""
+    if component.name != "unet":
+        return "diffusers"
+    if dialect in _ORIGINAL:
+        return "original"
+    if dialect == "kohya":
+        old_unet = component.table.name == "unet" and len([c for c in index if c.name.startswith("te")]) < 2
+        return "diffusers" if old_unet and "add_embedding.linear_1.weight" not in component.parts else "original"
+    return "diffusers"
+
+
+def target_of(index: ModelIndex) -> Target:
+    """How this model's networks are called."""
+    denoiser = index.denoiser
+    family = denoiser.table.name if denoiser else "own"
+    kind = "model" if denoiser is None else "unet" if family == "unet" else "transformer"
+    return Target(kind, {c.name: _encoder(c) for c in index.encoders}, family)
+
+
+def _encoder(component: Component) -> str:
+    """T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of no known width goes by its place."""
+    widths = [shape[1] for name, shape in component.parts.items() if name.endswith("embeddings.token_embedding.weight")]
+    if not widths:
+        return "t5xxl"
+    known = {768: "clip_l", 1024: "clip_h", 1280: "clip_g"}.get(widths[0])
+    return known or {"te2": "clip_g"}.get(component.name, "clip_l")
+
+
+def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, dialect: str) -> ModelIndex:
+    if isinstance(base, ModelIndex):
+        return base
+    if base is not None:
+        return open_base(base)
+    found = detect(adapter)
+    if found.base is None or found.confidence < 0.5:
+        if dialect in GENERIC and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
+            return _own_names(adapter)
+        known = f" (the best guess is {found.base}, confidence {found.confidence:.2f})" if found.base else ""
+        raise TargetError(f"which base model is this adapter for?{known} name it with base (--base)")
+    return known_index(found.base)
+
+
+def _own_names(adapter: Adapter) -> ModelIndex:
+    """The index of a model nobody knows, as far as the adapter itself names it; enough where names stay as they are."""
+    shapes = {}
+    for entry in adapter:
+        shape = delta_shape(entry.factors)
+        shapes[f"{entry.ref.name}.{entry.param.removesuffix('?')}"] = tuple(max(size, 1) for size in shape)
+    return ModelIndex({"model": Component("model", OWN, "diffusers", shapes)})
+
+
+def _refusal(dialect: str, lost: list[Lost]) -> str:
+    shown = [
+        f"{row.keys[0]}{f' and {len(row.keys) - 1} more' if len(row.keys) > 1 else ''}: {row.reason}"
+        for row in lost[:5]
+    ]
+    more = [f"and {len(lost) - 5} more"] if len(lost) > 5 else []
+    head = f"{sum(len(row.keys) for row in lost)} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
+    return "\n  ".join([head, *shown, *more])
+
+
+def _store(out: Path, written: Written) -> Path:
+    if written.config is None:
+        if out.suffix != ".safetensors":
+            raise ConfigError(f"{out}: the output is one file; give it a name that ends in .safetensors")
+        return write_file(out, written.tensors, written.metadata)
+    if out.suffix == ".safetensors":
+        raise ConfigError(f"{out}: a PEFT adapter is a directory; give a name without .safetensors")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be made a directory: {error.strerror}") from None
+    write_file(out / "adapter_model.safetensors", written.tensors, written.metadata)
+    document = json.dumps(written.config, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
+    write_atomic(out / "adapter_config.json", [document])
+    return out

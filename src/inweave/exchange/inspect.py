@@ -1,0 +1,137 @@
+"""What a file is, without a model: spellings, algorithms, ranks, base, trigger words, how it was trained."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from inweave.adapter import Adapter, algorithm
+from inweave.exchange.hashes import hash_file
+from inweave.exchange.load import load
+from inweave.formats.config import json_object
+from inweave.targets.detect import detect
+
+#: metadata key -> the name it is reported under
+SETTINGS = {
+    "ss_output_name": "name", "modelspec.title": "title", "modelspec.author": "author", "modelspec.license": "license",
+    "modelspec.date": "date", "modelspec.architecture": "architecture", "ss_base_model_version": "base_version",
+    "ss_sd_model_name": "base_name", "ss_sd_model_hash": "base_hash", "ss_network_module": "network_module",
+    "ss_network_dim": "network_dim", "ss_network_alpha": "network_alpha", "ss_network_args": "network_args",
+    "ss_resolution": "resolution", "ss_clip_skip": "clip_skip", "ss_num_train_images": "train_images", "ss_epoch": "epoch",
+    "ss_steps": "steps", "ss_learning_rate": "learning_rate", "ss_unet_lr": "unet_lr", "ss_text_encoder_lr": "text_encoder_lr",
+    "ss_optimizer": "optimizer", "ss_lr_scheduler": "lr_scheduler", "ss_seed": "seed", "ss_training_comment": "comment",
+    "ss_training_started_at": "started_at", "ss_mixed_precision": "mixed_precision", "ot_branch": "onetrainer_branch",
+    "ot_revision": "onetrainer_revision", "software": "software",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything `inweave inspect` knows about one file; ``as_dict`` is its documented JSON."""
+
+    path: str
+    bytes: int
+    adapter: Adapter
+    document: dict[str, object]
+
+    def as_dict(self) -> dict[str, object]:
+        return self.document
+
+
+def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None) -> Facts:
+    """Look at an adapter file or directory."""
+    adapter = load(path, name=name)
+    place = Path(path)
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files)
+    found = detect(adapter)
+    hashes = hash_file(files[0]).as_dict() if len(files) == 1 and files[0].suffix != ".json" else None
+    document: dict[str, object] = {
+        "path": str(path),
+        "bytes": size,
+        "tensors": len(adapter.tensors),
+        "dialects": list(adapter.dialects),
+        "algorithms": list(adapter.algorithms),
+        "ranks": _counts(str(e.factors.rank) for e in adapter if e.factors.rank is not None),
+        "alphas": _counts(
+            "none" if e.factors.alpha is None else f"{e.factors.alpha:g}" for e in adapter if e.param == "weight"
+        ),
+        "scales": _counts(f"{e.factors.scale:.6g}" for e in adapter if e.param == "weight"),
+        "dtypes": _counts(t.dtype for t in adapter.tensors.values()),
+        "components": _counts(e.ref.component or "model" for e in adapter if e.param == "weight"),
+        "modules": len({e.ref for e in adapter}),
+        "kinds": _counts(algorithm(e.factors) for e in adapter),
+        "base": {"detected": found.base, "confidence": found.confidence, "evidence": list(found.evidence)},
+        "triggers": trigger_words(adapter.metadata),
+        "training": training_settings(adapter.metadata),
+        "carried": list(adapter.carried),
+        "problems": [{"fault": p.fault, "keys": list(p.keys), "reason": p.reason} for p in adapter.problems],
+        "warnings": list(adapter.warnings),
+        "hashes": hashes,
+    }
+    if keys:
+        document["keys"] = [
+            {"key": name, "dtype": tensor.dtype, "shape": list(tensor.shape)}
+            for name, tensor in adapter.tensors.items()
+        ]
+    return Facts(str(path), size, adapter, document)
+
+
+def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
+    """Words that call the adapter up, the most trustworthy source first."""
+    found: list[dict[str, object]] = []
+    for source in ("modelspec.trigger_phrase", "trigger_word", "trigger_phrase", "instance_prompt"):
+        if words := metadata.get(source, "").strip():
+            found.append({"source": source, "words": [word.strip() for word in words.split(",") if word.strip()]})
+    classes = _dataset_classes(metadata)
+    if classes:
+        found.append({"source": "ss_dataset_dirs", "words": classes})
+    tags: Counter[str] = Counter()
+    for folder in json_object(metadata.get("ss_tag_frequency")).values():
+        for tag, count in folder.items() if isinstance(folder, dict) else ():
+            if isinstance(count, int):
+                tags[tag.strip()] += count
+    if tags:
+        common = [tag for tag, _ in sorted(tags.items(), key=lambda item: (-item[1], item[0]))[:20]]
+        found.append({"source": "ss_tag_frequency", "words": common})
+    return found
+
+
+def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
+    """kohya's `10_name class` folders: what follows the repeat count."""
+    words: list[str] = []
+    for folder in json_object(metadata.get("ss_dataset_dirs")):
+        repeats, _, name = folder.partition("_")
+        if repeats.isdigit() and name and name not in words:
+            words.append(name)
+    return words
+
+
+def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
+    """The settings a trainer recorded, decoded where they are JSON."""
+    found: dict[str, object] = {}
+    for key, name in SETTINGS.items():
+        value = metadata.get(key)
+        if value is None or value in ("", "None"):
+            continue
+        decoded: object = value
+        if value[:1] in "{[":
+            try:
+                decoded = json.loads(value, parse_constant=_refuse)
+            except (ValueError, RecursionError):
+                decoded = value
+        found[name] = decoded
+    return found
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _counts(values: object) -> dict[str, int]:
+    counted = Counter(values)  # type: ignore[call-overload]
+    return dict(sorted(counted.items(), key=lambda item: (-item[1], str(item[0]))))

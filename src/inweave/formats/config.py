@@ -1,0 +1,205 @@
+"""What a file's metadata or adapter_config.json says about scaling, for each module.
+
+    adapter_config.json        PEFT: alpha, rank patterns, rs-LoRA, fan_in_fan_out, OFT and (IA)^3 options
+    lora_adapter_metadata      diffusers: the same fields, packed as "<component>.<field>" in one JSON
+    ss_network_dim / _args     kohya and LyCORIS: rs_lora and split_qkv, the dimension of a full LoKr
+
+A pattern key matches a module if the regular expression `(.*\\.)?(key)$` matches its path; the first
+match wins, as in PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+from inweave.errors import FormatError
+
+COMPONENT_FIELDS = {
+    "unet": "unet",
+    "transformer": "unet",
+    "text_encoder": "te1",
+    "text_encoder_2": "te2",
+    "text_encoder_3": "te3",
+}
+SUPPORTED = ("LORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA")
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """The fields of a PEFT configuration that change how its tensors are read."""
+
+    peft_type: str = "LORA"
+    rank: int | None = None
+    alpha: float | None = None
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    stabilised: bool = False
+    fan_in_fan_out: bool = False
+    feedforward: tuple[str, ...] | str = ()
+    block_share: bool = False
+    neumann_terms: int | None = 5
+    target_parameters: tuple[str, ...] = ()
+    constrained: bool = False  # PEFT's coft
+
+    def alpha_of(self, module: str) -> float | None:
+        return cast("float | None", _first_match(self.alpha_pattern, module, self.alpha))
+
+    def rank_of(self, module: str) -> int | None:
+        return cast("int | None", _first_match(self.rank_pattern, module, self.rank))
+
+    def is_feedforward(self, module: str) -> bool:
+        """Whether an (IA)^3 module scales its inputs."""
+        if isinstance(self.feedforward, str):
+            return compiled(self.feedforward).fullmatch(module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in self.feedforward)
+
+    def targets_parameter(self, module: str) -> bool:
+        return any(module == name.rpartition(".")[0] or module.endswith("." + name.rpartition(".")[0])
+                   for name in self.target_parameters)  # fmt: skip
+
+
+def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
+    """Read an adapter_config.json; refuses what cannot be applied to a model's tensors."""
+    kind = str(config.get("peft_type") or "LORA").upper().rpartition(".")[2]
+    if kind not in SUPPORTED:
+        raise FormatError(f"adapter_config.json: peft_type {kind} is not supported; known are {', '.join(SUPPORTED)}")
+    if config.get("layer_replication"):
+        raise FormatError(
+            "adapter_config.json: layer_replication changes the model's layers and cannot be applied to its tensors"
+        )
+    start = str(config.get("init_lora_weights")).lower()
+    if start.startswith(("pissa", "olora", "corda", "loftq")):
+        raise FormatError(
+            f"adapter_config.json: init_lora_weights={start!r} trained on a changed base, so merging into the plain one would "
+            "be wrong; save it from PEFT with path_initial_model_for_weight_conversion"
+        )
+    alpha_field = "lora_alpha" if kind == "LORA" else "alpha"
+    alpha = config.get(alpha_field)
+    if kind in ("LORA", "LOHA", "LOKR") and not _is_finite(alpha):
+        raise FormatError(
+            f"adapter_config.json: {alpha_field} is missing or not a number ({alpha!r}), so the scale is unknown; add it"
+        )
+    terms = config.get("num_cayley_neumann_terms", 5)
+    feedforward = config.get("feedforward_modules") or ()
+    if not isinstance(feedforward, str):
+        feedforward = _names(config, "feedforward_modules")
+    return PeftConfig(
+        peft_type=kind,
+        rank=_integer(config, "r"),
+        alpha=float(cast("float", alpha)) if _is_finite(alpha) else None,
+        alpha_pattern=_numbers(config, "alpha_pattern"),
+        rank_pattern={key: int(value) for key, value in _numbers(config, "rank_pattern").items()},
+        stabilised=config.get("use_rslora") is True,
+        fan_in_fan_out=config.get("fan_in_fan_out") is True,
+        feedforward=feedforward,
+        block_share=config.get("block_share") is True,
+        neumann_terms=terms if config.get("use_cayley_neumann", True) and type(terms) is int else None,
+        constrained=config.get("coft") is True,
+        target_parameters=_names(config, "target_parameters"),
+    )
+
+
+def from_metadata(metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
+    """diffusers' `lora_adapter_metadata`: one configuration a component, empty if there is none."""
+    packed = json_object(metadata.get("lora_adapter_metadata"))
+    grouped: dict[str, dict[str, object]] = {}
+    for key, value in packed.items():
+        component, _, name = key.partition(".")
+        if component in COMPONENT_FIELDS and name:
+            grouped.setdefault(COMPONENT_FIELDS[component], {})[name] = value
+        elif not name:  # saved from one model instead of a pipeline
+            grouped.setdefault("", {})[key] = value
+    return {
+        component: from_adapter_config({"peft_type": "LORA", **fields})
+        for component, fields in grouped.items()
+        if "lora_alpha" in fields
+    }
+
+
+def network_args(metadata: Mapping[str, str]) -> dict[str, object]:
+    return json_object(metadata.get("ss_network_args"))
+
+
+def is_true(value: object) -> bool:
+    return value is True or str(value).strip().lower() in ("true", "1")
+
+
+def json_object(text: str | None) -> dict[str, object]:
+    """A JSON object from a metadata value; anything else counts as empty."""
+    if not text:
+        return {}
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _first_match(patterns: Mapping[str, object], module: str, default: object) -> object:
+    for pattern, value in patterns.items():
+        if compiled(rf"(.*\.)?({pattern})$").match(module):
+            return value
+    return default
+
+
+@lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern of a configuration; one that could run for ever is refused."""
+    try:
+        if len(pattern) > 2000 or _can_explode(re._parser.parse(pattern)):  # type: ignore[attr-defined]
+            raise FormatError(f"pattern {pattern[:60]!r} in the adapter's configuration could take for ever to match")
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError, MemoryError) as error:
+        raise FormatError(
+            f"pattern {pattern[:60]!r} in the adapter's configuration is no regular expression: {error}"
+        ) from None
+
+
+def _can_explode(parsed: Iterable[tuple[object, object]], inside: bool = False) -> bool:
+    """Whether something repeated repeats or branches in itself: `(x+x+)+` takes exponential time."""
+    for operation, argument in parsed:
+        name = str(operation)
+        if "REPEAT" in name:
+            _, most, body = cast("tuple[int, int, Iterable[tuple[object, object]]]", argument)
+            if inside or _can_explode(body, inside=most > 9):
+                return True
+        elif name == "BRANCH":
+            branches = cast("tuple[object, list[Iterable[tuple[object, object]]]]", argument)[1]
+            if inside or any(_can_explode(branch, inside) for branch in branches):
+                return True
+        elif name == "SUBPATTERN" and _can_explode(cast("tuple[Any, ...]", argument)[-1], inside):
+            return True
+    return False
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: object) -> bool:
+    """A number a float can hold."""
+    return _is_number(value) and abs(cast("float", value)) < 1e30
+
+
+def _names(config: Mapping[str, object], name: str) -> tuple[str, ...]:
+    found = config.get(name) or ()
+    if not isinstance(found, list | tuple):
+        raise FormatError(f"adapter_config.json: {name} must be a list of names, not {str(found)[:60]!r}")
+    return tuple(map(str, found))
+
+
+def _integer(config: Mapping[str, object], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _numbers(config: Mapping[str, object], name: str) -> dict[str, float]:
+    found = config.get(name) or {}
+    if not isinstance(found, dict) or not all(_is_finite(value) for value in found.values()):
+        raise FormatError(f"adapter_config.json: {name} must map patterns to numbers")
+    return found

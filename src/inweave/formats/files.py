@@ -1,0 +1,303 @@
+"""Containers: bytes on disk <-> named tensors. The only place that opens adapter and base files.
+
+    .safetensors                        one file: header gate, then a read-only memory map
+    NAME.safetensors.index.json         shards beside it
+    a directory                         PEFT (adapter_config.json), diffusers LoRA, or shards
+
+Pickles (.pt, .bin, .ckpt, also under another name) are recognised by their first bytes and refused:
+an unpickler runs whatever the file tells it to.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from inweave.adapter import Tensor
+from inweave.errors import FormatError
+from inweave.formats.gate import Header, header_length, parse_header
+
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter.safetensors", "pytorch_lora_weights.safetensors")
+MAX_JSON = 64 * 1024 * 1024
+PICKLE_NAMES = ("adapter_model.bin", "pytorch_lora_weights.bin")
+
+_CONVERT_PICKLE = (
+    "It is a pickle, which can run code when opened, so inweave never opens one. Convert it where that is safe "
+    "(an isolated machine): load it there with torch's weights-only loader and save the tensors with "
+    "safetensors.torch.save_file, then use the .safetensors file here"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """Named tensors with what came along: metadata and, for PEFT directories, the configuration."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, object] | None = None
+    files: tuple[Path, ...] = ()
+    places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
+
+
+def open_container(path: str | os.PathLike[str]) -> Container:
+    """Open whatever ``path`` is: a file, an index of shards, or a directory."""
+    place = Path(path)
+    mode = _mode(place)
+    if stat.S_ISDIR(mode):
+        try:
+            return _open_directory(place)
+        except OSError as error:
+            raise FormatError(f"{place}: {error.strerror}") from None
+    if place.name.endswith(".index.json"):
+        return _open_shards(place)
+    config = place.parent / "adapter_config.json"
+    container = _open_file(place)
+    if place.name in ADAPTER_FILES[:2] and config.is_file():
+        return replace(container, config=read_json(config))
+    return container
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Names, shapes and metadata of one safetensors file; no tensor data is read."""
+    with _opened(Path(path)) as file:
+        return _header(Path(path), file)
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a small file."""
+    with _opened(path) as file:
+        raw = file.read(MAX_JSON + 1)
+    if len(raw) > MAX_JSON:
+        raise FormatError(f"{path}: a JSON file of more than {MAX_JSON:,} bytes is not accepted")
+    try:
+        document = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise FormatError(f"{path}: a JSON object was expected")
+    return document
+
+
+def _open_file(path: Path) -> Container:
+    with _opened(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
+        header = _header(path, file)
+        # a private map: array libraries accept its buffer without a copy, and the file can never change
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    start = header.data_start
+    tensors = {
+        name: Tensor(span.dtype, span.shape, view[start + span.begin : start + span.end])
+        for name, span in header.spans.items()
+    }
+    places = {name: (path, start + span.begin) for name, span in header.spans.items()}
+    return Container(path, tensors, header.metadata, None, (path,), places)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; what the system refuses is a `FormatError`."""
+    mode = _mode(path)
+    if not stat.S_ISREG(mode):
+        raise FormatError(f"{path}: not a regular file ({_kind(mode)})")
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror}") from None
+
+
+def _header(path: Path, file: BinaryIO) -> Header:
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(64)
+    _refuse_other_formats(path, prefix, size)
+    try:
+        length = header_length(prefix, size)
+        file.seek(8)
+        raw = file.read(length)
+        if len(raw) != length:
+            raise FormatError(f"the header ends after {len(raw):,} of {length:,} bytes")
+        return parse_header(raw, size)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def network_file(folder: Path) -> Path | None:
+    """Where one network's weights lie: an index of shards, or the full-precision file if there are variants."""
+    for pattern in ("*.safetensors.index.json", "*.safetensors"):
+        found = sorted(folder.glob(pattern), key=lambda place: (len(place.name), place.name))
+        if found:
+            return found[0]
+    return None
+
+
+def shard_files(index: Path) -> list[Path]:
+    """The files an index of shards names, all of them beside it."""
+    return _shards(index, _weight_map(index))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    mapping = read_json(index).get("weight_map")
+    if not isinstance(mapping, dict) or not all(isinstance(name, str) for name in mapping.values()):
+        raise FormatError(f"{index}: no weight_map of tensor names to file names")
+    return mapping
+
+
+def _shards(index: Path, mapping: Mapping[str, str]) -> list[Path]:
+    names = sorted(set(mapping.values()))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise FormatError(f"{index}: shard {name!r} is not the name of a .safetensors file beside the index")
+    return [index.parent / name for name in names]
+
+
+def _open_shards(index: Path) -> Container:
+    tensors: dict[str, Tensor] = {}
+    metadata: dict[str, str] = {}
+    places: dict[str, tuple[Path, int]] = {}
+    mapping = _weight_map(index)
+    files = _shards(index, mapping)
+    for shard in files:
+        part = _open_file(shard)
+        twice = next((name for name in part.tensors if name in tensors), None)
+        if twice is not None:
+            raise FormatError(f"{shard}: tensor {twice!r} is in an earlier shard too")
+        tensors.update(part.tensors)
+        metadata.update(part.metadata)
+        places.update(part.places)
+    absent = next((name for name in mapping if name not in tensors), None)
+    if absent is not None:
+        raise FormatError(f"{index}: tensor {absent!r} should be in {mapping[absent]}, but no shard holds it")
+    return Container(index, tensors, metadata, None, tuple(files), places)
+
+
+def _open_directory(path: Path) -> Container:
+    config_path = path / "adapter_config.json"
+    config = read_json(config_path) if config_path.is_file() else None
+    for name in ADAPTER_FILES:
+        if (path / name).is_file():
+            found = _open_file(path / name)
+            return replace(found, path=path, config=config)
+    indexes = sorted(path.glob("*.safetensors.index.json"))
+    if len(indexes) == 1:
+        found = _open_shards(indexes[0])
+        return replace(found, path=path, config=config)
+    single = sorted(path.glob("*.safetensors"))
+    if len(single) == 1:
+        found = _open_file(single[0])
+        return replace(found, path=path, config=config)
+    for name in PICKLE_NAMES:
+        if (path / name).is_file():
+            raise FormatError(f"{path / name}: cannot be read. {_CONVERT_PICKLE}")
+    named = sorted(sub.name for sub in path.iterdir() if (sub / "adapter_config.json").is_file())
+    if named:
+        raise FormatError(f"{path}: holds the adapters {', '.join(named)}; name one of these directories")
+    if len(single) > 1:
+        raise FormatError(f"{path}: holds {len(single)} .safetensors files; name one of them")
+    raise FormatError(f"{path}: a directory without an adapter ({', '.join(ADAPTER_FILES)})")
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path}: a symbolic link that leads back to itself") from None
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise FormatError(f"{path}: no such file or directory") from None
+        raise FormatError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise FormatError(f"{str(path)!r}: {error}") from None
+
+
+def _kind(mode: int) -> str:
+    kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
+    if size == 0:
+        raise FormatError(f"{path}: the file is empty; download or copy it again")
+    if head.startswith(b"version https://git-lfs"):
+        raise FormatError(f"{path}: a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
+    if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
+        raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
+    if head.startswith(b"GGUF"):
+        raise FormatError(f"{path}: a GGUF file; only safetensors adapters and bases are read")
+    if head.lstrip()[:1] == b"<" and not _looks_like_safetensors(head):
+        raise FormatError(f"{path}: a web page, not an adapter; the download probably needs a login")
+    if path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt") and not _looks_like_safetensors(head):
+        raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
+
+
+_PROTOCOLS = (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
+#: protocols 0 and 1 have no mark: a stored dict, list or global opens them
+_UNMARKED_PICKLE = re.compile(rb"\(*(?:[dl]p0\n|[}\]]q\x00|[ci][\w.]+\n[\w.]+\n[pq()])")
+
+
+def _looks_like_pickle(head: bytes) -> bool:
+    """A pickle opens with its protocol mark; a header length may too, but then JSON follows it."""
+    marked = head[:1] == b"\x80" and head[1:2] in _PROTOCOLS
+    return (marked or _UNMARKED_PICKLE.match(head) is not None) and not _looks_like_safetensors(head)
+
+
+def _looks_like_safetensors(head: bytes) -> bool:
+    return head[8:9] == b"{"
+
+
+def write_file(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """Write a safetensors file in one step: a reader sees the old file or the whole new one."""
+    target = Path(path)
+    document: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    names = _aligned_order(tensors)
+    for name in names:
+        tensor = tensors[name]
+        end = position + len(tensor.data)
+        document[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    try:
+        raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FormatError(f"{target}: a name or metadata cannot be written as text: {error.reason}") from None
+    raw += b" " * (-len(raw) % 8)  # the data begins on an 8-byte border, as every mapper likes it
+    prefix = len(raw).to_bytes(8, "little")
+    parse_header(raw[: header_length(prefix, 8 + len(raw))], 8 + len(raw) + position)
+    chunks = [prefix, raw, *(tensors[name].data for name in names)]
+    return write_atomic(target, chunks)
+
+
+def _aligned_order(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Widest dtype first, then by name: every tensor is aligned to its element size."""
+    return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
+    """Write beside the target, flush to disk, then rename over it."""
+    if not path.name:
+        raise FormatError(f"{path}: not the name of a file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError, ValueError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise FormatError(f"{path}: cannot be written: {error.strerror}") from None
+        raise
+    return path

@@ -1,0 +1,214 @@
+"""The header gate: what a safetensors header must be before anything else looks at it.
+
+    file   = length (8 bytes, little-endian) + header (JSON, `length` bytes) + data
+    header = {"__metadata__": {str: str}?, name: {"dtype", "shape", "data_offsets": [begin, end]}, ...}
+
+Limits: header 16 MiB, 100,000 tensors, 8 dimensions, names of 1 to 512 printable characters without
+`__x__` segments and without repeats; offsets ascend from 0 to the end of the file without gaps or
+overlaps, and each span is exactly as long as its dtype and shape say. Whatever breaks a rule is a
+`FormatError` that names it; nothing of the data is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from inweave.adapter.tensor import BITS
+from inweave.errors import FormatError
+
+MAX_HEADER = 16 * 1024 * 1024
+MAX_TENSORS = 100_000
+MAX_DIMS = 8
+MAX_NAME = 512
+MAX_SIZE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one tensor lies, counted from the start of the file's data."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    spans: Mapping[str, Span]
+    metadata: Mapping[str, str]
+    data_start: int
+
+
+def header_length(prefix: bytes, file_size: int) -> int:
+    """The header's length from the first 8 bytes, checked against the file and the limit."""
+    if len(prefix) < 8:
+        raise FormatError(f"the file has {file_size} bytes; a safetensors file starts with an 8-byte length")
+    length = int.from_bytes(prefix[:8], "little")
+    if length > MAX_HEADER:
+        raise FormatError(f"the header claims {length:,} bytes; at most {MAX_HEADER:,} are accepted")
+    if length < 2 or 8 + length > file_size:
+        raise FormatError(
+            f"the header claims {length:,} bytes but the file has {max(file_size - 8, 0):,} after the length: "
+            "it is cut short or not a safetensors file"
+        )
+    return length
+
+
+def parse_header(raw: bytes, file_size: int) -> Header:
+    """Check a header's bytes (without the length) and return where each tensor lies."""
+    document = _document(raw)
+    metadata = _metadata(document.pop("__metadata__", None))
+    if len(document) > MAX_TENSORS:
+        raise FormatError(f"the header lists {len(document):,} tensors; at most {MAX_TENSORS:,} are accepted")
+    data_start = 8 + len(raw)
+    spans = {name: _span(name, entry) for name, entry in document.items()}
+    _check_tiling(spans, file_size - data_start)
+    return Header(spans, metadata, data_start)
+
+
+def _document(raw: bytes) -> dict[str, object]:
+    try:
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except FormatError:
+        raise
+    except RecursionError:
+        raise FormatError("the header is nested too deeply to be a safetensors header") from None
+    except (ValueError, MemoryError) as error:
+        raise FormatError(f"the header is not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise FormatError(f"the header is a JSON {type(document).__name__}; an object was expected")
+    return document
+
+
+def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FormatError(f"the header names {_shown(name)} twice")
+    return document
+
+
+def _no_constant(name: str) -> object:
+    raise FormatError(f"the header holds {name}, which is not JSON")
+
+
+def _metadata(found: object) -> dict[str, str]:
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise FormatError("__metadata__ is not an object of strings")
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise FormatError(f"metadata {_shown(key)} is a {type(value).__name__}; only strings are allowed")
+        if not (_is_text(key) and _is_text(value)):
+            raise FormatError(f"metadata {_shown(key)} holds half a surrogate pair, which no text can")
+    return found
+
+
+def _is_text(value: str) -> bool:
+    """JSON can spell lone surrogates; they could be neither printed nor written again."""
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _span(name: str, entry: object) -> Span:
+    """A tensor's place; the usual case is recognised at once, everything else is taken apart to say what is wrong."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+        rows, columns = shape
+        if (
+            type(rows) is type(columns) is type(begin) is type(end) is int
+            and 0 < rows < _SMALL
+            and 0 < columns < _SMALL
+            and begin >= 0
+            and rows * columns * BITS[dtype] == 8 * (end - begin)
+            and len(entry) == 3  # type: ignore[arg-type]
+            and type(shape) is list
+            and type(entry["data_offsets"]) is list  # type: ignore[index]
+            and _plain_name(name)
+        ):
+            return Span(dtype, (rows, columns), begin, end)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        pass
+    return _checked_span(name, entry)
+
+
+_SMALL = 1 << 24
+_PLAIN = re.compile(r"[a-zA-Z0-9]+(?:[._][a-zA-Z0-9]+)*")
+
+
+def _plain_name(name: str) -> bool:
+    """ASCII words joined by single dots and underscores: nothing a longer look could object to."""
+    return len(name) <= MAX_NAME and _PLAIN.fullmatch(name) is not None
+
+
+def _checked_span(name: str, entry: object) -> Span:
+    _check_name(name)
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"tensor {_shown(name)} needs exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise FormatError(f"tensor {_shown(name)} has dtype {_shown(dtype)}; known are {', '.join(BITS)}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_size(size) for size in shape):
+        raise FormatError(
+            f"tensor {_shown(name)} has shape {_shown(shape)}; at most {MAX_DIMS} sizes >= 0 are accepted"
+        )
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(at) for at in offsets):
+        raise FormatError(f"tensor {_shown(name)} has data_offsets {_shown(offsets)}; two positions were expected")
+    begin, end = offsets
+    count = math.prod(shape)
+    if (count or math.prod(filter(None, shape))) >= MAX_SIZE:  # a 0 does not excuse it: no array has this shape
+        raise FormatError(f"tensor {_shown(name)} has shape {shape}: more numbers than can be counted")
+    size = count * BITS[dtype] // 8
+    if size != end - begin:
+        raise FormatError(
+            f"tensor {_shown(name)}: {dtype} {shape} takes {size:,} bytes, data_offsets give {end - begin:,}"
+        )
+    return Span(dtype, tuple(shape), begin, end)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_SIZE
+
+
+def _check_name(name: str) -> None:
+    if not 0 < len(name) <= MAX_NAME:
+        raise FormatError(f"a tensor name has {len(name)} characters; 1 to {MAX_NAME} are accepted: {_shown(name)}")
+    if not name.isprintable():
+        raise FormatError(f"tensor name {_shown(name)} holds control or unprintable characters")
+    if "__" in name and any(_is_dunder(part) for part in name.split(".")):
+        raise FormatError(f"tensor name {_shown(name)} has a segment that starts with two underscores")
+
+
+def _is_dunder(segment: str) -> bool:
+    return segment.startswith("__") and segment.strip("_") != ""
+
+
+def _check_tiling(spans: Mapping[str, Span], available: int) -> None:
+    position = 0
+    for name, span in sorted(spans.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if span.begin != position:
+            what = "overlaps the one before it" if span.begin < position else "leaves a gap before it"
+            raise FormatError(f"tensor {_shown(name)} starts at byte {span.begin:,}, not {position:,}: it {what}")
+        position = span.end
+    if position > available:
+        raise FormatError(
+            f"the tensors need {position:,} bytes but the file holds {available:,}: it is cut short; "
+            "download or copy it again"
+        )
+    if position < available:
+        raise FormatError(f"{available - position:,} bytes follow the last tensor; nothing describes them")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

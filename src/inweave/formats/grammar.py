@@ -1,0 +1,273 @@
+"""The grammar of adapter keys: closed tables of suffixes and prefixes.
+
+    key    = prefix + module + "." + suffix
+    suffix = the longest entry of SUFFIXES (or one of the few patterns below) that ends the key
+    prefix = any run of wrappers, then at most one component:
+
+        lora_unet_ lora_te1_ lycoris_ oft_unet_ ...   the module behind it is flat: dots became underscores
+        unet. transformer. text_encoder_2. ...        the module behind it is dotted
+
+A key is split without looking at any other key and without knowing the model. Flat names are never
+turned back into dotted ones: the model's own names are flattened and looked up (`inweave.targets`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from inweave.adapter import Ref
+
+#: suffix -> (role, spelling family)
+SUFFIXES: dict[str, tuple[str, str]] = {
+    "lora_down.weight": ("down", "kohya"),
+    "lora_up.weight": ("up", "kohya"),
+    "lora_mid.weight": ("mid", "kohya"),
+    "lora_A.weight": ("down", "peft"),
+    "lora_B.weight": ("up", "peft"),
+    "lora_A": ("down", "peft"),
+    "lora_B": ("up", "peft"),
+    "lora_B.bias": ("up_bias", "peft"),
+    "lora.down.weight": ("down", "dotted"),
+    "lora.up.weight": ("up", "dotted"),
+    "lora_linear_layer.down.weight": ("down", "dotted"),
+    "lora_linear_layer.up.weight": ("up", "dotted"),
+    "___.layer.W_down": ("down", "hcp"),
+    "___.layer.W_up": ("up", "hcp"),
+    "___.layer.lora_down.weight": ("down", "hcp"),
+    "___.layer.lora_up.weight": ("up", "hcp"),
+    "___.alpha": ("alpha", "hcp"),
+    "alpha": ("alpha", ""),
+    "scale": ("scale", ""),
+    "dora_scale": ("dora_scale", ""),
+    "lora_magnitude_vector": ("magnitude", "peft"),
+    "lora_magnitude_vector.weight": ("magnitude", "peft"),
+    "magnitude": ("magnitude", ""),
+    **{f"hada_{r}": (r, "lycoris") for r in ("w1_a", "w1_b", "w2_a", "w2_b", "t1", "t2")},
+    **{f"lokr_{r}": (f"kr_{r}", "lycoris") for r in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b", "t1", "t2")},
+    **{f"{r}.weight": (f"g_{r}", "lycoris") for r in ("a1", "a2", "b1", "b2", "bm")},
+    "oft_blocks": ("oft_blocks", "lycoris"),
+    "oft_diag": ("oft_diag", "lycoris"),
+    "rescale": ("rescale", "lycoris"),
+    "oft_R.weight": ("oft_R", "peft"),
+    "oft_R.scaled_oft": ("scaled_oft", "onetrainer"),
+    "oft_r": ("oft_r", "peft"),
+    "boft_R": ("boft_R", "peft"),
+    "boft_s": ("boft_s", "peft"),
+    "on_input": ("on_input", "lycoris"),
+    "ia3_l": ("ia3_l", "peft"),
+    "diff": ("diff", ""),
+    "diff_b": ("diff_b", ""),
+    "set_weight": ("set_weight", ""),
+    "set_bias": ("set_bias", ""),
+    "w_norm": ("w_norm", "lycoris"),
+    "b_norm": ("b_norm", "lycoris"),
+    "reshape_weight": ("reshape_weight", ""),
+    "bias_indices": ("bias_indices", "lycoris"),
+    "bias_values": ("bias_values", "lycoris"),
+    "bias_size": ("bias_size", "lycoris"),
+    "q_layer.weight": ("tlora_q", "lycoris"),
+    "p_layer.weight": ("tlora_p", "lycoris"),
+    "lambda_layer": ("tlora_lambda", "lycoris"),
+    "lora_embedding_A": ("emb_down", "peft"),
+    "lora_embedding_B": ("emb_up", "peft"),
+    "vera_lambda_b": ("vera_b", "peft"),
+    "vera_lambda_d": ("vera_d", "peft"),
+    "base_layer.bias": ("inner_bias", "peft"),
+    "weight": ("plain_weight", ""),
+    "bias": ("plain_bias", ""),
+}  # fmt: skip
+
+#: suffixes that may carry an adapter's name before their last segment (`lora_A.default.weight`)
+NAMED = {
+    "lora_A": "down", "lora_B": "up", "lora_magnitude_vector": "magnitude", "oft_R": "oft_R",
+    "modules_to_save": "plain",
+}  # fmt: skip
+NAMED_LAST = {
+    "lora_embedding_A": "emb_down", "lora_embedding_B": "emb_up", "ia3_l": "ia3_l", "boft_R": "boft_R",
+    "boft_s": "boft_s", "vera_lambda_b": "vera_b", "vera_lambda_d": "vera_d",
+    **{name: role for name, (role, family) in SUFFIXES.items() if name.startswith(("hada_", "lokr_"))},
+}  # fmt: skip
+
+#: `a1.weight` may be GLoRA's or candle-lora's, `x.weight` may end a longer pattern
+_SHARED_SPELLING = ("g_a1", "g_a2", "g_b1", "g_b2", "plain_weight", "plain_bias")
+
+_FLATTENED = re.compile(r"^(.+)_(lora_down|lora_up|lora_mid)\.weight$")
+_PROCESSOR = re.compile(r"^(.*?)(?:\.processor)?\.([a-z_]+)_lora$")
+_CANDLE = re.compile(r"^(?:(.*)\.)?(a|b|m|magnitude)(\d+)\.weight$")
+_CANDLE_DOTLESS = re.compile(r"^((?:.*\.)?(?:traced_)?lora_[a-z0-9_]+?)(a|b|m|magnitude)(\d+)\.weight$")
+_CANDLE_HOME = re.compile(r"(?:^|\.)((?:traced_)?lora_(\w+?))$")
+_LIST = re.compile(r"^(unet|text_encoder):(\d+):(up|down)$")
+_SAM = re.compile(r"^w_([ab])_\d+$")
+
+#: old attention processors write the text encoder's projections under the UNet's leaf names
+_TEXT_LEAVES = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key, split. ``name`` is a PEFT adapter's name left in the key, ``index`` a list position."""
+
+    raw: str
+    module: str
+    role: str
+    family: str
+    name: str | None = None
+    index: int | None = None
+
+
+def split(key: str) -> Key | None:
+    """Take one key apart, or None if no suffix of the grammar ends it."""
+    segments = key.split(".")
+    for count in (4, 3, 2, 1) if "___" in segments else (3, 2, 1):
+        found = SUFFIXES.get(".".join(segments[-count:])) if len(segments) > count else None
+        if found is None:
+            continue
+        if found[0] in _SHARED_SPELLING:
+            return _split_pattern(key, segments) or Key(key, ".".join(segments[:-count]), *found)
+        return Key(key, ".".join(segments[:-count]), *found)
+    return _split_pattern(key, segments)
+
+
+def _split_pattern(key: str, segments: list[str]) -> Key | None:
+    if listed := _LIST.match(key):
+        return Key(key, listed[1], listed[3], "cloneofsimo", index=int(listed[2]))
+    if sam := _SAM.match(key):
+        return Key(key, "", f"sam_{sam[1]}", "sam")
+    if candle := _CANDLE.match(key) or _CANDLE_DOTLESS.match(key):
+        role = {"a": "candle_a", "b": "candle_b"}.get(candle[2], "candle_m")
+        return Key(key, candle[1] or "", role, "candle", index=int(candle[3]))
+    if len(segments) > 3 and segments[-3] in NAMED and segments[-1] in ("weight", "bias"):
+        role = NAMED[segments[-3]]
+        if role == "plain":
+            role = f"plain_{segments[-1]}"
+        elif segments[-1] == "bias":
+            role = "up_bias"
+        return Key(key, ".".join(segments[:-3]), role, "peft", name=segments[-2])
+    if len(segments) > 2 and segments[-2] in NAMED_LAST:
+        return Key(key, ".".join(segments[:-2]), NAMED_LAST[segments[-2]], "peft", name=segments[-1])
+    if len(segments) > 2 and segments[-2] == "oft_blocks" and is_number(segments[-1]):
+        return Key(key, ".".join(segments[:-2]), "oft_blocks", "kohya", index=int(segments[-1]))
+    if len(segments) > 3 and segments[-1] == "weight" and segments[-2] in ("down", "up"):
+        return _split_processor(key, ".".join(segments[:-2]), segments[-2])
+    if flattened := _FLATTENED.match(key):
+        role = {"lora_down": "down", "lora_up": "up", "lora_mid": "mid"}[flattened[2]]
+        return Key(key, flattened[1], role, "kohya")
+    return None
+
+
+def _split_processor(key: str, module: str, role: str) -> Key | None:
+    """`...attn1.processor.to_q_lora.down.weight` and XLabs' `...processor.qkv_lora1.down.weight`."""
+    if re.search(r"\.(qkv|proj)_lora[12]?$", module):
+        return Key(key, module, role, "xlabs")
+    found = _PROCESSOR.match(module)
+    if not found:
+        return None
+    parent, leaf = found[1], found[2]
+    if parent.endswith("self_attn") and leaf in _TEXT_LEAVES:
+        leaf = _TEXT_LEAVES[leaf]
+    elif leaf == "to_out":
+        leaf = "to_out.0"
+    return Key(key, f"{parent}.{leaf}", role, "processor")
+
+
+#: flat prefixes, longest first: what follows is one underscore-joined module name
+FLAT_PREFIXES: tuple[tuple[str, str, str], ...] = (
+    ("lora_te_wrapped_transformer_", "te", "kohya"),
+    ("lora_prior_unet_", "unet", "kohya"),
+    ("lora_prior_te_", "te", "kohya"),
+    ("lora_unet_unet_", "unet", "kohya"),
+    ("lora_unet__", "unet", "kohya"),
+    ("lora_unet_", "unet", "kohya"),
+    ("lora_transformer_", "unet", "onetrainer"),
+    ("lora_te1_", "te1", "kohya"),
+    ("lora_te2_", "te2", "kohya"),
+    ("lora_te3_", "te3", "kohya"),
+    ("lora_te_", "te", "kohya"),
+    ("lycoris_te1_", "te1", "lycoris"),
+    ("lycoris_te2_", "te2", "lycoris"),
+    ("lycoris_te_", "te", "lycoris"),
+    ("lycoris_unet_", "unet", "lycoris"),
+    ("lycoris_", "unet", "lycoris"),
+    ("oft_unet_", "unet", "kohya"),
+    ("oft_te1_", "te1", "kohya"),
+    ("oft_te2_", "te2", "kohya"),
+    ("oft_te_", "te", "kohya"),
+)
+
+#: dotted wrappers, longest first: (prefix, component or "" for a pure wrapper, dialect)
+DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
+    ("model.diffusion_model.", "unet", "comfy"),
+    ("diffusion_model.", "unet", "comfy"),
+    ("conditional_transformer.", "unet", "diffusers"),
+    ("base_model.model.", "", "peft"),
+    ("transformer.", "unet", "diffusers"),
+    ("unet.", "unet", "diffusers"),
+    ("text_encoder_3.", "te3", "diffusers"),
+    ("text_encoder_2.", "te2", "diffusers"),
+    ("text_encoder.", "te1", "diffusers"),
+    ("text_encoders.clip_l.transformer.", "te1", "comfy"),
+    ("text_encoders.clip_g.transformer.", "te2", "comfy"),
+    ("text_encoders.clip_h.transformer.", "te1", "comfy"),
+    ("text_encoders.t5xxl.transformer.", "te3", "comfy"),
+    ("text_encoders.qwen3_06b.transformer.", "te", "comfy"),
+    ("text_encoders.qwen3_4b.transformer.", "te", "comfy"),
+    ("clip_bigG.", "te2", "hcp"),
+    ("clip_B.", "te1", "hcp"),
+    ("clip_l.", "te1", "onetrainer"),
+    ("clip_g.", "te2", "onetrainer"),
+    ("t5.", "te3", "onetrainer"),
+    ("_orig_mod.", "", ""),
+    ("module.", "", ""),
+)
+
+_FLAT = re.compile("|".join(prefix for prefix, _, _ in FLAT_PREFIXES))
+_FLAT_MEANING = {prefix: (component, dialect) for prefix, component, dialect in FLAT_PREFIXES}
+_DOTTED = re.compile("|".join(re.escape(prefix) for prefix, _, _ in DOTTED_PREFIXES))
+_DOTTED_MEANING = {prefix: (component, dialect) for prefix, component, dialect in DOTTED_PREFIXES}
+_OTHER_ENCODER = re.compile(r"^text_encoders\.\w+\.transformer\.")
+
+
+def locate(module: str) -> tuple[Ref, str]:
+    """Strip wrappers and the component from a module's spelling: (Ref, the prefix's dialect or "")."""
+    if (flat := _FLAT.match(module)) and len(module) > flat.end():
+        component, dialect = _FLAT_MEANING[flat[0]]
+        return Ref(component, module[flat.end() :].lstrip("_").replace(".", "_"), flat=True), dialect
+    component, dialect = "", ""
+    while True:
+        if other := _OTHER_ENCODER.match(module):
+            known = _DOTTED_MEANING.get(other[0], ("te", "comfy"))
+            module, component, dialect = module[other.end() :], known[0], "comfy"
+            continue
+        wrapper = _DOTTED.match(module)
+        if wrapper is None:
+            break
+        found, spelt = _DOTTED_MEANING[wrapper[0]]
+        if found and component.startswith("te"):
+            break  # a text encoder's own module may be called `transformer`
+        module, component = module[wrapper.end() :], found or component
+        dialect = dialect if dialect == "peft" else spelt or dialect
+    if module.startswith("sformer_blocks."):  # 16 characters cut where `transformer.` has 12
+        module, component = "tran" + module, "unet"
+    return Ref(component, module), dialect
+
+
+def is_number(text: str) -> bool:
+    """ASCII digits of a sane length: `isdigit` alone accepts characters that `int` does not."""
+    return text.isascii() and text.isdigit() and len(text) <= 6
+
+
+def candle_home(path: str, many: bool) -> Ref:
+    """The module behind a candle-lora path; ``many`` ids in one struct leave only the struct itself."""
+    found = _CANDLE_HOME.search(path)
+    parent, leaf = (path[: found.start()], found[2]) if found else (path, "")
+    parent = parent.strip(".")
+    if leaf in ("qkv", "proj", "fc1", "fc2", "head", "query_key_value", "dense") and not many:
+        return Ref("", f"{parent}.{leaf}" if parent else leaf)
+    if leaf in ("llama", "llama_csa", "llama_block", "falcon") or many or not parent:
+        return Ref("", parent, below=True)
+    return Ref("", parent)
+
+
+def is_candle_path(path: str) -> bool:
+    return _CANDLE_HOME.search(path) is not None or path == ""

@@ -1,0 +1,209 @@
+"""One road for every dialect: tensors -> split -> group -> classify -> Adapter.
+
+No model is needed and no format is detected: a file may mix algorithms, ranks and spellings, so each
+key is split on its own, keys that name one module form a group, and the set of roles in a group tells
+its algorithm (`inweave.formats.classify`). Every key ends as part of an entry, as a carried tensor, or
+in a `Problem`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from inweave.adapter import Adapter, Entry, Problem, Ref, Tensor
+from inweave.errors import FormatError
+from inweave.formats.classify import classify
+from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args
+from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
+from inweave.formats.group import Context, Group
+from inweave.formats.restore import restore_alphas
+from inweave.formats.spell import CANDLE_ALPHA
+
+_PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
+_NOT_MERGEABLE = {
+    "sam_a": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
+    "sam_b": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
+}
+
+
+def read(
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
+    *,
+    name: str | None = None,
+    trainer_exact: bool = False,
+) -> Adapter:
+    """Read named tensors into an `Adapter`.
+
+    ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
+    kohya `split_qkv` files as their trainer did instead of as every loader does.
+    """
+    metadata = dict(metadata or {})
+    if not tensors:
+        raise FormatError("the file holds no tensors")
+    _refuse_other_files(tensors)
+    shared = {key: tensor for key, tensor in tensors.items() if key.endswith((".vera_A", ".vera_B"))}
+    keys, carried, problems = _split_all({k: t for k, t in tensors.items() if k not in shared}, metadata)
+    _refuse_checkpoint(keys, tensors)
+    every, (keys, chosen) = keys, _choose_name(keys, name)
+    others = {key.raw for key in every} - {key.raw for key in keys}
+    context = Context(
+        metadata=metadata,
+        peft=from_adapter_config(config) if config else None,
+        components=from_metadata(metadata),
+        trainer_exact=trainer_exact,
+        shared=shared,
+    )
+    entries: list[Entry] = []
+    for group in _grouped(keys, tensors, problems):
+        classify(group, context, entries, problems)
+    entries = restore_alphas(entries, metadata)
+    if shared and not context.used_shared:
+        problems.append(Problem("orphan", tuple(shared), "VeRA projections without any lambda vectors"))
+    return Adapter(
+        entries=tuple(entries),
+        carried=carried,
+        metadata=metadata,
+        config=config,
+        problems=tuple(problems),
+        warnings=tuple(_file_warnings(metadata, chosen, keys, carried) + context.warnings),
+        tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
+    )
+
+
+def _refuse_other_files(tensors: Mapping[str, Tensor]) -> None:
+    """Files that are something else entirely, said in one line."""
+    if "lora_controlnet" in tensors:
+        raise FormatError(
+            "a Control-LoRA (it holds `lora_controlnet`): a ControlNet, not an adapter that can be merged"
+        )
+    if any(key.startswith("lllite_") for key in tensors):
+        raise FormatError("a ControlNet-LLLite file (`lllite_` keys): not an adapter that can be merged")
+    if set(tensors) <= {"emb_params", "clip_l", "clip_g", "string_to_param.*"}:
+        raise FormatError("a textual-inversion embedding, not an adapter")
+
+
+def _refuse_checkpoint(keys: list[Key], tensors: Mapping[str, Tensor]) -> None:
+    """Plain weights and nothing else is a model. Under PEFT's prefix they are modules it saved whole."""
+    plain = sum(1 for key in keys if key.role in ("plain_weight", "plain_bias", "scale"))
+    if plain == len(keys) > 0 and not any(name.startswith("base_model.") for name in tensors):
+        raise FormatError(
+            f"a model checkpoint, not an adapter: {len(tensors):,} plain tensors and none of an adapter "
+            "(to make an adapter from a tuned checkpoint, extract the difference to its base)"
+        )
+
+
+def _split_all(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
+) -> tuple[list[Key], dict[str, Tensor], list[Problem]]:
+    keys: list[Key] = []
+    carried: dict[str, Tensor] = {}
+    problems: list[Problem] = []
+    unsupported: dict[str, list[str]] = {}
+    for raw, tensor in tensors.items():
+        twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
+        passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
+        # PEFT repeats some modules, and saves an adapted embedding's own weight beside its factors
+        repeated = twin or ".original_module." in raw or raw.endswith((".base_layer.weight", ".trainable_tokens_delta"))
+        if passenger or repeated:
+            carried[raw] = tensor
+            continue
+        key = split(raw)
+        if key is None:
+            problems.append(Problem("unknown", (raw,), "no known adapter suffix ends this key"))
+        elif key.role in _NOT_MERGEABLE:
+            unsupported.setdefault(_NOT_MERGEABLE[key.role], []).append(raw)
+        else:
+            keys.append(key)
+    problems += [Problem("unsupported", tuple(found), reason) for reason, found in unsupported.items()]
+    return keys, carried, problems
+
+
+def _choose_name(keys: list[Key], wanted: str | None) -> tuple[list[Key], str | None]:
+    names = Counter(key.name for key in keys if key.name is not None)
+    if wanted is not None and wanted not in names:
+        known = ", ".join(sorted(names)) or "none"
+        raise FormatError(f"no adapter named {wanted!r} in this file; the keys carry: {known}")
+    if len(names) > 1 and wanted is None:
+        raise FormatError(f"the file holds the adapters {', '.join(sorted(names))}; choose one by name (--adapter)")
+    chosen = wanted or next(iter(names), None)
+    return [key for key in keys if key.name in (None, chosen)], chosen
+
+
+def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem]) -> list[Group]:
+    groups: dict[object, Group] = {}
+    located: dict[str, tuple[Ref, str]] = {}
+    candle_ids: dict[str, set[int]] = {}
+    glora = _glora_modules(keys)
+    keys = sorted(keys, key=lambda key: key.raw)  # which of two spellings comes first must not depend on the file
+    for key in keys:
+        if key.family == "candle" and key.module not in glora:
+            candle_ids.setdefault(key.module, set()).add(key.index or 0)
+    for key in keys:
+        role, identity, ref, prefix = key.role, None, None, ""
+        if key.family == "cloneofsimo":
+            ref = Ref("unet" if key.module == "unet" else "te1", f"#{key.index}")
+        elif key.family == "candle" and key.module not in glora:
+            ids = candle_ids[key.module]
+            ref = (
+                candle_home(key.module, many=len(ids) > 1)
+                if is_candle_path(key.module)
+                else Ref("", key.module, below=len(ids) > 1)
+            )
+            role = {"candle_a": "down", "candle_b": "up", "candle_m": "magnitude"}[role]
+            if key.module.endswith("lora_embed"):
+                role = {"down": "emb_down", "up": "emb_up"}.get(role, role)
+            identity = (key.module, key.index)
+        else:
+            if key.family == "candle":
+                role = f"g_{key.role[-1]}{key.index}"
+            if key.module not in located:
+                located[key.module] = locate(key.module)
+            ref, prefix = located[key.module]
+            if role == "oft_blocks" and key.index is not None:
+                role = f"oft_blocks.{key.index}"
+        group = groups.setdefault(identity or ref, Group(ref, prefix))
+        if role in group.tensors:
+            problems.append(
+                Problem("duplicate", (key.raw,), f"the same part of {ref} is also stored as {group.keys[role]}")
+            )
+            continue
+        group.add(role, key, tensors[key.raw])
+    position = {name: number for number, name in enumerate(tensors)}
+    return sorted(groups.values(), key=lambda group: min(position[raw] for raw in group.keys.values()))
+
+
+def _glora_modules(keys: list[Key]) -> set[str]:
+    """Modules with a1, a2, b1 and b2 but no a0: GLoRA. candle-lora counts from 0."""
+    seen: dict[str, set[tuple[str, int]]] = {}
+    for key in keys:
+        if key.family == "candle" and key.index is not None:
+            seen.setdefault(key.module, set()).add((key.role[-1], key.index))
+    whole = {("a", 1), ("a", 2), ("b", 1), ("b", 2)}
+    return {module for module, ids in seen.items() if ids & whole and not any(i == 0 or i > 2 for _, i in ids)}
+
+
+def _file_warnings(
+    metadata: Mapping[str, str], chosen: str | None, keys: list[Key], carried: Mapping[str, Tensor]
+) -> list[str]:
+    found: list[str] = []
+    if "alpha" in metadata:
+        found.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and inweave too")
+    if any(key.endswith(".base_layer.weight") for key in carried):
+        found.append("the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used")
+    if any(key.endswith(".trainable_tokens_delta") for key in carried):
+        found.append("trained tokens (trainable_tokens_delta) are carried along and not applied")
+    if is_true(network_args(metadata).get("split_qkv")):
+        found.append(
+            "trained with split_qkv: loaders scale it by alpha / (parts * rank), its trainer by alpha / rank; "
+            "the loaders' value is used unless trainer_exact is asked for"
+        )
+    if chosen is not None and chosen != "default":
+        found.append(f"the keys carry the adapter name {chosen!r}")
+    if CANDLE_ALPHA not in metadata and any(key.family == "candle" for key in keys) and not _glora_modules(keys):
+        found.append(
+            "candle-lora files hold neither alpha nor rank scaling: scale 1 is used; the program that made it knows its own"
+        )
+    return found

@@ -1,0 +1,13 @@
+"""The dialects that can be written, by name."""
+
+from __future__ import annotations
+
+from inweave.formats.candle import Candle
+from inweave.formats.comfy import Comfy
+from inweave.formats.dotted import Bfl, Diffusers, Peft
+from inweave.formats.flat import Kohya, OneTrainer
+from inweave.formats.spell import Dialect
+
+WRITERS: dict[str, Dialect] = {
+    writer.name: writer for writer in (Kohya(), Diffusers(), Peft(), Comfy(), OneTrainer(), Bfl(), Candle())
+}

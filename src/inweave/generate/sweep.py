@@ -1,0 +1,136 @@
+"""The same request many times over, with one or two things changed: sweeps and comparisons.
+
+    strength=0,0.5,1      all LoRAs of the request at these multiples of their strength
+    seed=1,2,3            other seeds; likewise steps and guidance
+
+One axis gives a row, two give a table. A comparison has a column without LoRAs, one for each LoRA alone, and, where
+there are several, one for all of them together, always from the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from inweave.errors import ConfigError
+from inweave.generate.config import GenerateConfig, LoraChoice
+from inweave.generate.denoise import Progress
+from inweave.generate.pictures import Picture
+from inweave.generate.pipeline import Pipeline, Result
+from inweave.generate.sheet import Sheet
+
+AXES: dict[str, type] = {"strength": float, "seed": int, "steps": int, "guidance": float}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    name: str
+    values: tuple[float, ...]
+
+    @staticmethod
+    def read(text: str) -> Axis:
+        """NAME=VALUE,VALUE,..."""
+        name, equals, said = text.partition("=")
+        kind = AXES.get(name.strip())
+        if kind is None or not equals:
+            raise ConfigError(f"grid {text!r}: write one of {', '.join(AXES)} and its values, such as strength=0,0.5,1")
+        try:
+            values = tuple(kind(value) for value in said.split(","))
+        except ValueError:
+            raise ConfigError(f"grid {text!r}: {said!r} is no list of {kind.__name__} numbers") from None
+        return Axis(name.strip(), values)
+
+    def applied(self, config: GenerateConfig, value: float) -> GenerateConfig:
+        fields = config.model_dump()
+        if self.name == "strength":
+            fields["loras"] = [_scaled(lora, value) for lora in config.loras]
+        else:
+            fields[self.name] = value
+        return GenerateConfig.of(**fields)
+
+    def label(self, value: float) -> str:
+        return f"{self.name} {value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep made: the sheet, and the result of every cell."""
+
+    sheet: Sheet
+    results: list[list[Result]]
+
+
+def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> Swept:
+    """One picture for every value of every axis, all of them checked before the first is made."""
+    if not 1 <= len(axes) <= 2:
+        raise ConfigError(f"a grid has one or two axes, got {len(axes)}")
+    if any(axis.name == "strength" for axis in axes) and not (config.loras or pipe.loras):
+        raise ConfigError("grid: a sweep over strength needs a LoRA")
+    across, down = axes[0], axes[1] if len(axes) == 2 else None
+    rows = [down.applied(config, value) for value in down.values] if down else [config]
+    table = [[across.applied(row, value) for value in across.values] for row in rows]
+    labels = [down.label(value) for value in down.values] if down else []
+    return run(pipe, table, [across.label(value) for value in across.values], labels, config.prompt, **options)
+
+
+def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> Swept:
+    """The same seeds without LoRAs, with each alone, and with all."""
+    if not config.loras:
+        raise ConfigError("compare: there is no LoRA to compare with; add one with --lora")
+    stacks: list[tuple[str, tuple[LoraChoice, ...]]] = [("no LoRA", ())]
+    stacks += [(f"{lora.label.rpartition('/')[2]} {_shown(lora)}", (lora,)) for lora in config.loras]
+    if len(config.loras) > 1:
+        stacks.append(("all", config.loras))
+    seed = config.seed if config.seed is not None else 0
+    seeds = [seed + number for number in range(config.count)]
+    table = [
+        [config.model_copy(update={"loras": stack, "seed": each, "count": 1}) for _, stack in stacks] for each in seeds
+    ]
+    labels = [f"seed {each}" for each in seeds] if len(seeds) > 1 else []
+    return run(pipe, table, [name for name, _ in stacks], labels, config.prompt, **options)
+
+
+def run(
+    pipe: Pipeline,
+    table: Sequence[Sequence[GenerateConfig]],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    title: str,
+    *,
+    init: Picture | None = None,
+    mask: Picture | None = None,
+    progress: Callable[[Progress], object] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Swept:
+    """Make a table of requests; each is settled first, so that a bad one stops it before any work."""
+    for line in table:
+        for config in line:
+            pipe.settle(config, init, mask)
+    total = sum(len(line) for line in table)
+    results: list[list[Result]] = []
+    done = 0
+    for line in table:
+        results.append([])
+        for config in line:
+            number = done
+
+            def told(at: Progress, number: int = number) -> None:
+                if progress is not None:
+                    progress(Progress(at.step, at.total, at.eta, number, total, at.preview))
+
+            results[-1].append(pipe(config, init=init, mask=mask, progress=told, cancelled=cancelled))
+            done += 1
+    cells = [[result.images[0] for result in line] for line in results]
+    return Swept(Sheet(cells, columns, rows, title), results)
+
+
+def _scaled(lora: LoraChoice, factor: float) -> dict[str, Any]:
+    fields = lora.model_dump(exclude_none=True)
+    return fields | {name: fields[name] * factor for name in ("strength", "te", "unet") if name in fields}
+
+
+def _shown(lora: LoraChoice) -> str:
+    strengths = lora.strengths()
+    te, unet = strengths["te"], strengths["unet"]
+    return f"{unet:g}" if te == unet else f"{te:g}/{unet:g}"

@@ -1,0 +1,158 @@
+"""An adapter's factors, one set a module of a live model.
+
+    resolve(adapter, names and shapes of the model)  ->  placements  ->  {module: Lora | Loha | Lokr}
+
+    source rows   some rows of a fused change belong here: `Factors.rows`
+    target rows   several parts make up one fused weight: `inweave.targets.cut.join`, zeros where no part is
+    swap          halves exchanged: `inweave.targets.cut.swapped`
+
+Whether a weight is stored as (in, out) is seen on the module: PEFT's `fan_in_fan_out` names the whole model.
+What is none of the three cannot be a layer: it is refused with every module's name, and can be merged instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from inweave.adapter import Adapter, Factors
+from inweave.errors import ConfigError, TargetError
+from inweave.layers.factors import obstacle
+from inweave.layers.kinds import kind_of, unfit
+from inweave.layers.layer import LoraLayer
+from inweave.layers.sites import Site, sites
+from inweave.targets.cut import join, swapped
+from inweave.targets.index import ModelIndex, index_from_names
+from inweave.targets.links import Shape
+from inweave.targets.plan import Placement
+from inweave.targets.resolve import resolve
+
+_SHOWN = 5
+
+
+def model_index(model: nn.Module) -> ModelIndex:
+    """The names of a live model, as adapters are resolved on them; LoRA layers do not show."""
+    return _index(model)[0]
+
+
+def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str | None) -> list[tuple[Site, Factors]]:
+    """What each module of ``model`` receives from ``adapter``."""
+    index, own = _index(model)
+    chosen = adapter if component is None else _of_component(adapter, component)
+    try:
+        plan = resolve(chosen, index)
+    except TargetError as error:
+        components = {entry.ref.component for entry in adapter}
+        if component is None and len(components) > 1:
+            named = ", ".join(sorted(name or "(unnamed)" for name in components))
+            raise TargetError(f"{error}\nthe adapter holds {named}: choose one with component=...") from None
+        raise
+    homes = {name: site for site in found for name in site.names}
+    received: list[tuple[Site, Factors]] = []
+    problems: list[str] = []
+    for (_, tensor), placements in plan.by_tensor().items():
+        name, _, leaf = own.get(tensor, tensor).rpartition(".")
+        site = homes.get(name)
+        factors = _factors(placements, site, leaf)
+        if any(site is other for other, _ in received):
+            factors = "the same module receives factors under another of its names"
+        if isinstance(factors, str) or site is None:
+            problems.append(f"{own.get(tensor, tensor)}: {factors}")
+        else:
+            received.append((site, factors))
+    if problems:
+        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        head = f"{len(problems)} of {len(problems) + len(received)} weights cannot take this adapter as layers; merge it instead:"
+        raise TargetError("\n  ".join([head, *problems[:_SHOWN], *more]))
+    return received
+
+
+def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Factors | str:
+    """What a module receives, or why it cannot."""
+    if site is None or leaf != "weight":
+        return "only the weights of modules take LoRA"
+    if reason := unfit(site.module) or site.unused():
+        return reason
+    parts: list[tuple[Placement, Factors]] = []
+    for placement in placements:
+        part = _part(placement)
+        if isinstance(part, str):
+            return part
+        parts.append((placement, part))
+    factors = parts[0][1]
+    if len(parts) > 1 or placements[0].target is not None:
+        joined = _joined(parts)
+        if joined is None:
+            return (
+                f"its {len(parts)} parts have no common pair or product "
+                "(different algorithms, factors or scales, or a magnitude on some rows only)"
+            )
+        factors = joined
+    kind = kind_of(site.module)
+    assert kind is not None
+    layer = site.module if isinstance(site.module, LoraLayer) else kind(site.module, site.names)
+    return obstacle(factors, layer.out, layer.into, layer.groups, embedding=layer.embedding) or factors
+
+
+def _part(placement: Placement) -> Factors | str:
+    """The factors of one placement's own rows."""
+    factors: Factors | None = placement.factors
+    if placement.creates or placement.widen is not None:
+        return "it makes or widens a weight"
+    if placement.transpose or placement.whole:
+        return "its rows cannot be separated from those of other weights"
+    if placement.source is not None:
+        factors = placement.factors.rows(*placement.source)
+        if factors is None:
+            return f"{placement.factors.kind} cannot be cut to rows {placement.source}"
+    if placement.swap and factors is not None:
+        factors = swapped(factors)
+    return factors if factors is not None else f"the halves of {placement.factors.kind} cannot be exchanged"
+
+
+def _joined(parts: list[tuple[Placement, Factors]]) -> Factors | None:
+    """One set of factors for a fused weight; rows that no part names stay as they are."""
+    slots: list[Factors | None] = []
+    sizes: list[int] = []
+    end, total = 0, parts[0][0].shape[0]
+    for placement, factors in sorted(parts, key=lambda part: part[0].rows().start):
+        rows = placement.rows()
+        if rows.start > end:
+            slots.append(None)
+            sizes.append(rows.start - end)
+        slots.append(factors)
+        sizes.append(len(rows))
+        end = rows.stop
+    if end < total:
+        slots.append(None)
+        sizes.append(total - end)
+    made = join(slots, sizes)
+    return None if made is None else made[0]
+
+
+def _of_component(adapter: Adapter, component: str) -> Adapter:
+    """The entries of one network; "te1" also takes entries that only say "te"."""
+    wanted = {component, ""} | ({"te"} if component.startswith("te") else set())
+    kept = tuple(entry for entry in adapter if entry.ref.component in wanted)
+    if not kept:
+        has = ", ".join(sorted({entry.ref.component or "(unnamed)" for entry in adapter}))
+        raise ConfigError(f"the adapter has nothing for component {component!r}; it has {has}")
+    keys = {key for entry in kept for key in entry.keys}
+    return replace(adapter, entries=kept, carried={}, tensors={k: t for k, t in adapter.tensors.items() if k in keys})
+
+
+def _index(model: nn.Module) -> tuple[ModelIndex, dict[str, str]]:
+    """The index, and where its names differ from the model's: {name in the index: the model's own}."""
+    hidden = tuple(
+        f"{name}.adapters." for site in sites(model) if isinstance(site.module, LoraLayer) for name in site.names
+    )
+    shapes: dict[str, Shape] = {
+        name: tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if not (hidden and ".adapters." in name and name.startswith(hidden))
+    }
+    if "embeddings.token_embedding.weight" in shapes and not any(name.startswith("text_model.") for name in shapes):
+        own = {f"text_model.{name}": name for name in shapes}  # CLIP has it in its files, but not in memory
+        return index_from_names({disk: shapes[name] for disk, name in own.items()}), own
+    return index_from_names(shapes), {}

@@ -1,0 +1,87 @@
+"""The places of a model: every module once, with all its names and parents; taking one out, putting one in.
+
+A module that stands at several places is one site with several names: its weight exists once, so it is adapted
+once, everywhere. A weight two *different* modules hold (an embedding and the output head) is tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from inweave.layers.layer import LoraLayer
+
+
+@dataclass(slots=True)
+class Site:
+    module: nn.Module
+    names: list[str] = field(default_factory=list)
+    parents: list[tuple[nn.Module, str]] = field(default_factory=list)
+
+    def replace(self, module: nn.Module) -> None:
+        """Put ``module`` at every place of this site."""
+        for parent, leaf in self.parents:
+            parent.register_module(leaf, module)
+
+    def unused(self) -> str | None:
+        """Why the forward of a module here is never called, where torch is known to read the weight instead."""
+        if any(isinstance(parent, nn.MultiheadAttention) for parent, _ in self.parents):
+            return "torch's MultiheadAttention reads this weight and never calls the module"
+        return None
+
+
+def sites(model: nn.Module) -> list[Site]:
+    """All modules below ``model``, and itself first; the inside of a LoRA layer is not looked into."""
+    found: dict[int, Site] = {id(model): Site(model, [""])}
+    for parent, leaf, name, module in _walk(model, "", ()):
+        site = found.setdefault(id(module), Site(module))
+        site.names.append(name)
+        if not any(parent is other and leaf == taken for other, taken in site.parents):
+            site.parents.append((parent, leaf))
+    return list(found.values())
+
+
+def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
+    if isinstance(module, LoraLayer) or id(module) in above:
+        return
+    for leaf, child in module._modules.items():
+        if child is not None:
+            yield module, leaf, f"{prefix}{leaf}", child
+            yield from _walk(child, f"{prefix}{leaf}.", (*above, id(module)))
+
+
+def ties(found: list[Site]) -> dict[int, list[str]]:
+    """id of a module -> the names of other modules that hold its weight."""
+    holders: dict[object, list[Site]] = {}
+    for site in found:
+        weight = site.module._parameters.get("weight")
+        if weight is not None and not isinstance(weight, nn.UninitializedParameter):
+            holders.setdefault(_storage(weight), []).append(site)
+    tied: dict[int, list[str]] = {}
+    for group in holders.values():
+        for site in group if len(group) > 1 else ():
+            tied[id(site.module)] = [other.names[0] for other in group if other is not site]
+    return tied
+
+
+def _storage(weight: torch.Tensor) -> object:
+    """What two weights share when a write to one is seen in the other."""
+    if weight.is_meta or weight.numel() == 0:
+        return id(weight)
+    return weight.device, weight.data_ptr()
+
+
+def keep_called(found: list[Site]) -> None:
+    """torch's TransformerEncoderLayer has a fast path that reads its linear layers' weights; a hook turns it off."""
+    for site in found:
+        if isinstance(site.module, nn.TransformerEncoderLayer):
+            for child in site.module._modules.values():
+                if isinstance(child, LoraLayer) and not child._forward_pre_hooks:
+                    child.register_forward_pre_hook(_nothing)
+
+
+def _nothing(module: nn.Module, inputs: object) -> None:
+    return None

@@ -1,0 +1,117 @@
+"""What is asked of a whole model: which adapters act, how strongly, merged or not.
+
+Each function takes any module that contains LoRA layers (or is one) and does the same to all of them, or to none:
+what cannot be done is found out before the first layer is touched, and a merge that fails is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+from inweave.errors import AlreadyMerged, ConfigError, NotMerged
+from inweave.layers.layer import LoraLayer, finite_weight
+from inweave.layers.sites import sites
+
+
+def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Every LoRA layer by its (first) name; shared modules are listed once, see `LoraLayer.names`."""
+    return {site.names[0]: site.module for site in sites(model) if isinstance(site.module, LoraLayer)}
+
+
+def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float]) -> None:
+    """Exactly these adapters act from now on, and add up; a mapping gives each its weight. None: `[]`."""
+    layers = _layers(model, "switch adapters")
+    wanted: dict[str, float | None]
+    if isinstance(names, Mapping):
+        wanted = {name: finite_weight(weight) for name, weight in names.items()}
+    else:
+        wanted = dict.fromkeys([names] if isinstance(names, str) else names)
+    _require_known(layers, wanted)
+    for layer in layers:
+        for name, weight in wanted.items():
+            if weight is not None and name in layer.adapters:
+                layer.set_weight(name, weight)
+        layer.activate([name for name in wanted if name in layer.adapters])
+
+
+def set_weight(model: nn.Module, name: str, weight: float) -> None:
+    """How strongly an adapter acts, wherever it is; any finite number, 0 switches it off."""
+    finite_weight(weight)
+    layers = _layers(model, "change a weight")
+    _require_known(layers, [name])
+    for layer in layers:
+        if name in layer.adapters:
+            layer.set_weight(name, weight)
+
+
+def delete(model: nn.Module, name: str) -> None:
+    """Remove an adapter and its parameters; the layers stay until `eject`."""
+    layers = _layers(model, "delete an adapter")
+    _require_known(layers, [name])
+    for layer in layers:
+        if name in layer.adapters:
+            layer.delete(name)
+
+
+@contextmanager
+def disabled(model: nn.Module) -> Iterator[None]:
+    """The bare base model inside the block; afterwards everything is as before."""
+    layers = _layers(model, "disable adapters")
+    before = [layer.enabled for layer in layers]
+    for layer in layers:
+        layer.enable(False)
+    try:
+        yield
+    finally:
+        for layer, on in zip(layers, before, strict=True):
+            layer.enable(on)
+
+
+def merge(model: nn.Module) -> None:
+    """Put the active adapters into the weights, at their weights; the model then costs what the base costs."""
+    layers = all_layers(model)
+    if merged := [layer for layer in layers if layer.merged]:
+        raise AlreadyMerged(f"{len(merged)} of {len(layers)} layers are merged already, {merged[0].label} the first")
+    try:
+        for layer in layers:
+            layer.merge()
+    except BaseException:
+        for layer in layers:
+            if layer.merged:
+                layer.unmerge()
+        raise
+
+
+def unmerge(model: nn.Module) -> None:
+    """Put back the bits every weight had before the merge."""
+    merged = [layer for layer in all_layers(model) if layer.merged]
+    if not merged:
+        raise NotMerged("no layer of this model is merged")
+    for layer in merged:
+        layer.unmerge()
+
+
+def all_layers(model: nn.Module) -> list[LoraLayer]:
+    """Every LoRA layer; a model without any is an error."""
+    layers = list(lora_layers(model).values())
+    if not layers:
+        raise ConfigError(f"this {type(model).__name__} has no LoRA layers; inject some first")
+    return layers
+
+
+def _layers(model: nn.Module, action: str) -> list[LoraLayer]:
+    layers = all_layers(model)
+    for layer in layers:
+        layer.require_unmerged(action)
+    return layers
+
+
+def _require_known(layers: list[LoraLayer], names: Iterable[str]) -> None:
+    known = dict.fromkeys(name for layer in layers for name in layer.adapters)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        has = ", ".join(known) or "none"
+        raise ConfigError([f"no adapter is named {name!r}; the model has {has}" for name in unknown])

@@ -1,0 +1,108 @@
+"""Which weights are trained: the adapters' alone, or chosen weights of the base along with them.
+
+    trainable(model, pattern)   the chosen weights become the model's own copies and require a gradient
+    freeze(model, pattern)      they no longer do
+    freeze_base, thaw_base      what `inject` and `eject` do: the base's own state, remembered and given back
+
+A pattern is what `inject` takes as targets, held against the names of parameters (`lm_head.weight`) and of the
+modules they are in (`norm1`). A frozen weight may be a view of a mapped file; what is trained is always owned.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from inweave.errors import TargetError
+from inweave.layers.layer import LoraLayer
+from inweave.layers.match import Targets, matching
+from inweave.layers.sites import sites
+
+_FROZEN = "_inweave_frozen"  # where a model keeps the names of the parameters that inject froze
+
+Homes = dict[str, list[tuple[nn.Module, str]]]
+
+
+def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None = None) -> list[str]:
+    """Let the chosen parameters be trained, in ``dtype`` if given; returns their names. Tied ones stay tied."""
+    homes = _homes(model)
+    names = _chosen(homes, pattern)
+    for name in names:
+        if not _parameter(homes, name).is_floating_point():
+            raise TargetError(f"{name}: {_parameter(homes, name).dtype} numbers cannot be trained")
+        for module, _ in homes[name]:
+            if isinstance(module, LoraLayer):
+                module.require_unmerged("make a weight trainable")
+    for name in names:
+        old = _parameter(homes, name)
+        if old.requires_grad and (dtype is None or old.dtype == dtype):
+            continue
+        own = nn.Parameter(old.detach().to(dtype or old.dtype, copy=True), requires_grad=True)
+        for module, leaf in homes[name]:
+            module._parameters[leaf] = own
+    return names
+
+
+def freeze(model: nn.Module, pattern: Targets | None = None) -> list[str]:
+    """Stop training the chosen parameters; without a pattern all of the base, never the adapters."""
+    homes = _homes(model)
+    names = _base_names(model, homes) if pattern is None else _chosen(homes, pattern)
+    for name in names:
+        _parameter(homes, name).requires_grad_(False)
+    return names
+
+
+def freeze_base(model: nn.Module) -> None:
+    """Freeze the base, and remember in the model what was not frozen before."""
+    homes = _homes(model)
+    names = [name for name in _base_names(model, homes) if _parameter(homes, name).requires_grad]
+    for name in names:
+        _parameter(homes, name).requires_grad_(False)
+    model.__dict__[_FROZEN] = tuple(dict.fromkeys((*model.__dict__.get(_FROZEN, ()), *names)))
+
+
+def thaw_base(model: nn.Module) -> None:
+    """Let everything require a gradient again that did before `freeze_base`, on this model or a part of it."""
+    for site in sites(model):
+        if names := site.module.__dict__.pop(_FROZEN, ()):
+            homes = _homes(site.module)
+            for name in names:
+                if name in homes:
+                    _parameter(homes, name).requires_grad_(True)
+
+
+def _homes(model: nn.Module) -> Homes:
+    """parameter name -> every (module, leaf) that holds that very parameter."""
+    holders: Homes = {}
+    first: dict[int, str] = {}
+    for prefix, module in model.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                name = first.setdefault(id(parameter), f"{prefix}.{leaf}" if prefix else leaf)
+                holders.setdefault(name, []).append((module, leaf))
+                holders.setdefault(f"{prefix}.{leaf}" if prefix else leaf, holders[name])
+    return holders
+
+
+def _parameter(homes: Homes, name: str) -> nn.Parameter:
+    module, leaf = homes[name][0]
+    parameter = module._parameters[leaf]
+    assert parameter is not None
+    return parameter
+
+
+def _base_names(model: nn.Module, homes: Homes) -> list[str]:
+    inside = {
+        id(parameter)
+        for site in sites(model)
+        if isinstance(site.module, LoraLayer)
+        for parameter in site.module.adapters.parameters()
+    }
+    return [name for name in homes if id(_parameter(homes, name)) not in inside]
+
+
+def _chosen(homes: Homes, pattern: Targets) -> list[str]:
+    owners = {name: name.rpartition(".")[0] for name in homes}
+    candidates = list(dict.fromkeys((*homes, *filter(None, owners.values()))))
+    hits = set(matching(pattern, candidates, candidates))
+    return [name for name in homes if name in hits or owners[name] in hits]

@@ -1,0 +1,40 @@
+"""The model inside the package, `inweave/emoji`: a complete Stable Diffusion of 28 MB that draws emoji.
+
+emoji/model_index.json, unet/, vae/, text_encoder/, tokenizer/, scheduler/    the model, in diffusers' layout
+emoji/loras/*.safetensors                                                     style LoRAs, in kohya naming
+emoji/styles/<name>/*.png, *.txt                                              what they were trained on
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from inweave.errors import ConfigError
+from inweave.models.variants import Variant
+
+NAME = "inweave/emoji"
+VARIANT = Variant(NAME, "sd", NAME, 128, 20, 3.0, "v_prediction", zero_terminal_snr=True)
+
+
+def folder() -> Path:
+    """Where the package keeps it; the package is installed as files."""
+    return Path(str(resources.files("inweave.models").joinpath("emoji")))
+
+
+def loras() -> dict[str, Path]:
+    """The style LoRAs that come with it, by name."""
+    return {path.stem: path for path in sorted((folder() / "loras").glob("*.safetensors"))}
+
+
+def styles() -> tuple[str, ...]:
+    """The style datasets that come with it."""
+    return tuple(sorted(path.name for path in (folder() / "styles").iterdir() if path.is_dir()))
+
+
+def style_folder(name: str) -> Path:
+    """Of a style dataset, `pixel` or `inweave/pixel`."""
+    name = name.removeprefix("inweave/")
+    if name not in styles():
+        raise ConfigError(f"no style dataset is called {name!r}; the package has {', '.join(styles())}")
+    return folder() / "styles" / name

@@ -1,0 +1,300 @@
+"""A built model: its networks with live weights, and the weaver that swaps adapters in them.
+
+    load_model("inweave/emoji", loras=[("style.safetensors", 0.8)])
+
+Every network is made on the meta device and filled from a source that merges the adapters on the way, text
+encoders included. Afterwards `swap` changes the stack in place.
+
+Precision, unless told: float32 on the CPU; on a GPU bfloat16 where it has it, else float16; an autoencoder whose
+configuration asks for it (`force_upcast`: SDXL's) stays in float32.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.errors import ConfigError, FormatError
+from inweave.models.blueprint import CLASSES, COMPONENTS, ENCODERS, Blueprint, Part
+from inweave.models.naming import Cast, under_names_of
+from inweave.models.open import open_model
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.weights.build import build
+from inweave.weights.collector import collector_waits
+from inweave.weights.merged import MergedSource, Stack
+from inweave.weights.planned import Planned, planned
+from inweave.weights.pristine import Keep
+from inweave.weights.source import WeightSource
+from inweave.weights.weaver import Layer, Weaver
+
+DTYPES = {
+    "float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Model:
+    """``networks`` and ``tokenizers`` go by the folder names of diffusers."""
+
+    blueprint: Blueprint
+    networks: dict[str, nn.Module]
+    tokenizers: dict[str, Any]
+    weaver: Weaver
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        return self.blueprint.name
+
+    @property
+    def family(self) -> str:
+        return self.blueprint.family
+
+    @property
+    def denoiser(self) -> Any:
+        return self.networks[self.blueprint.denoiser.folder]
+
+    @property
+    def unet(self) -> Any:
+        return self.denoiser
+
+    @property
+    def vae(self) -> Any:
+        return self.networks["vae"]
+
+    @property
+    def text_encoder(self) -> Any:
+        return self.networks["text_encoder"]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.tokenizers["tokenizer"]
+
+    @cached_property
+    def scheduler(self) -> Any:
+        """The schedule the model was trained with."""
+        from inweave.models.samplers import own_scheduler
+
+        return own_scheduler(self.blueprint.scheduler)
+
+    @property
+    def patch(self) -> int:
+        """Pixels of width and height must be multiples of this."""
+        scale: int = 2 ** (len(self.vae.config.block_out_channels) - 1)
+        return scale * 2 if self.family in ("sd3", "flux") else scale
+
+    @property
+    def latent_scale(self) -> int:
+        return int(2 ** (len(self.vae.config.block_out_channels) - 1))
+
+    @property
+    def inpaints(self) -> bool:
+        """Whether the denoiser takes a mask and the masked picture beside the latents."""
+        return (
+            self.family in ("sd", "sdxl")
+            and self.denoiser.config.in_channels == 2 * self.vae.config.latent_channels + 1
+        )
+
+    @property
+    def size(self) -> int:
+        """The side of a picture the model was trained for."""
+        if self.blueprint.variant is not None:
+            return self.blueprint.variant.size
+        sample = self.denoiser.config.get("sample_size") or 128
+        return int(sample * self.latent_scale) if isinstance(sample, int) else 1024
+
+    @property
+    def prediction(self) -> str:
+        found: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
+        return found
+
+    @property
+    def flow(self) -> bool:
+        """Whether it was trained by flow matching."""
+        return self.family in ("sd3", "flux")
+
+    def swap(self, stack: Iterable[Layer]) -> int:
+        """Make the weights those of ``stack``, in place; returns how many tensors were written."""
+        return self.weaver.apply(stack)
+
+
+def load_model(
+    where: str | os.PathLike[str] | Blueprint,
+    *,
+    loras: Iterable[Layer] = (),
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    vae_dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    parts: Mapping[str, str | os.PathLike[str]] | None = None,
+    keep: Keep = "auto",
+    allow_download: bool = False,
+) -> Model:
+    """Open and build a model, with adapters merged while its weights load."""
+    blueprint = where if isinstance(where, Blueprint) else open_model(
+        where, variant=variant, config=config, parts=parts, allow_download=allow_download
+    )  # fmt: skip
+    place = choose_device(device)
+    kind = choose_dtype(dtype, place)
+    vae_kind = choose_dtype(vae_dtype, place) if vae_dtype else _vae_dtype(blueprint.parts["vae"], kind)
+    with collector_waits():
+        networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
+        sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
+        index = _index(sources, blueprint)
+        layers = list(loras)
+        stack = _resolving(layers, index)
+        plans = _plans_of(stack)
+        for folder, network in networks.items():
+            source = sources[folder]
+            component = COMPONENTS.get(folder)
+            if layers and component is not None:
+                source = MergedSource(Cast(source, kind), plans, component=component, index=index)
+            build(network, source, device=place, dtype=vae_kind if folder == "vae" else kind)
+            _fill_buffers(network, place)
+            _lay_out(network)
+            network.eval().requires_grad_(False)
+    woven = {COMPONENTS[folder]: network for folder, network in networks.items() if folder in COMPONENTS}
+    origins = {COMPONENTS[folder]: source for folder, source in sources.items() if folder in COMPONENTS}
+    weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
+    tokenizers = {
+        folder: make()
+        for folder, make in blueprint.tokenizers.items()
+        if folder.replace("tokenizer", "text_encoder") in networks
+    }
+    return Model(blueprint, networks, tokenizers, weaver, place, kind)
+
+
+def _resolving(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
+    """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
+    made: Future[list[Planned]] = Future()
+
+    def work() -> None:
+        try:
+            made.set_result([planned(adapter, strength, index) for adapter, strength in layers])
+        except BaseException as error:
+            made.set_exception(error)
+
+    if layers:
+        threading.Thread(target=work, name="inweave-resolve", daemon=True).start()
+    else:
+        made.set_result([])
+    return made
+
+
+def _plans_of(stack: Future[list[Planned]]) -> Future[Stack]:
+    plans: Future[Stack] = Future()
+
+    def hand_on(done: Future[list[Planned]]) -> None:
+        if (error := done.exception()) is not None:
+            plans.set_exception(error)
+        else:
+            plans.set_result([(each.plan, each.strength) for each in done.result()])
+
+    stack.add_done_callback(hand_on)
+    return plans
+
+
+def file_index(model: Model) -> ModelIndex:
+    """What adapters for this model are written against: the names files have, whichever way this one was stored."""
+    components = {}
+    for folder, part in model.blueprint.parts.items():
+        if folder not in COMPONENTS:
+            continue
+        shapes = {name: part.source.spec(name).shape for name in part.source.names()}
+        if part.class_name.startswith("CLIPText") and not any(name.startswith("text_model.") for name in shapes):
+            root = ("text_projection", "logit_scale")
+            shapes = {n if n.startswith(root) else f"text_model.{n}": shape for n, shape in shapes.items()}
+        components[COMPONENTS[folder]] = component_from_names(COMPONENTS[folder], shapes)
+    variant = model.blueprint.variant
+    return ModelIndex(components, variant.tensors if variant is not None else None, model.name)
+
+
+def on_meta(part: Part) -> nn.Module:
+    """The network without weights."""
+    library = import_module(CLASSES[part.class_name])
+    found = getattr(library, part.class_name)
+    with torch.device("meta"):
+        try:
+            if CLASSES[part.class_name] == "diffusers":
+                made = found.from_config(dict(part.config))
+            else:
+                made = found(found.config_class.from_dict(dict(part.config)))
+        except (TypeError, ValueError, KeyError) as error:
+            raise FormatError(
+                f"{part.folder}: its configuration cannot be used for a {part.class_name}: {error}"
+            ) from None
+    assert isinstance(made, nn.Module)
+    return made
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, if it is there; else a GPU if there is one."""
+    if device is None or device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"no device is called {device!r}; cpu and cuda (cuda:1 ...) are") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device on this machine; use the device cpu")
+    return found
+
+
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is not None and dtype != "auto":
+        if dtype not in DTYPES:
+            raise ConfigError(f"no precision is called {dtype!r}; known are {', '.join(DTYPES)}")
+        return DTYPES[dtype]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def _vae_dtype(vae: Part, dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if vae.config.get("force_upcast") else dtype
+
+
+def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIndex:
+    """What an adapter may name, in the names of the live networks."""
+    components = {
+        COMPONENTS[folder]: component_from_names(
+            COMPONENTS[folder], {name: source.spec(name).shape for name in source.names()}
+        )
+        for folder, source in sources.items()
+        if folder == blueprint.denoiser.folder or folder in ENCODERS
+    }
+    base = blueprint.variant.tensors if blueprint.variant is not None else None
+    return ModelIndex(components, base, blueprint.name)
+
+
+def _lay_out(network: nn.Module) -> None:
+    """A weight that was stored transposed is a view with other strides: the same numbers, added in another order."""
+    for weight in network.parameters():
+        if not weight.is_contiguous():
+            weight.data = weight.data.contiguous()
+
+
+def _fill_buffers(network: nn.Module, device: torch.device) -> None:
+    """Buffers that no file stores: on the meta device they were made without numbers."""
+    for prefix, module in network.named_modules():
+        for leaf in module._non_persistent_buffers_set:
+            old = module._buffers.get(leaf)
+            if old is None or not old.is_meta:
+                continue
+            if leaf != "position_ids":
+                raise FormatError(f"{prefix}.{leaf}: a buffer that files do not store and inweave cannot compute")
+            module._buffers[leaf] = torch.arange(old.shape[-1], device=device).expand(old.shape).clone()

@@ -1,0 +1,110 @@
+"""A source under the names a live module has.
+
+Files and modules disagree in three small ways, all of them older than the code that reads them:
+
+    text_model.encoder...                 transformers dropped the level in memory, files keep it (and the reverse)
+    mid_block.attentions.0.query          the attention of old VAE files, today `to_q` (key, value, proj_attn likewise)
+    [c, c, 1, 1] for [c, c]               the same attention stored as a 1x1 convolution
+
+What a file holds beyond the module is allowed only where it is known to mean nothing (`IDLE`).
+
+`Cast` is a source in the model's precision: an adapter is added to the weight as the model has it, so that merging
+while loading and swapping afterwards give the same bits whatever the file's precision.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.weights.source import TensorSpec, WeightSource
+
+#: tensors of files that no module has, and that change nothing
+IDLE = re.compile(
+    r"(.*\.)?(position_ids|logit_scale)$"
+    r"|(.*\.)?encoder\.layers\.23\..*"  # the last layer of OpenCLIP ViT-H, which SD 2 leaves out
+    r"|text_projection(\.weight)?$|transformer\.text_projection$"  # where the module has no projection
+    r"|encoder\.embed_tokens\.weight$|decoder\..*|lm_head\.weight$"  # T5: tied to `shared`, or not the encoder's
+)
+_OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
+_ATTENTION = re.compile(r"(.*\.attentions\.\d+)\.(to_q|to_k|to_v|to_out\.0)\.(weight|bias)")
+
+
+class Mapped:
+    """A source under other names, each with the shape the module wants; ``ours`` maps its names to the source's."""
+
+    def __init__(self, source: WeightSource, ours: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._source = source
+        self._ours = ours
+        self._shapes = shapes
+
+    def names(self) -> Collection[str]:
+        return self._ours.keys()
+
+    def spec(self, name: str) -> TensorSpec:
+        found = self._source.spec(self._ours[name])
+        return TensorSpec(self._shapes.get(name, found.shape), found.dtype)
+
+    def get(self, name: str, **wanted: Any) -> torch.Tensor:
+        found = self._source.get(self._ours[name], **wanted)
+        shape = self._shapes.get(name)
+        return found if shape is None else found.reshape(found.shape[0], *shape[1:])
+
+
+class Cast:
+    """A source whose numbers are rounded to ``dtype`` as they are read."""
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
+        self._source = source
+        self._dtype = dtype
+
+    def names(self) -> Collection[str]:
+        return self._source.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        found = self._source.spec(name)
+        return TensorSpec(found.shape, self._dtype) if found.dtype.is_floating_point else found
+
+    def get(self, name: str, *, dtype: torch.dtype | None = None, **wanted: Any) -> torch.Tensor:
+        held = self.spec(name).dtype
+        return self._source.get(name, dtype=held, **wanted).to(dtype or held)
+
+
+def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
+    """``source`` as ``module`` names its tensors; what does not fit is left for `build` to report."""
+    names = set(source.names())
+    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
+    ours: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in wanted.items():
+        found = next((other for other in _spellings(name) if other in names), None)
+        if found is None:
+            continue
+        ours[name] = found
+        have = source.spec(found).shape
+        if have != shape and _squeezed(have) == _squeezed(shape):
+            shapes[name] = shape
+    used = set(ours.values())
+    ours |= {name: name for name in names if name not in used and name not in ours and not IDLE.fullmatch(name)}
+    return (
+        source
+        if not shapes and all(a == b for a, b in ours.items()) and len(ours) == len(names)
+        else Mapped(source, ours, shapes)
+    )
+
+
+def _spellings(name: str) -> list[str]:
+    found = [name, f"text_model.{name}", name.removeprefix("text_model.")]
+    if match := _ATTENTION.fullmatch(name):
+        found.append(f"{match[1]}.{_OLD_ATTENTION[match[2]]}.{match[3]}")
+    if name == "shared.weight":
+        found.append("encoder.embed_tokens.weight")
+    return found
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)

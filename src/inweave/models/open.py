@@ -1,0 +1,80 @@
+"""Find a model by what a user calls it: `inweave/emoji`, a folder, a checkpoint file, or an id on the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from inweave.errors import ConfigError, RequestError
+from inweave.models import embedded
+from inweave.models.blueprint import Blueprint
+from inweave.models.folder import Places, open_folder
+from inweave.models.single import open_single
+from inweave.models.variants import Variant, find_variant
+
+#: weights as safetensors, configurations as JSON; no code and no pickle is ever fetched
+HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer*/*.txt", "tokenizer*/*.model")
+HUB_IGNORED = (
+    "*.fp16.safetensors",
+    "*.non_ema.safetensors",
+    "safety_checker/*",
+    "feature_extractor/*",
+    "*/flax*",
+    "*/openvino*",
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def open_model(
+    where: str | os.PathLike[str],
+    *,
+    variant: str | None = None,
+    config: str | os.PathLike[str] | None = None,
+    parts: Places | None = None,
+    allow_download: bool = False,
+) -> Blueprint:
+    """The blueprint of a model, wherever it is."""
+    chosen = _variant(variant)
+    text = os.fspath(where)
+    place = Path(text).expanduser()
+    if place.is_file():
+        return open_single(place, variant=chosen, config=config, parts=parts)
+    if config is not None:
+        raise ConfigError(f"{text}: a folder has its own configurations; config is for single-file checkpoints")
+    if text == embedded.NAME:
+        return open_folder(embedded.folder(), name=embedded.NAME, variant=embedded.VARIANT, parts=parts)
+    if place.is_dir():
+        return open_folder(place, variant=chosen, parts=parts)
+    named = find_variant(text)
+    repo = named.repo if named is not None and "/" not in text else text
+    if not _HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
+        raise ConfigError(f"{text}: no such file or folder, and no model has this name; {embedded.NAME} is built in")
+    return open_folder(_fetched(repo, allow_download), name=repo, variant=chosen or named, parts=parts)
+
+
+def _variant(text: str | None) -> Variant | None:
+    if text is None:
+        return None
+    found = find_variant(text)
+    if found is None:
+        raise ConfigError(f"no model variant is called {text!r}")
+    return found
+
+
+def _fetched(repo: str, allowed: bool) -> Path:
+    """A snapshot from the hub's cache, or downloaded where that is allowed."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                repo, allow_patterns=[*HUB_PATTERNS], ignore_patterns=[*HUB_IGNORED], local_files_only=not allowed
+            )
+        )
+    except LocalEntryNotFoundError:
+        how = "it could not be reached" if allowed else "downloading is off; allow it with --allow-download"
+        raise RequestError(f"{repo}: not on this machine, and {how}") from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise RequestError(f"{repo}: the hub refused: {str(error).splitlines()[0]}") from None

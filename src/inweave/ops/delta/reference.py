@@ -1,0 +1,123 @@
+"""What must be added to a weight: W' = W + change(factors, W, m) at strength m.
+
+    adding       change = m * delta,  delta = scale * (product + dense(residual))      see `products`
+    magnitude    V = W + delta;  change = m * (V * magnitude / |V| - W)                DoRA
+                 |V| over all axes but the rows (axis "out"), or all but the inputs (axis "in")
+    Full, set    change = value - W                                                    m is ignored
+    Ia3          change = m * W * v          offset; along the rows, or the inputs with `on_input`
+                 change = m * W * (l - 1)    factor; on a bias too, if it is along the rows
+    Oft, ...     change = rotated(W, m) - W                                            see `rotations`
+
+`transposed`: W is stored (in, out, ...); everything happens on W with its first two axes swapped, and
+the result is swapped back. `widen`: W is zero-padded to that shape first, and the change has the
+padded shape: W' = padded(W, widen) + change.
+
+All in float32, or in float64 where the weight is float64. An algorithm that only adds needs no
+numbers of the weight: None or a meta tensor will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from inweave.adapter import Boft, BoftIn, Factors, Full, Ia3, Magnitude, Oft, OftIn, Residual, Tensor
+from inweave.errors import TargetError
+from inweave.ops.decode import Reader, decode
+from inweave.ops.delta.fit import along, fitted, misfit, padded
+from inweave.ops.delta.products import product
+from inweave.ops.delta.rotations import Rotation, rotated
+
+
+def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:
+    """What to add to ``weight`` (padded to ``factors.widen``) at that strength, in its shape."""
+    dtype = torch.float64 if weight is not None and weight.dtype == torch.float64 else torch.float32
+    shape: Sequence[int] | None = factors.widen
+    base, device = None, None
+    if weight is not None:
+        weight = _swapped(padded(weight, factors.widen), factors.transposed)
+        shape = weight.shape
+        if not weight.is_meta:
+            base, device = weight.to(dtype), weight.device
+    elif shape is not None and factors.transposed:
+        shape = (*shape[1::-1], *shape[2:])
+
+    def read(tensor: Tensor) -> torch.Tensor:
+        return decode(tensor, dtype=dtype, device=device)
+
+    if factors.needs_base():
+        if base is None:
+            raise TargetError(f"{factors.kind}: the change depends on the base weight, and none was given")
+        result = _from_base(factors, read, base, strength)
+    else:
+        result = strength * _added(factors, read, shape, None)
+    return _swapped(result, factors.transposed).contiguous()
+
+
+def delta(factors: Factors, weight: torch.Tensor | None = None) -> torch.Tensor:
+    """The change at strength 1."""
+    return change(factors, weight)
+
+
+def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
+    match factors:
+        case Oft() | Boft() | OftIn() | BoftIn() | Ia3() | Full(mode="set"):
+            return _replaced(factors, read, base, strength)
+    added = _added(factors, read, base.shape, base)
+    if factors.magnitude is None:
+        return strength * added
+    return strength * (_decomposed(factors.kind, base + added, factors.magnitude, read) - base)
+
+
+def _replaced(factors: Rotation | Ia3 | Full, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
+    """The change of an algorithm that states the new weight."""
+    if factors.magnitude is not None or factors.residual is not None:
+        raise TargetError(f"{factors.kind}: a magnitude or a residual needs an algorithm that adds")
+    match factors:
+        case Full():
+            return fitted(factors.kind, read(factors.value), base.shape) - base
+        case Ia3():
+            return strength * base * _ia3(factors, read, base)
+    return rotated(factors, read, base, strength) - base
+
+
+def _ia3(factors: Ia3, read: Reader, base: torch.Tensor) -> torch.Tensor:
+    if base.dim() == 1 and (factors.on_input or factors.convention == "offset"):
+        raise misfit("ia3", "only output factors scale a bias", "2 axes or more", base)
+    vector = along("ia3", read(factors.vector), base, 1 if factors.on_input else 0)
+    return vector if factors.convention == "offset" else vector - 1
+
+
+def _added(factors: Factors, read: Reader, shape: Sequence[int] | None, base: torch.Tensor | None) -> torch.Tensor:
+    """delta = scale * (product + residual)"""
+    total = fitted(factors.kind, product(factors, read, shape, base), shape)
+    if factors.residual is not None:
+        total = total + fitted(factors.kind, _dense(factors.kind, factors.residual, read), total.shape)
+    return factors.scale * total
+
+
+def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
+    """The sparse remainder written out; entries of the same place add up."""
+    values = read(residual.values).flatten()
+    places = decode(residual.indices, dtype=torch.int64, device=values.device)
+    size = decode(residual.size, dtype=torch.int64).flatten().tolist()
+    if len(size) != 2 or places.shape != (2, values.numel()):
+        raise misfit(kind, f"residual of size {size}: a (row, column) a value", (2, values.numel()), places)
+    limit = torch.tensor(size, device=values.device)[:, None]
+    if bool(((places < 0) | (places >= limit)).any()):
+        raise misfit(kind, "residual: an index lies outside", f"below {size}", places.amax(1).tolist())
+    return values.new_zeros(size).index_put_((places[0], places[1]), values, accumulate=True)
+
+
+def _decomposed(kind: str, changed: torch.Tensor, magnitude: Magnitude, read: Reader) -> torch.Tensor:
+    """DoRA: each row (or input column) of V brought to its magnitude; a zero one stays zero."""
+    axis = 0 if magnitude.axis == "out" else 1
+    target = along(f"{kind} magnitude", read(magnitude.tensor), changed, axis)
+    others = [i for i in range(changed.dim()) if i != axis]
+    norm = torch.linalg.vector_norm(changed, dim=others, keepdim=True) if others else changed.abs()
+    return changed / norm.clamp_min(torch.finfo(norm.dtype).tiny) * target
+
+
+def _swapped(tensor: torch.Tensor, transposed: bool) -> torch.Tensor:
+    return tensor.transpose(0, 1) if transposed and tensor.dim() > 1 else tensor

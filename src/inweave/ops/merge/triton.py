@@ -1,0 +1,242 @@
+"""The grouped merge as one launch: every tile of every weight is a program of the same grid.
+
+    tile t = (target, row block, column block)
+    acc    = base tile in float32
+    for every product of the target, for every slice of its rank:
+        acc += scale * (up slice @ down slice)           float32 accumulation
+    out tile = round(acc)
+
+All addresses are offsets (int64, in elements) from one base pointer a dtype, so nothing is loaded as a
+pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `Launch` keeps
+them, so that merging the same stack again, also at other strengths, is the launch alone.
+
+Traffic is what bounds it: each weight is read once and written once; factors come from the L2 cache.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from inweave.ops.merge.work import Target
+
+
+@triton.jit
+def _slice(
+    up_start,
+    down_start,
+    rows,
+    columns,
+    start,
+    rows_left,
+    columns_left,
+    rank,
+    width,
+    BLOCK_RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """up @ down over one slice of the rank."""
+    k = start + tl.arange(0, BLOCK_RANK)
+    up = tl.load(
+        up_start + rows[:, None] * rank + k[None, :],
+        mask=(rows[:, None] < rows_left) & (k[None, :] < rank),
+        other=0.0,
+    )
+    down = tl.load(
+        down_start + k[:, None] * width + columns[None, :],
+        mask=(k[:, None] < rank) & (columns[None, :] < columns_left),
+        other=0.0,
+    )
+    return tl.dot(up, down, input_precision=PRECISION)
+
+
+@triton.jit
+def _merge_kernel(
+    base_ptr,
+    out_ptr,
+    factor_ptr,
+    offsets,  # (tiles, 2) int64: where the tile starts in the base and in the output
+    extents,  # (tiles, 8) int32: columns of the weight, rows left, columns left, first row, first column, products from, to
+    products,  # (products, 3) int64: up offset, down offset, rank
+    scales,  # (products,) float32
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    ALIGN: tl.constexpr,  # every width and offset is a multiple of this: lets loads be wide
+    RANK_ALIGN: tl.constexpr,  # every rank is
+    PRECISION: tl.constexpr,
+    ONE_SLICE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    base_offset = tl.multiple_of(tl.load(offsets + tile * 2), ALIGN)
+    out_offset = tl.multiple_of(tl.load(offsets + tile * 2 + 1), ALIGN)
+    width = tl.multiple_of(tl.load(extents + tile * 8), ALIGN)
+    rows_left = tl.load(extents + tile * 8 + 1)
+    columns_left = tl.multiple_of(tl.load(extents + tile * 8 + 2), ALIGN)
+    row0 = tl.load(extents + tile * 8 + 3).to(tl.int64)
+    column0 = tl.multiple_of(tl.load(extents + tile * 8 + 4), ALIGN)
+    first = tl.load(extents + tile * 8 + 5)
+    last = tl.load(extents + tile * 8 + 6)
+
+    rows = tl.arange(0, BLOCK_ROWS)
+    columns = tl.arange(0, BLOCK_COLUMNS)
+    inside = (rows[:, None] < rows_left) & (columns[None, :] < columns_left)
+    places = rows[:, None] * width + columns[None, :]
+    base = tl.load(base_ptr + base_offset + places, mask=inside, other=0.0, eviction_policy="evict_first")
+    acc = base.to(tl.float32)
+    for number in tl.range(first, last, num_stages=STAGES):
+        up_offset = tl.multiple_of(tl.load(products + number * 3), RANK_ALIGN)
+        down_offset = tl.multiple_of(tl.load(products + number * 3 + 1), ALIGN)
+        rank = tl.multiple_of(tl.load(products + number * 3 + 2).to(tl.int32), RANK_ALIGN)
+        scale = tl.load(scales + number)
+        up_start = factor_ptr + up_offset + row0 * rank
+        down_start = factor_ptr + down_offset + column0
+        if ONE_SLICE:  # every rank fits one slice: no inner loop, so the next product's loads can start early
+            acc += scale * _slice(
+                up_start, down_start, rows, columns, 0, rows_left, columns_left, rank, width, BLOCK_RANK, PRECISION
+            )
+        else:
+            for start in range(0, rank, BLOCK_RANK):
+                acc += scale * _slice(
+                    up_start,
+                    down_start,
+                    rows,
+                    columns,
+                    start,
+                    rows_left,
+                    columns_left,
+                    rank,
+                    width,
+                    BLOCK_RANK,
+                    PRECISION,
+                )
+    tl.store(
+        out_ptr + out_offset + places, acc.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first"
+    )
+
+
+_TABLES: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
+
+
+class Launch:
+    """A prepared launch for targets of one device, one weight dtype and one factor dtype."""
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        block: tuple[int, int] | None = None,
+        warps: int | None = None,
+        stages: int | None = None,
+    ) -> None:
+        self._stages = stages or (1 if all(len(target.products) <= 1 for target in targets) else 2)
+        self._keep: list[object] = list(targets)  # the tables hold bare offsets: what they point into must stay alive
+        self._bases, self._outs = targets[0].base, targets[0].out
+        products = [product for target in targets for product in target.products]
+        self._factors = products[0].up if products else targets[0].base
+        self._exact = self._factors.dtype == torch.float32
+        self._block = block or ((64, 64) if self._exact else (64, 128))
+        self._warps = warps or (4 if self._exact else 2)
+        ranks = [product.up.shape[1] for product in products] or [16]
+        self._block_rank = min(max(triton.next_power_of_2(max(ranks)), 16), 32 if self._exact else 64)
+        self._one_slice = max(ranks) <= self._block_rank
+        device = targets[0].base.device
+        rows = self._product_rows(targets)
+        self._offsets, self._extents, align = self._tables(targets, device)
+        self._align = min(align, _alignment(rows[:, 1]))
+        self._rank_align = _alignment(rows[:, (0, 2)])
+        self._products = torch.from_numpy(rows).to(device, non_blocking=True)
+        self._scales = torch.tensor([p.scale for p in products] or [0.0], dtype=torch.float32, device=device)
+
+    def _tables(self, targets: Sequence[Target], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """The tile tables on the device; those of the same weights are kept, whatever is merged into them."""
+        where = tuple((t.base.data_ptr(), t.out.data_ptr(), *t.base.shape, len(t.products)) for t in targets)
+        key = (where, self._block, device)
+        if key not in _TABLES:
+            offsets, extents = self._tiles(targets)
+            align = _alignment(offsets, extents[:, (0, 2, 4)])
+            while len(_TABLES) >= 8:
+                _TABLES.pop(next(iter(_TABLES)))
+            _TABLES[key] = torch.from_numpy(offsets).to(device), torch.from_numpy(extents).to(device), align
+        return _TABLES[key]
+
+    def _tiles(self, targets: Sequence[Target]) -> tuple[np.ndarray, np.ndarray]:
+        """The tables of all tiles: every (row block, column block) of every target, in order."""
+        counts = np.array([len(target.products) for target in targets], dtype=np.int64)
+        last = np.cumsum(counts)
+        shapes = np.array([target.base.shape for target in targets], dtype=np.int64)
+        bases = np.array([target.base.data_ptr() for target in targets], dtype=np.int64)
+        outs = np.array([target.out.data_ptr() for target in targets], dtype=np.int64)
+        grid = -(-shapes // np.array(self._block))
+        tiles = grid[:, 0] * grid[:, 1]
+        target = np.repeat(np.arange(len(shapes)), tiles)
+        within = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        row0, column0 = within // grid[target, 1] * self._block[0], within % grid[target, 1] * self._block[1]
+        width, item = shapes[target, 1], self._bases.element_size()
+        start = row0 * width + column0
+        offsets = np.stack(
+            ((bases - bases[0])[target] // item + start, (outs - outs[0])[target] // item + start), axis=1
+        )
+        left = (shapes[target, 0] - row0, width - column0)
+        extents = np.stack((width, *left, row0, column0, (last - counts)[target], last[target], target), axis=1)
+        return offsets, extents.astype(np.int32)
+
+    def _product_rows(self, targets: Sequence[Target]) -> np.ndarray:
+        item, first = self._factors.element_size(), self._factors.data_ptr()
+        rows = [
+            ((p.up.data_ptr() - first) // item, (p.down.data_ptr() - first) // item, p.up.shape[1])
+            for target in targets
+            for p in target.products
+        ]
+        return np.array(rows or [(0, 0, 16)], dtype=np.int64)
+
+    def rescale(self, scales: np.ndarray) -> None:
+        """Other strengths for the same products, in the same order."""
+        self._scales.copy_(torch.from_numpy(scales.astype(np.float32)), non_blocking=True)
+
+    def moved(self, old: torch.Tensor, new: torch.Tensor) -> Launch:
+        """The same launch with all factors in another slab of the same layout; scales are its own."""
+        clone = copy.copy(self)
+        clone._keep = [*self._keep, new]
+        shift = (self._factors.data_ptr() - old.data_ptr()) // old.element_size()
+        clone._factors = new[shift:]
+        clone._scales = self._scales.clone()
+        return clone
+
+    def run(self) -> None:
+        _merge_kernel[(self._offsets.shape[0],)](
+            self._bases,
+            self._outs,
+            self._factors,
+            self._offsets,
+            self._extents,
+            self._products,
+            self._scales,
+            BLOCK_ROWS=self._block[0],
+            BLOCK_COLUMNS=self._block[1],
+            BLOCK_RANK=self._block_rank,
+            ALIGN=self._align,
+            RANK_ALIGN=self._rank_align,
+            PRECISION="ieee" if self._exact else "tf32",
+            ONE_SLICE=self._one_slice,
+            STAGES=self._stages,
+            num_warps=self._warps,
+        )
+
+
+def _alignment(*tables: np.ndarray) -> int:
+    """16, 8 or 1: the largest that divides every number."""
+    every = int(np.bitwise_or.reduce(np.concatenate([np.abs(table).ravel() for table in tables]).astype(np.int64)))
+    return next(size for size in (16, 8, 1) if every % size == 0)
+
+
+def merge_products(targets: Sequence[Target]) -> None:
+    """Write every target's `out` in one launch."""
+    if targets:
+        Launch(targets).run()

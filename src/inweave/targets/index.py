@@ -1,0 +1,324 @@
+"""A model as a set of names: which tensors it has, under which spellings an adapter may name them.
+
+    Component = one network (the denoiser "unet", text encoders "te1" "te2" "te3", or any other "model")
+      parts     the finest tensors, by diffusers/transformers name
+      homes     where each part lies in the files at hand: (tensor, rows, swap, transpose)
+      spellings module name -> param -> the parts it covers, for both namings and their aliases
+
+The same adapter therefore resolves against a diffusers folder and a single-file checkpoint alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from inweave.targets.links import Link, Naming, Shape, Table
+from inweave.targets.tables import OWN, TABLES
+
+DENOISER_TABLES = ("unet", "flux", "flux2", "sd3", "z-image", "lumina2", "wan")
+
+#: prefixes of single-file checkpoints: (prefix, component)
+SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
+    ("model.diffusion_model.", "unet"),
+    ("diffusion_model.", "unet"),
+    ("cond_stage_model.transformer.", "te1"),
+    ("cond_stage_model.model.", "te1"),
+    ("conditioner.embedders.0.transformer.", "te1"),
+    ("conditioner.embedders.0.model.", "te1"),
+    ("conditioner.embedders.1.model.", "te2"),
+    ("text_encoders.clip_l.transformer.", "te1"),
+    ("text_encoders.clip_g.transformer.", "te2"),
+    ("text_encoders.t5xxl.transformer.", "te3"),
+    ("first_stage_model.", "vae"),
+    ("vae.", "vae"),
+    ("model_ema.", "ema"),
+)
+
+
+#: tensors that come with a quantised weight and are no weights themselves
+QUANTISATION = (
+    ".scale_weight",
+    ".weight_scale",
+    ".weight_scale_2",
+    ".scale_input",
+    ".input_scale",
+    ".comfy_quant",
+    "scaled_fp8",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a part lies in the files at hand; ``length`` None means the whole tensor."""
+
+    tensor: str
+    start: int = 0
+    length: int | None = None
+    swap: bool = False
+    transpose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One part covered by a module name, and how its rows differ from that naming's."""
+
+    part: str
+    swap: bool = False
+    transpose: bool = False
+
+
+Spelling = Mapping[str, tuple[Use, ...]]
+
+
+@dataclass(frozen=True)
+class Component:
+    """``shapes`` are tensors in the ``listed`` naming; ``naming`` is that of the files at hand.
+
+    Everything else is derived when first asked for, so a look at one naming never pays for the other.
+    """
+
+    name: str
+    table: Table
+    naming: Naming
+    shapes: Mapping[str, Shape]
+    listed: Naming = "diffusers"
+    prefix: str = ""
+    missing: frozenset[str] = frozenset()  # parts this naming's files do not hold
+
+    @cached_property
+    def links(self) -> list[Link]:
+        return self.table.links(self.shapes, self.listed)
+
+    @cached_property
+    def parts(self) -> Mapping[str, Shape]:
+        if self.listed == "diffusers":
+            return self.shapes
+        return {link.part: link.shape for link in self.links}
+
+    @cached_property
+    def link_of(self) -> dict[str, Link]:
+        return {link.part: link for link in self.links}
+
+    @cached_property
+    def tiles(self) -> dict[str, list[Link]]:
+        """original tensor -> the parts that make it up, in row order."""
+        found: dict[str, list[Link]] = {}
+        for link in self.links:
+            found.setdefault(link.original, []).append(link)
+        for links in found.values():
+            links.sort(key=lambda link: link.start)
+        return found
+
+    @cached_property
+    def homes(self) -> dict[str, Home]:
+        kept = (link for link in self.links if link.part not in self.missing)
+        if self.naming == "diffusers":
+            return {link.part: Home(self.prefix + link.part) for link in kept}
+        return {
+            link.part: Home(self.prefix + link.original, link.start, link.length, link.swap, link.transpose)
+            for link in kept
+        }
+
+    @cached_property
+    def tensors(self) -> dict[str, Shape]:
+        """The files' own tensors with their shapes."""
+        found: dict[str, Shape] = {}
+        for link in self.links:
+            if link.part in self.missing:
+                continue
+            if self.naming == "diffusers":
+                found[self.prefix + link.part] = link.shape
+            else:
+                name = self.prefix + link.original
+                rows = found.get(name, (0,))[0] if link.length is not None else 0
+                shape = link.shape[::-1] if link.transpose else link.shape
+                found[name] = (rows + shape[0], *shape[1:]) if shape else ()
+        return found
+
+    @cached_property
+    def by_diffusers(self) -> dict[str, Spelling]:
+        found: dict[str, dict[str, tuple[Use, ...]]] = {}
+        for part in self.parts:
+            module, param = module_of(part)
+            found.setdefault(module, {})[param] = (Use(part),)
+        return _with_roots(found)
+
+    @cached_property
+    def by_original(self) -> dict[str, Spelling]:
+        found: dict[str, dict[str, tuple[Use, ...]]] = {}
+        for original, links in self.tiles.items():
+            module, param = module_of(original)
+            uses = tuple(Use(k.part, k.swap, k.transpose) for k in links)
+            found.setdefault(module, {})[param] = uses
+            if len(uses) > 1:
+                for number, use in enumerate(uses):
+                    found.setdefault(f"{module}.{number}", {})[param] = (use,)
+        for alias, parts in self.table.aliases(self.links).items():
+            for param in ("weight", "bias"):
+                if all(f"{part}.{param}" in self.parts for part in parts):
+                    found.setdefault(alias, {})[param] = tuple(Use(f"{part}.{param}") for part in parts)
+        return _with_roots(found)
+
+    @cached_property
+    def _flat_diffusers(self) -> dict[str, str]:
+        return _flattened(self.by_diffusers)
+
+    @cached_property
+    def _flat_original(self) -> dict[str, str]:
+        return _flattened(self.by_original)
+
+    def spelt(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> tuple[Spelling, str] | None:
+        """What a module name covers and in which naming; ``prefer`` decides where the two disagree."""
+        order = ("diffusers", "original") if prefer == "diffusers" else ("original", "diffusers")
+        found = self.spelt_by(name, flat=flat)
+        return next(((found[naming], naming) for naming in order if naming in found), None)
+
+    def spelt_by(
+        self, name: str, *, flat: bool, namings: tuple[Naming, ...] = ("diffusers", "original")
+    ) -> dict[str, Spelling]:
+        """The readings of a module name, by naming.
+
+        In a model known by its own names only, a path may have segments too many in front (`distilbert.`);
+        in the others an unknown root is another network's.
+        """
+        found: dict[str, Spelling] = {}
+        for naming in namings:
+            spelling = self._spelt_in(name, flat, naming)
+            if spelling is not None:
+                found[naming] = spelling
+        if found:
+            return found
+        root = "text_model_" if flat else "text_model."
+        if name.startswith(root):  # on disk, but not in the memory of newer libraries
+            return self.spelt_by(name[len(root) :], flat=flat, namings=namings)
+        if self.table.name == "own" and not flat and name.count(".") > 1:
+            return self.spelt_by(name.partition(".")[2], flat=False, namings=namings)
+        return found
+
+    def _spelt_in(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
+        table = self.by_diffusers if naming == "diffusers" else self.by_original
+        if not flat and name in table:
+            return table[name]
+        flats = self._flat_diffusers if naming == "diffusers" else self._flat_original
+        module = flats.get(name.replace(".", "_"))
+        return table[module] if module is not None else None
+
+    def modules(self) -> Iterable[str]:
+        """Every module name of either naming."""
+        return dict.fromkeys((*self.by_diffusers, *self.by_original))
+
+
+@dataclass(frozen=True)
+class ModelIndex:
+    """All components of one base model."""
+
+    components: Mapping[str, Component]
+    base: str | None = None
+    source: str = ""
+
+    @property
+    def denoiser(self) -> Component | None:
+        return self.components.get("unet")
+
+    @property
+    def encoders(self) -> list[Component]:
+        return [c for name, c in self.components.items() if name.startswith("te")]
+
+    @property
+    def naming(self) -> str:
+        first = self.denoiser or next(iter(self.components.values()))
+        return first.naming
+
+    def __iter__(self) -> Iterator[Component]:
+        return iter(self.components.values())
+
+
+def module_of(tensor: str) -> tuple[str, str]:
+    """(module, param) of a tensor name; a bare parameter is its own module's weight."""
+    head, _, leaf = tensor.rpartition(".")
+    if head and leaf in ("weight", "bias", "scale"):
+        return head, leaf
+    for param in ("weight", "bias"):
+        if leaf.endswith(f"_{param}"):
+            return tensor[: -len(param) - 1], param
+    return tensor, "weight"
+
+
+def component_from_names(name: str, shapes: Mapping[str, Shape], prefix: str = "") -> Component:
+    """Recognise the family of a network from its tensor names and index it."""
+    table, naming = recognise(shapes)
+    return Component(name, table, naming, shapes, naming, prefix)
+
+
+def recognise(names: Iterable[str]) -> tuple[Table, Naming]:
+    """The table that knows the most of these names, if it knows four fifths of them."""
+    names = list(names)
+    best: tuple[int, Table, Naming] = (0, OWN, "diffusers")
+    for table in TABLES.values():
+        for naming, count in table.coverage(names).items():
+            if count > best[0]:
+                best = (count, table, naming)
+    count, table, naming = best
+    return (table, naming) if count >= 0.8 * len(names) else (OWN, "diffusers")
+
+
+def index_from_names(shapes: Mapping[str, Shape], *, source: str = "", base: str | None = None) -> ModelIndex:
+    """Index a checkpoint, whatever it holds: a single file, one network, or any other torch model."""
+    grouped: dict[tuple[str, str], dict[str, Shape]] = {}
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(QUANTISATION)}
+    for name, shape in shapes.items():
+        prefix, component = next(((p, c) for p, c in SINGLE_FILE_PREFIXES if name.startswith(p)), ("", ""))
+        grouped.setdefault((component, prefix), {})[name[len(prefix) :]] = shape
+    bare = grouped.pop(("", ""), {})
+    components: dict[str, Component] = {}
+    for (component, prefix), names in grouped.items():
+        if component in ("ema", "vae") or (component == "unet" and component in components):
+            continue
+        components[component] = component_from_names(component, names, prefix)
+    if bare and (not components or len(bare) > len(shapes) // 2):
+        found = component_from_names("model", bare)
+        name = _role(found, bare)
+        components[name] = replace(found, name=name)
+    return ModelIndex(components, base, source)
+
+
+def _role(component: Component, names: Mapping[str, Shape]) -> str:
+    if component.table.name in DENOISER_TABLES:
+        return "unet"
+    if component.table.name == "openclip" or any(n.startswith("text_model.encoder.") for n in names):
+        return "te1"
+    if any(n.startswith("encoder.block.") for n in names) and not any(n.startswith("decoder.") for n in names):
+        return "te3"
+    return "model"
+
+
+def _with_roots(found: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spelling]:
+    """Also accept names without the root most modules share (`text_model.`, `transformer.`, `model.`)."""
+    spellings: dict[str, Spelling] = dict(found)
+    roots: dict[str, int] = {}
+    for module in found:
+        root = module.partition(".")[0]
+        roots[root] = roots.get(root, 0) + 1
+    root, count = max(roots.items(), key=lambda item: item[1], default=("", 0))
+    if count * 2 > len(found) and not root.endswith(("blocks", "layers", "h", "block")):
+        for module in list(found):
+            head, _, tail = module.partition(".")
+            if head == root and tail:
+                spellings.setdefault(tail, found[module])
+    return spellings
+
+
+def _flattened(spellings: Mapping[str, Spelling]) -> dict[str, str]:
+    """flat name -> module; two different modules with one flat name are left out, so they never match."""
+    flats: dict[str, str] = {}
+    clashes: set[str] = set()
+    for module, spelling in spellings.items():
+        flat = module.replace(".", "_")
+        if flat in flats and spellings[flats[flat]] != spelling:
+            clashes.add(flat)
+        flats.setdefault(flat, module)
+    for flat in clashes:
+        del flats[flat]
+    return flats

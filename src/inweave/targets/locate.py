@@ -1,0 +1,138 @@
+"""Which module of a model an entry of an adapter names.
+
+1. the component: the one the file says; text encoders also by content, because numbering differs
+   between trainers ("te2" is bigG, T5 or nothing, depending on who wrote it)
+2. the module: looked up among the model's own names, in both namings; where the two disagree about a
+   name, the naming most of the file's other names belong to decides
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+from inweave.adapter import Adapter, Entry, Full, Lora, Ref
+from inweave.targets.fit import fitted, stacked_shape, uses_of, widened
+from inweave.targets.index import Component, ModelIndex, Spelling
+from inweave.targets.links import Naming
+from inweave.targets.order import encoder_order, unet_order
+
+
+@dataclass(slots=True)
+class Match:
+    component: Component
+    spelling: Spelling
+    naming: str = "diffusers"
+
+
+class Locator:
+    """Looks entries of one adapter up in one index."""
+
+    def __init__(self, adapter: Adapter, index: ModelIndex) -> None:
+        self.adapter = adapter
+        self.index = index
+        self.prefer = self._vote("unet"), self._vote("te")
+        self.orders: dict[str, list[str]] = {}
+
+    def _vote(self, network: str) -> Naming:
+        """The naming most of the file's names belong to alone; it decides names both namings have."""
+        votes: Counter[str] = Counter()
+        named = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
+        for entry in named:
+            for component in self.candidates(entry.ref):
+                found = component.spelt_by(entry.ref.name, flat=entry.ref.flat)
+                if len(found) == 1:
+                    votes.update(found.keys())
+        return "original" if votes["original"] > votes["diffusers"] else "diffusers"
+
+    def candidates(self, ref: Ref) -> list[Component]:
+        index = self.index
+        generic = index.components.get("model")
+        if ref.component == "unet" or not ref.component:
+            found = [c for c in (index.denoiser, generic) if c]
+            return found + (index.encoders if not ref.component or not found else [])
+        named = index.components.get(ref.component)
+        others = [c for c in index.encoders if c is not named]
+        return ([named] if named else []) + others + ([generic] if generic else [])
+
+    def match(self, entry: Entry) -> Match | str:
+        """The component and module an entry names, or the reason there is none."""
+        ref = entry.ref
+        if ref.name.startswith("#"):
+            return self._match_listed(entry)
+        candidates = self.candidates(ref)
+        if not candidates:
+            return f"the base has no component {ref.component!r} (it has {', '.join(self.index.components)})"
+        prefer = self.prefer[ref.component.startswith("te")]
+        hits = [
+            Match(component, *found)
+            for component in candidates
+            if (found := component.spelt(ref.name, flat=ref.flat, prefer=prefer)) is not None
+        ]
+        if not hits:
+            return "no module of this name in the base"
+        exact = [hit for hit in hits if hit.component.name == ref.component]
+        if ref.component in ("unet", "") and hits[0].component.name in ("unet", "model"):
+            exact = hits[:1]
+        if exact and (ref.component != "te" or len(hits) == 1):
+            return exact[0]
+        if len(hits) == 1:
+            return hits[0]
+        fitting = [hit for hit in hits if self._fits(entry, hit)]
+        if len(fitting) == 1:
+            return fitting[0]
+        names = ", ".join(hit.component.name for hit in hits)
+        return f"the file does not say which text encoder is meant, and it fits several ({names})"
+
+    def _match_listed(self, entry: Entry) -> Match | str:
+        """List files number their layers; the order is that of the program that wrote them."""
+        component = self.candidates(entry.ref)[0] if self.candidates(entry.ref) else None
+        if component is None:
+            return f"the base has no component {entry.ref.component!r}"
+        if component.name not in self.orders:
+            modules = component.by_diffusers
+            self.orders[component.name] = (
+                unet_order(modules, extended=self._extended()) if component.name == "unet" else encoder_order(modules)
+            )
+        order, number = self.orders[component.name], int(entry.ref.name[1:])
+        if number >= len(order):
+            return f"the file numbers a layer {number}, the base has {len(order)} in list order"
+        return Match(component, component.by_diffusers[order[number]])
+
+    def _extended(self) -> bool:
+        if recorded := self.adapter.metadata.get("unet"):
+            try:
+                classes = json.loads(recorded)
+            except (ValueError, RecursionError):
+                classes = None
+            if isinstance(classes, list):
+                return "ResnetBlock2D" in classes
+        return any(isinstance(e.factors, Lora) and len(e.factors.down.shape) > 2 for e in self.adapter.entries)
+
+    def _fits(self, entry: Entry, hit: Match) -> bool:
+        uses = uses_of(hit.spelling, entry.param.removesuffix("?"))
+        return uses is not None and fitted(entry.factors, stacked_shape(hit.component, uses)) is not None
+
+
+def is_saved_module(entry: Entry) -> bool:
+    """A module PEFT saved whole, such as a classifier's head: it may be new to the base."""
+    return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
+
+
+def fits(entry: Entry, index: ModelIndex, namings: tuple[Naming, ...] = ("diffusers", "original")) -> bool:
+    """Whether an entry names a module of ``index`` and has its shape; a quick look for recognising bases."""
+    ref, encoder = entry.ref, entry.ref.component.startswith("te")
+    for component in index:
+        if ref.component and component.name != "model" and encoder != component.name.startswith("te"):
+            continue
+        for spelling in component.spelt_by(ref.name, flat=ref.flat, namings=namings).values():
+            uses = uses_of(spelling, entry.param.removesuffix("?"))
+            if uses is not None and ref.part is not None:
+                uses = uses[ref.part : ref.part + 1] or None
+            if uses is None:
+                continue
+            shape = stacked_shape(component, uses)
+            if fitted(entry.factors, shape) is not None or widened(entry.factors, shape, uses) is not None:
+                return True
+    return False

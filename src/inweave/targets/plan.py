@@ -1,0 +1,116 @@
+"""The result of resolving: where every tensor of an adapter goes, and the report on those that do not.
+
+    Placement: change(factors)[source rows] , swapped or transposed, is added to tensor[target rows]
+
+    source: rows of the adapter's own change that belong here (None: all of them)
+    target: rows of the base tensor that receive them (None: all of them)
+
+`whole` is set where the algorithm cannot compute those rows from the same rows of the base alone (an
+input-axis DoRA or a rotation that crosses a fused border): it lists the pieces of the base that, stacked,
+are the weight the adapter was made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inweave.adapter import Adapter, Factors
+from inweave.targets.links import Shape
+
+Rows = tuple[int, int]  # start, length
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows of one base tensor, as the adapter's naming orders them."""
+
+    tensor: str
+    rows: Rows | None = None
+    swap: bool = False
+    transpose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    component: str
+    tensor: str
+    shape: Shape  # of the whole base tensor
+    factors: Factors
+    keys: tuple[str, ...]
+    target: Rows | None = None
+    source: Rows | None = None
+    swap: bool = False
+    transpose: bool = False
+    widen: Shape | None = None  # the shape the base tensor is zero-padded to first
+    creates: bool = False  # the base has no such tensor; it starts as zeros
+    whole: tuple[Piece, ...] = ()
+
+    def rows(self) -> range:
+        """The rows of the base tensor this placement touches."""
+        start, length = self.target or (0, self.shape[0] if self.shape else 1)
+        return range(start, start + length)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Some keys that could not be used, why, and what would fit."""
+
+    keys: tuple[str, ...]
+    module: str
+    component: str
+    reason: str
+    nearest: str | None = None
+    expected: Shape | None = None
+    got: Shape | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        row: dict[str, object] = {
+            "keys": list(self.keys), "module": self.module, "component": self.component, "reason": self.reason,
+        }  # fmt: skip
+        for name in ("nearest", "expected", "got"):
+            if (value := getattr(self, name)) is not None:
+                row[name] = list(value) if isinstance(value, tuple) else value
+        return row
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened to every key; the counts add up to the number of tensors."""
+
+    tensors: int = 0
+    placed: int = 0
+    carried: int = 0
+    modules: int = 0
+    components: dict[str, dict[str, int]] = field(default_factory=dict)
+    unplaced: list[Finding] = field(default_factory=list)
+    mismatched: list[Finding] = field(default_factory=list)
+    orphans: list[Finding] = field(default_factory=list)
+    duplicates: list[Finding] = field(default_factory=list)
+    unsupported: list[Finding] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        faults = (self.unplaced, self.mismatched, self.orphans, self.duplicates, self.unsupported)
+        return self.placed > 0 and not any(faults) and self.placed + self.carried == self.tensors
+
+    def findings(self) -> Mapping[str, list[Finding]]:
+        return {
+            "unplaced": self.unplaced, "mismatched": self.mismatched, "orphans": self.orphans,
+            "duplicates": self.duplicates, "unsupported": self.unsupported,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    adapter: Adapter
+    placements: tuple[Placement, ...]
+    report: Report
+
+    def by_tensor(self) -> dict[tuple[str, str], list[Placement]]:
+        """(component, tensor) -> what it receives."""
+        found: dict[tuple[str, str], list[Placement]] = {}
+        for placement in self.placements:
+            found.setdefault((placement.component, placement.tensor), []).append(placement)
+        return found

@@ -1,0 +1,306 @@
+"""Place every entry of an adapter on a base model: (tensor, rows, permutation), or say why not.
+
+1. which module, and so which parts of the model (`inweave.targets.locate`)
+2. does it fit: the change's flattened shape must equal that of the parts together (`inweave.targets.fit`)
+3. where: each part's home in the files at hand; neighbouring rows of one tensor become one placement
+4. no two entries on the same rows
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from inweave.adapter import Adapter, Entry, Factors, Full, Ref, algorithm
+from inweave.errors import TargetError
+from inweave.targets.fit import delta_shape, either_way, fitted, spelt_shape, stacked_shape, uses_of, widened
+from inweave.targets.index import Component, ModelIndex, Use
+from inweave.targets.links import Shape
+from inweave.targets.locate import Locator, Match, is_saved_module
+from inweave.targets.plan import Finding, Piece, Placement, Plan, Report
+
+_MAX_NEAREST = 8  # looking up a nearest name costs milliseconds; a wholly foreign file has thousands
+
+
+def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan:
+    """Place ``adapter`` on ``index``; with ``strict`` anything left over raises `TargetError`."""
+    report = Report(tensors=len(adapter.tensors), carried=len(adapter.carried), warnings=list(adapter.warnings))
+    resolver = _Resolver(adapter, index, report)
+    placed: list[tuple[Entry, list[Placement]]] = []
+    for entry in adapter.entries:
+        found = resolver.place(entry)
+        if found is not None:
+            placed.append((entry, found))
+    kept = _without_conflicts(placed, resolver.in_original, report)
+    _count(kept, adapter, report)
+    plan = Plan(adapter, tuple(placement for _, found in kept for placement in found), report)
+    if strict and not report.clean:
+        raise TargetError(_summary(adapter, index, report))
+    return plan
+
+
+class _Resolver:
+    def __init__(self, adapter: Adapter, index: ModelIndex, report: Report) -> None:
+        self.adapter = adapter
+        self.index = index
+        self.report = report
+        self.locator = Locator(adapter, index)
+        self.nearest_left = _MAX_NEAREST
+        self.in_original: set[int] = set()  # entries named as in the original model, by identity
+
+    def place(self, entry: Entry) -> list[Placement] | None:
+        ref = entry.ref
+        if ref.below:
+            return self._place_below(entry)
+        match = self.locator.match(entry)
+        if isinstance(match, str):
+            return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
+        if match.naming == "original":
+            self.in_original.add(id(entry))
+        param = entry.param.removesuffix("?")
+        uses = uses_of(match.spelling, param)
+        if uses is None:
+            if entry.param == "bias?":
+                return []
+            return self._create(entry, match, param)
+        if ref.part is not None:
+            if ref.part >= len(uses):
+                return self._unplaced(entry, f"the module has {len(uses)} row parts, the file numbers one {ref.part}")
+            uses = (uses[ref.part],)
+        return self._fit(entry, match.component, uses)
+
+    def _fit(self, entry: Entry, component: Component, uses: tuple[Use, ...]) -> list[Placement] | None:
+        absent = [use.part for use in uses if use.part not in component.homes]
+        if absent:
+            return self._unplaced(entry, f"{absent[0]} is not in this base's {component.naming} files")
+        shape = stacked_shape(component, uses)
+        if uses[0].transpose:
+            shape = shape[::-1]
+        fit = fitted(entry.factors, shape)
+        if fit is None and entry.dialect == "peft":
+            fit = self._turned(entry, shape)
+        if fit is None and (large := widened(entry.factors, shape, uses)):
+            fit = entry.factors
+            self.report.warnings.append(f"{entry.ref}: the base's {list(shape)} is widened to {list(large)} with zeros")
+            shape = large
+        if fit is None:
+            got = delta_shape(entry.factors)
+            reason = f"the base has {list(shape)}, the adapter changes {spelt_shape(got)}"
+            self.report.mismatched.append(
+                Finding(entry.keys, str(entry.ref), component.name, reason, expected=shape, got=got)
+            )
+            return None
+        return _placements(entry if fit is entry.factors else replace(entry, factors=fit), component, uses, shape)
+
+    def _turned(self, entry: Entry, shape: Shape) -> Factors | None:
+        """PEFT records fan_in_fan_out once for all layers, although it settles it for each one."""
+        other = replace(entry.factors, transposed=not entry.factors.transposed)
+        if fitted(other, shape) is None:
+            return None
+        warning = "fan_in_fan_out of the configuration contradicts some layers' shapes; square layers follow the configuration"
+        if warning not in self.report.warnings:
+            self.report.warnings.append(warning)
+        return other
+
+    def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
+        """A bias the base does not have starts as zeros; anything else has no place."""
+        weight = uses_of(match.spelling, "weight")
+        factors = entry.factors
+        if param != "bias" or weight is None or not isinstance(factors, Full):
+            return self._unplaced(entry, f"the module has no {param}")
+        rows = stacked_shape(match.component, weight)[0]
+        if factors.value.numel != rows:
+            self.report.mismatched.append(
+                Finding(entry.keys, str(entry.ref), match.component.name, f"a bias of {factors.value.numel} for {rows} outputs",
+                        expected=(rows,), got=factors.value.shape)
+            )  # fmt: skip
+            return None
+        self.report.warnings.append(f"{entry.ref}: the base has no bias here; one is created from zeros")
+        biases = tuple(Use(use.part.removesuffix("weight") + "bias", use.swap) for use in weight)
+        made, start = [], 0
+        for use, of in zip(biases, weight, strict=True):
+            home, length = match.component.homes[of.part], match.component.parts[of.part][0]
+            tensor = home.tensor.removesuffix("weight") + "bias"
+            target = (home.start, length) if home.length is not None else None
+            source = (start, length) if len(biases) > 1 else None
+            whole = match.component.tensors[home.tensor][:1]  # as many rows as the weight, which may be fused
+            made.append(Placement(match.component.name, tensor, whole, factors, entry.keys, target, source,
+                                  swap=use.swap != home.swap, creates=True))  # fmt: skip
+            start += length
+        return made
+
+    def _place_below(self, entry: Entry) -> list[Placement] | None:
+        """The file names an enclosing module only: take the one layer in it that fits, if there is one."""
+        siblings = sum(1 for other in self.adapter.entries if other.ref == entry.ref)
+        fits: list[tuple[Component, Use]] = []
+        for component in self.locator.candidates(entry.ref):
+            for part, shape in component.parts.items():
+                inside = not entry.ref.name or part.startswith(entry.ref.name + ".")
+                if (
+                    inside
+                    and part.endswith(".weight")
+                    and fitted(either_way(entry.factors, shape, part), shape) is not None
+                ):
+                    fits.append((component, Use(part)))
+        if siblings == 1 and len(fits) == 1:
+            component, use = fits[0]
+            shape = component.parts[use.part]
+            return _placements(
+                replace(entry, factors=either_way(entry.factors, shape, use.part)), component, (use,), shape
+            )
+        where = f"inside {entry.ref.name!r}" if entry.ref.name else "of the whole model"
+        return self._unplaced(
+            entry, f"the file does not record which layer {where} this is ({len(fits)} layers have its shape)"
+        )
+
+    def _new_module(self, entry: Entry) -> list[Placement]:
+        """A module PEFT saved whole (a classifier head) that the base does not have yet."""
+        tensor = f"{entry.ref.name}.{entry.param}"
+        self.report.warnings.append(f"{tensor}: not in the base; the adapter brings it (modules_to_save)")
+        component = next(iter(self.index.components))
+        return [Placement(component, tensor, entry.factors.shape(), entry.factors, entry.keys, creates=True)]
+
+    def _unplaced(self, entry: Entry, reason: str) -> list[Placement] | None:
+        nearest = None
+        if self.nearest_left > 0 and reason.startswith("no module"):
+            self.nearest_left -= 1
+            nearest = _nearest(entry.ref, self.locator.candidates(entry.ref))
+        self.report.unplaced.append(Finding(entry.keys, str(entry.ref), entry.ref.component, reason, nearest))
+        return None
+
+
+def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape: Shape) -> list[Placement]:
+    """One placement a run of neighbouring rows."""
+    factors = entry.factors
+    pieces: list[tuple[Piece, int, int]] = []  # piece, source start, length
+    start = 0
+    for use in uses:
+        home = component.homes[use.part]
+        length = component.parts[use.part][0] if component.parts[use.part] else 1
+        swap, transpose = use.swap != home.swap, use.transpose != home.transpose
+        rows = (home.start, home.length) if home.length is not None else None
+        last = pieces[-1][0] if pieces else None
+        if (
+            last
+            and last.tensor == home.tensor
+            and last.rows
+            and rows
+            and sum(last.rows) == rows[0]
+            and not (swap or last.swap)
+        ):
+            merged = Piece(home.tensor, (last.rows[0], last.rows[1] + rows[1]))
+            pieces[-1] = (merged, pieces[-1][1], pieces[-1][2] + length)
+        else:
+            pieces.append((Piece(home.tensor, rows, swap, transpose), start, length))
+        start += length
+    split = len(pieces) > 1
+    whole = tuple(piece for piece, _, _ in pieces) if split and not factors.rows_are_local() else ()
+    tensors = component.tensors
+    made = []
+    for piece, begin, length in pieces:
+        base_shape = tensors[piece.tensor]
+        covers = piece.rows is None or piece.rows == (0, base_shape[0])
+        widen = shape if not split and math.prod(shape) > math.prod(base_shape) else None
+        made.append(
+            Placement(
+                component.name,
+                piece.tensor,
+                base_shape,
+                factors,
+                entry.keys,
+                target=None if covers else piece.rows,
+                source=(begin, length) if split else None,
+                swap=piece.swap,
+                transpose=piece.transpose,
+                widen=widen,
+                whole=whole,
+            )
+        )
+    return made
+
+
+def _without_conflicts(
+    placed: list[tuple[Entry, list[Placement]]], in_original: set[int], report: Report
+) -> list[tuple[Entry, list[Placement]]]:
+    """Drop entries that land on rows already taken; of two the finer (fewer rows, unfused names) stays."""
+
+    def coarseness(number: int) -> tuple[int, bool, tuple[str, ...]]:
+        entry, found = placed[number]
+        return sum(len(p.rows()) for p in found), id(entry) in in_original, entry.keys
+
+    order = sorted(range(len(placed)), key=coarseness)
+    taken: dict[tuple[str, str], list[tuple[range, Entry]]] = {}
+    dropped: set[int] = set()
+    for number in order:
+        entry, found = placed[number]
+        rival = next(
+            (
+                other
+                for p in found
+                for rows, other in taken.get((p.component, p.tensor), ())
+                if _overlap(rows, p.rows())
+            ),
+            None,
+        )
+        if rival is not None:
+            dropped.add(number)
+            reason = f"the same rows also receive {rival.keys[0]} ({algorithm(rival.factors)})"
+            report.duplicates.append(Finding(entry.keys, str(entry.ref), found[0].component, reason))
+            continue
+        for p in found:
+            taken.setdefault((p.component, p.tensor), []).append((p.rows(), entry))
+    return [pair for number, pair in enumerate(placed) if number not in dropped]
+
+
+def _overlap(a: range, b: range) -> bool:
+    return a.start < b.stop and b.start < a.stop
+
+
+def _count(kept: list[tuple[Entry, list[Placement]]], adapter: Adapter, report: Report) -> None:
+    used: set[str] = set()
+    modules: set[tuple[str, Ref]] = set()
+    for entry, found in kept:
+        used.update(entry.keys)
+        name = found[0].component if found else entry.ref.component
+        if found:
+            modules.add((name, entry.ref))
+    for finding in (f for group in report.findings().values() for f in group):
+        used.difference_update(finding.keys)
+    for problem in adapter.problems:
+        finding = Finding(problem.keys, "", "", problem.reason)
+        target = {"orphan": report.orphans, "duplicate": report.duplicates, "malformed": report.mismatched,
+                  "unsupported": report.unsupported}.get(problem.fault, report.unplaced)  # fmt: skip
+        target.append(finding)
+        used.difference_update(problem.keys)
+    report.placed = len(used)
+    report.modules = len(modules)
+    for name, _ in modules:
+        row = report.components.setdefault(name, {"modules": 0, "tensors": 0})
+        row["modules"] += 1
+    for entry, found in kept:
+        if found:
+            report.components[found[0].component]["tensors"] += len(entry.keys)
+
+
+def _nearest(ref: Ref, components: Iterable[Component]) -> str | None:
+    names = [name for component in components for name in component.modules()]
+    if ref.flat:
+        flats = {name.replace(".", "_"): name for name in names}
+        close = difflib.get_close_matches(ref.name, flats, 1, 0.5)
+        return flats[close[0]] if close else None
+    close = difflib.get_close_matches(ref.name, names, 1, 0.5)
+    return close[0] if close else None
+
+
+def _summary(adapter: Adapter, index: ModelIndex, report: Report) -> str:
+    where = index.base or index.source or "this model"
+    lines = [f"{report.placed} of {report.tensors} tensors have a place on {where}"]
+    for kind, findings in report.findings().items():
+        for finding in findings[:3]:
+            near = f" (nearest: {finding.nearest})" if finding.nearest else ""
+            lines.append(f"{kind}: {finding.keys[0]}: {finding.reason}{near}")
+        if len(findings) > 3:
+            lines.append(f"{kind}: and {len(findings) - 3} more")
+    return "\n".join(lines)

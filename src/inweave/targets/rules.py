@@ -1,0 +1,243 @@
+"""Name tables written as text, one rule a line, readable in both directions.
+
+diffusers module   original module   [rows] [swap | swap-last | transpose]
+
+{i} {j}      any number, the same on both sides
+one column   the same name in both namings
+=name        a tensor by its whole name; other names stand for their .weight and .bias
+qkv:0        first of three row parts; sizes (in, (out-in)/2, (out-in)/2), where `in` is the width
+             of the fused weight: thirds for plain attention, and right for grouped keys too
+qkvm:3       fourth of (in, in, in, rest): attention and MLP input of one linear
+swap         the two halves of the rows change places (scale, shift <-> shift, scale)
+swap-last    the same, in the last block only
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from inweave.targets.links import Link, Naming, Shape
+
+_SLOT = re.compile(r"\{(\w)\}|(\d+)")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A name with numbered slots: a '#'-form for look-up and what each number must be."""
+
+    form: str
+    slots: tuple[str, ...]  # "{i}" for a variable, else the literal digits
+    pieces: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> Template:
+        slots = tuple(f"{{{var}}}" if var else digits for var, digits in _SLOT.findall(text))
+        pieces = tuple(_SLOT.sub("#", text).split("#"))
+        return Template("#".join(pieces), slots, pieces)
+
+    def match(self, numbers: tuple[str, ...]) -> dict[str, str] | None:
+        found: dict[str, str] = {}
+        for slot, number in zip(self.slots, numbers, strict=True):
+            if slot[0] == "{":
+                if found.setdefault(slot, number) != number:
+                    return None
+            elif slot != number:
+                return None
+        return found
+
+    def fill(self, variables: Mapping[str, str]) -> str:
+        spelt = [variables.get(slot, slot) for slot in self.slots] + [""]
+        return "".join(piece + slot for piece, slot in zip(self.pieces, spelt, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    part: Template
+    original: Template
+    layout: str = ""  # "", "qkv" or "qkvm"
+    index: int = 0
+    swap: bool = False
+    swap_last: bool = False
+    transpose: bool = False
+
+
+Lookup = dict[str, list[tuple[Template, Rule]]]
+
+
+class RuleTable:
+    """A parsed table; ``alias_text`` lines are `alias-module  original-module  [number of parts]`."""
+
+    def __init__(self, name: str, text: str, alias_text: str = "") -> None:
+        self.name = name
+        self._text, self._alias_text = text, alias_text
+        self._parsed: tuple[Lookup, Lookup] | None = None
+
+    @property
+    def _rules(self) -> tuple[Lookup, Lookup]:
+        """The rules by the parts' names and by the originals', parsed when first needed."""
+        if self._parsed is None:
+            by_part: Lookup = {}
+            by_original: Lookup = {}
+            for rule in (rule for line in self._text.splitlines() for rule in _parse(line)):
+                by_part.setdefault(rule.part.form, []).append((rule.part, rule))
+                by_original.setdefault(rule.original.form, []).append((rule.original, rule))
+            self._parsed = by_part, by_original
+        return self._parsed
+
+    def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
+        if naming == "original":
+            last = _last_block(shapes)
+            return [link for name in shapes for link in self._from_original(name, shapes, last)]
+        by_part = self._rules[0]
+        fused: dict[str, list[tuple[Rule, str, dict[str, str]]]] = {}
+        for name in shapes:
+            found = _find(by_part, name)
+            if not found:
+                fused.setdefault(name, []).append((_SAME, name, {}))
+                continue
+            rule, variables = found[0]
+            fused.setdefault(rule.original.fill(variables), []).append((rule, name, variables))
+        last = _last_block(shapes)
+        return [link for original, uses in fused.items() for link in _stack(original, uses, shapes, last)]
+
+    def _from_original(self, name: str, shapes: Mapping[str, Shape], last: str) -> list[Link]:
+        found = _find(self._rules[1], name)
+        shape = shapes[name]
+        if not found:
+            return [Link(name, shape, name)]
+        rule, variables = found[0]
+        if not rule.layout:
+            part_shape = shape[::-1] if rule.transpose else shape
+            return [
+                Link(
+                    rule.part.fill(variables), part_shape, name, 0, None, _swaps(rule, variables, last), rule.transpose
+                )
+            ]
+        sizes = _part_sizes(rule.layout, shape[0], _width(name, shapes, rule, variables))
+        links, start = [], 0
+        for (rule, variables), size in zip(sorted(found, key=lambda use: use[0].index), sizes, strict=False):
+            links.append(Link(rule.part.fill(variables), (size, *shape[1:]), name, start, size))
+            start += size
+        return links
+
+    def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
+        by_part, by_original = self._rules
+        names = list(names)
+        return {
+            "diffusers": sum(1 for name in names if _find(by_part, name)),
+            "original": sum(1 for name in names if _find(by_original, name)),
+        }
+
+    def module_forms(self) -> set[str]:
+        """Flat module names of both namings and the aliases, numbers replaced by '#'."""
+        names = [form for lookup in self._rules for form in lookup]
+        names += [Template.parse(line.split()[0]).form for line in self._alias_text.splitlines() if line.strip()]
+        forms = {re.sub(r"\.(weight|bias|scale)$", "", name).replace(".", "_") for name in names}
+        return forms | {f"{form}_#" for form in forms if form.endswith(("qkv", "linear1"))}
+
+    def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:
+        modules: dict[str, list[Link]] = {}
+        for link in links:
+            if link.part.endswith(".weight"):
+                modules.setdefault(link.original.removesuffix(".weight"), []).append(link)
+        found: dict[str, tuple[str, ...]] = {}
+        for line in self._alias_text.splitlines():
+            words = line.split()
+            if not words:
+                continue
+            alias, original = Template.parse(words[0]), Template.parse(words[1])
+            count = int(words[2]) if len(words) > 2 else None
+            for module, group in modules.items():
+                numbers = tuple(_NUMBER.findall(module))
+                if _NUMBER.sub("#", module) != original.form or len(numbers) != len(original.slots):
+                    continue
+                variables = original.match(numbers)
+                if variables is not None:
+                    parts = sorted(group, key=lambda link: link.start)[:count]
+                    found[alias.fill(variables)] = tuple(link.part.removesuffix(".weight") for link in parts)
+        return found
+
+
+def _parse(line: str) -> list[Rule]:
+    words = line.split()
+    if not words:
+        return []
+    part = words[0]
+    original = words[1] if len(words) > 1 and not re.fullmatch(r"qkvm?:\d|swap|swap-last|transpose", words[1]) else part
+    flags = set(words[2:])
+    layout, _, index = next((flag for flag in flags if ":" in flag), "").partition(":")
+    pairs = (
+        [(part[1:], original.removeprefix("="))]
+        if part.startswith("=")
+        else [(f"{part}.{param}", f"{original}.{param}") for param in ("weight", "bias")]
+    )
+    return [
+        Rule(
+            Template.parse(a),
+            Template.parse(b),
+            layout,
+            int(index or 0),
+            "swap" in flags,
+            "swap-last" in flags,
+            "transpose" in flags,
+        )
+        for a, b in pairs
+    ]
+
+
+_SAME = Rule(Template("", (), ("",)), Template("", (), ("",)))
+
+
+def _find(rules: Lookup, name: str) -> list[tuple[Rule, dict[str, str]]]:
+    candidates = rules.get(_NUMBER.sub("#", name))
+    if not candidates:
+        return []
+    numbers = tuple(_NUMBER.findall(name))
+    matches = ((rule, template.match(numbers)) for template, rule in candidates)
+    return [(rule, variables) for rule, variables in matches if variables is not None]
+
+
+def _stack(
+    original: str, uses: list[tuple[Rule, str, dict[str, str]]], shapes: Mapping[str, Shape], last: str
+) -> list[Link]:
+    uses = sorted(uses, key=lambda use: use[0].index)
+    if not uses[0][0].layout:
+        return [
+            Link(name, shapes[name], original, 0, None, _swaps(rule, variables, last), rule.transpose)
+            for rule, name, variables in uses
+        ]
+    links, start = [], 0
+    for _, name, _ in uses:
+        size = shapes[name][0]
+        links.append(Link(name, shapes[name], original, start, size))
+        start += size
+    return links
+
+
+def _swaps(rule: Rule, variables: Mapping[str, str], last: str) -> bool:
+    return rule.swap or (rule.swap_last and variables.get("{i}") == last)
+
+
+def _last_block(shapes: Mapping[str, Shape]) -> str:
+    """The highest block number of the main stack."""
+    numbers = [int(m[1]) for name in shapes if (m := re.match(r"(?:transformer_blocks|joint_blocks)\.(\d+)\.", name))]
+    return str(max(numbers, default=-1))
+
+
+def _width(name: str, shapes: Mapping[str, Shape], rule: Rule, variables: Mapping[str, str]) -> int:
+    """The fused weight's input width; a bias asks the weight beside it."""
+    shape = shapes[name]
+    if len(shape) > 1:
+        return shape[1]
+    beside = shapes.get(re.sub(r"bias$", "weight", name), ())
+    return beside[1] if len(beside) > 1 else shape[0] // (3 if rule.layout == "qkv" else 7)
+
+
+def _part_sizes(layout: str, out: int, width: int) -> list[int]:
+    if layout == "qkv":
+        rest = (out - width) // 2
+        return [width, rest, rest]
+    return [width, width, width, out - 3 * width]

@@ -1,0 +1,264 @@
+"""The name tables of the known families (grammar: `inweave.targets.rules`)."""
+
+from __future__ import annotations
+
+from inweave.targets.links import IdentityTable, Table
+from inweave.targets.rules import RuleTable
+from inweave.targets.unet import UnetTable
+from inweave.targets.vae import VaeTable
+
+_DOUBLE_ATTENTION = """
+transformer_blocks.{i}.attn.to_q          double_blocks.{i}.img_attn.qkv   qkv:0
+transformer_blocks.{i}.attn.to_k          double_blocks.{i}.img_attn.qkv   qkv:1
+transformer_blocks.{i}.attn.to_v          double_blocks.{i}.img_attn.qkv   qkv:2
+transformer_blocks.{i}.attn.add_q_proj    double_blocks.{i}.txt_attn.qkv   qkv:0
+transformer_blocks.{i}.attn.add_k_proj    double_blocks.{i}.txt_attn.qkv   qkv:1
+transformer_blocks.{i}.attn.add_v_proj    double_blocks.{i}.txt_attn.qkv   qkv:2
+transformer_blocks.{i}.attn.to_out.0      double_blocks.{i}.img_attn.proj
+transformer_blocks.{i}.attn.to_add_out    double_blocks.{i}.txt_attn.proj
+=transformer_blocks.{i}.attn.norm_q.weight         =double_blocks.{i}.img_attn.norm.query_norm.scale
+=transformer_blocks.{i}.attn.norm_k.weight         =double_blocks.{i}.img_attn.norm.key_norm.scale
+=transformer_blocks.{i}.attn.norm_added_q.weight   =double_blocks.{i}.txt_attn.norm.query_norm.scale
+=transformer_blocks.{i}.attn.norm_added_k.weight   =double_blocks.{i}.txt_attn.norm.key_norm.scale
+=single_transformer_blocks.{i}.attn.norm_q.weight  =single_blocks.{i}.norm.query_norm.scale
+=single_transformer_blocks.{i}.attn.norm_k.weight  =single_blocks.{i}.norm.key_norm.scale
+x_embedder         img_in
+context_embedder   txt_in
+proj_out           final_layer.linear
+norm_out.linear    final_layer.adaLN_modulation.1   swap
+"""
+
+FLUX = RuleTable(
+    "flux",
+    _DOUBLE_ATTENTION
+    + """
+transformer_blocks.{i}.norm1.linear              double_blocks.{i}.img_mod.lin
+transformer_blocks.{i}.norm1_context.linear      double_blocks.{i}.txt_mod.lin
+transformer_blocks.{i}.ff.net.0.proj             double_blocks.{i}.img_mlp.0
+transformer_blocks.{i}.ff.net.2                  double_blocks.{i}.img_mlp.2
+transformer_blocks.{i}.ff_context.net.0.proj     double_blocks.{i}.txt_mlp.0
+transformer_blocks.{i}.ff_context.net.2          double_blocks.{i}.txt_mlp.2
+single_transformer_blocks.{i}.attn.to_q          single_blocks.{i}.linear1   qkvm:0
+single_transformer_blocks.{i}.attn.to_k          single_blocks.{i}.linear1   qkvm:1
+single_transformer_blocks.{i}.attn.to_v          single_blocks.{i}.linear1   qkvm:2
+single_transformer_blocks.{i}.proj_mlp           single_blocks.{i}.linear1   qkvm:3
+single_transformer_blocks.{i}.proj_out           single_blocks.{i}.linear2
+single_transformer_blocks.{i}.norm.linear        single_blocks.{i}.modulation.lin
+time_text_embed.timestep_embedder.linear_1       time_in.in_layer
+time_text_embed.timestep_embedder.linear_2       time_in.out_layer
+time_text_embed.text_embedder.linear_1           vector_in.in_layer
+time_text_embed.text_embedder.linear_2           vector_in.out_layer
+time_text_embed.guidance_embedder.linear_1       guidance_in.in_layer
+time_text_embed.guidance_embedder.linear_2       guidance_in.out_layer
+distilled_guidance_layer.in_proj
+distilled_guidance_layer.out_proj
+distilled_guidance_layer.layers.{i}.linear_1     distilled_guidance_layer.layers.{i}.in_layer
+distilled_guidance_layer.layers.{i}.linear_2     distilled_guidance_layer.layers.{i}.out_layer
+=distilled_guidance_layer.norms.{i}.weight       =distilled_guidance_layer.norms.{i}.scale
+""",
+    """
+double_blocks.{i}.processor.qkv_lora1    double_blocks.{i}.img_attn.qkv
+double_blocks.{i}.processor.proj_lora1   double_blocks.{i}.img_attn.proj
+double_blocks.{i}.processor.qkv_lora2    double_blocks.{i}.txt_attn.qkv
+double_blocks.{i}.processor.proj_lora2   double_blocks.{i}.txt_attn.proj
+single_blocks.{i}.processor.qkv_lora     single_blocks.{i}.linear1   3
+single_blocks.{i}.processor.proj_lora    single_blocks.{i}.linear2
+""",
+)
+
+FLUX2 = RuleTable(
+    "flux2",
+    _DOUBLE_ATTENTION
+    + """
+transformer_blocks.{i}.ff.linear_in                     double_blocks.{i}.img_mlp.0
+transformer_blocks.{i}.ff.linear_out                    double_blocks.{i}.img_mlp.2
+transformer_blocks.{i}.ff_context.linear_in             double_blocks.{i}.txt_mlp.0
+transformer_blocks.{i}.ff_context.linear_out            double_blocks.{i}.txt_mlp.2
+single_transformer_blocks.{i}.attn.to_qkv_mlp_proj      single_blocks.{i}.linear1
+single_transformer_blocks.{i}.attn.to_out               single_blocks.{i}.linear2
+double_stream_modulation_img.linear                     double_stream_modulation_img.lin
+double_stream_modulation_txt.linear                     double_stream_modulation_txt.lin
+single_stream_modulation.linear                         single_stream_modulation.lin
+time_guidance_embed.timestep_embedder.linear_1          time_in.in_layer
+time_guidance_embed.timestep_embedder.linear_2          time_in.out_layer
+time_guidance_embed.guidance_embedder.linear_1          guidance_in.in_layer
+time_guidance_embed.guidance_embedder.linear_2          guidance_in.out_layer
+""",
+)
+
+SD3 = RuleTable(
+    "sd3",
+    """
+transformer_blocks.{i}.attn.to_q                joint_blocks.{i}.x_block.attn.qkv         qkv:0
+transformer_blocks.{i}.attn.to_k                joint_blocks.{i}.x_block.attn.qkv         qkv:1
+transformer_blocks.{i}.attn.to_v                joint_blocks.{i}.x_block.attn.qkv         qkv:2
+transformer_blocks.{i}.attn2.to_q               joint_blocks.{i}.x_block.attn2.qkv        qkv:0
+transformer_blocks.{i}.attn2.to_k               joint_blocks.{i}.x_block.attn2.qkv        qkv:1
+transformer_blocks.{i}.attn2.to_v               joint_blocks.{i}.x_block.attn2.qkv        qkv:2
+transformer_blocks.{i}.attn.add_q_proj          joint_blocks.{i}.context_block.attn.qkv   qkv:0
+transformer_blocks.{i}.attn.add_k_proj          joint_blocks.{i}.context_block.attn.qkv   qkv:1
+transformer_blocks.{i}.attn.add_v_proj          joint_blocks.{i}.context_block.attn.qkv   qkv:2
+transformer_blocks.{i}.attn.to_out.0            joint_blocks.{i}.x_block.attn.proj
+transformer_blocks.{i}.attn2.to_out.0           joint_blocks.{i}.x_block.attn2.proj
+transformer_blocks.{i}.attn.to_add_out          joint_blocks.{i}.context_block.attn.proj
+transformer_blocks.{i}.ff.net.0.proj            joint_blocks.{i}.x_block.mlp.fc1
+transformer_blocks.{i}.ff.net.2                 joint_blocks.{i}.x_block.mlp.fc2
+transformer_blocks.{i}.ff_context.net.0.proj    joint_blocks.{i}.context_block.mlp.fc1
+transformer_blocks.{i}.ff_context.net.2         joint_blocks.{i}.context_block.mlp.fc2
+transformer_blocks.{i}.norm1.linear             joint_blocks.{i}.x_block.adaLN_modulation.1
+transformer_blocks.{i}.norm1_context.linear     joint_blocks.{i}.context_block.adaLN_modulation.1   swap-last
+transformer_blocks.{i}.attn.norm_q              joint_blocks.{i}.x_block.attn.ln_q
+transformer_blocks.{i}.attn.norm_k              joint_blocks.{i}.x_block.attn.ln_k
+transformer_blocks.{i}.attn2.norm_q             joint_blocks.{i}.x_block.attn2.ln_q
+transformer_blocks.{i}.attn2.norm_k             joint_blocks.{i}.x_block.attn2.ln_k
+transformer_blocks.{i}.attn.norm_added_q        joint_blocks.{i}.context_block.attn.ln_q
+transformer_blocks.{i}.attn.norm_added_k        joint_blocks.{i}.context_block.attn.ln_k
+=pos_embed.pos_embed                            =pos_embed
+pos_embed.proj                                  x_embedder.proj
+context_embedder
+proj_out                                        final_layer.linear
+norm_out.linear                                 final_layer.adaLN_modulation.1   swap
+time_text_embed.timestep_embedder.linear_1      t_embedder.mlp.0
+time_text_embed.timestep_embedder.linear_2      t_embedder.mlp.2
+time_text_embed.text_embedder.linear_1          y_embedder.mlp.0
+time_text_embed.text_embedder.linear_2          y_embedder.mlp.2
+""",
+)
+
+
+def _stacks(text: str) -> str:
+    """The same rules for the main layers and both refiners of a Lumina-like model."""
+    return "".join(text.replace("@", stack) for stack in ("layers", "noise_refiner", "context_refiner"))
+
+
+Z_IMAGE = RuleTable(
+    "z-image",
+    _stacks(
+        """
+@.{i}.attention.to_q       @.{i}.attention.qkv      qkv:0
+@.{i}.attention.to_k       @.{i}.attention.qkv      qkv:1
+@.{i}.attention.to_v       @.{i}.attention.qkv      qkv:2
+@.{i}.attention.to_out.0   @.{i}.attention.out
+@.{i}.attention.norm_q     @.{i}.attention.q_norm
+@.{i}.attention.norm_k     @.{i}.attention.k_norm
+@.{i}.feed_forward.w1
+@.{i}.feed_forward.w2
+@.{i}.feed_forward.w3
+@.{i}.adaLN_modulation.0
+@.{i}.attention_norm1
+@.{i}.attention_norm2
+@.{i}.ffn_norm1
+@.{i}.ffn_norm2
+"""
+    )
+    + """
+all_x_embedder.2-1                        x_embedder
+all_final_layer.2-1.linear                final_layer.linear
+all_final_layer.2-1.adaLN_modulation.1    final_layer.adaLN_modulation.1
+cap_embedder.0
+cap_embedder.1
+t_embedder.mlp.0
+t_embedder.mlp.2
+=x_pad_token
+=cap_pad_token
+""",
+)
+
+LUMINA2 = RuleTable(
+    "lumina2",
+    _stacks(
+        """
+@.{i}.attn.to_q                @.{i}.attention.qkv      qkv:0
+@.{i}.attn.to_k                @.{i}.attention.qkv      qkv:1
+@.{i}.attn.to_v                @.{i}.attention.qkv      qkv:2
+@.{i}.attn.to_out.0            @.{i}.attention.out
+@.{i}.attn.norm_q              @.{i}.attention.q_norm
+@.{i}.attn.norm_k              @.{i}.attention.k_norm
+@.{i}.feed_forward.linear_1    @.{i}.feed_forward.w1
+@.{i}.feed_forward.linear_2    @.{i}.feed_forward.w2
+@.{i}.feed_forward.linear_3    @.{i}.feed_forward.w3
+@.{i}.norm2                    @.{i}.attention_norm2
+@.{i}.ffn_norm1
+@.{i}.ffn_norm2
+"""
+    )
+    + """
+layers.{i}.norm1.linear                             layers.{i}.adaLN_modulation.1
+layers.{i}.norm1.norm                               layers.{i}.attention_norm1
+noise_refiner.{i}.norm1.linear                      noise_refiner.{i}.adaLN_modulation.1
+noise_refiner.{i}.norm1.norm                        noise_refiner.{i}.attention_norm1
+context_refiner.{i}.norm1                           context_refiner.{i}.attention_norm1
+x_embedder
+time_caption_embed.timestep_embedder.linear_1       t_embedder.mlp.0
+time_caption_embed.timestep_embedder.linear_2       t_embedder.mlp.2
+time_caption_embed.caption_embedder.0               cap_embedder.0
+time_caption_embed.caption_embedder.1               cap_embedder.1
+norm_out.linear_1                                   final_layer.adaLN_modulation.1
+norm_out.linear_2                                   final_layer.linear
+""",
+)
+
+WAN = RuleTable(
+    "wan",
+    """
+blocks.{i}.attn1.to_q              blocks.{i}.self_attn.q
+blocks.{i}.attn1.to_k              blocks.{i}.self_attn.k
+blocks.{i}.attn1.to_v              blocks.{i}.self_attn.v
+blocks.{i}.attn1.to_out.0          blocks.{i}.self_attn.o
+blocks.{i}.attn1.norm_q            blocks.{i}.self_attn.norm_q
+blocks.{i}.attn1.norm_k            blocks.{i}.self_attn.norm_k
+blocks.{i}.attn2.to_q              blocks.{i}.cross_attn.q
+blocks.{i}.attn2.to_k              blocks.{i}.cross_attn.k
+blocks.{i}.attn2.to_v              blocks.{i}.cross_attn.v
+blocks.{i}.attn2.to_out.0          blocks.{i}.cross_attn.o
+blocks.{i}.attn2.norm_q            blocks.{i}.cross_attn.norm_q
+blocks.{i}.attn2.norm_k            blocks.{i}.cross_attn.norm_k
+blocks.{i}.attn2.add_k_proj        blocks.{i}.cross_attn.k_img
+blocks.{i}.attn2.add_v_proj        blocks.{i}.cross_attn.v_img
+blocks.{i}.attn2.norm_added_k      blocks.{i}.cross_attn.norm_k_img
+blocks.{i}.norm2                   blocks.{i}.norm3
+blocks.{i}.norm3                   blocks.{i}.norm2
+blocks.{i}.ffn.net.0.proj          blocks.{i}.ffn.0
+blocks.{i}.ffn.net.2               blocks.{i}.ffn.2
+=blocks.{i}.scale_shift_table      =blocks.{i}.modulation
+=scale_shift_table                 =head.modulation
+proj_out                           head.head
+patch_embedding
+condition_embedder.time_embedder.linear_1            time_embedding.0
+condition_embedder.time_embedder.linear_2            time_embedding.2
+condition_embedder.text_embedder.linear_1            text_embedding.0
+condition_embedder.text_embedder.linear_2            text_embedding.2
+condition_embedder.time_proj                         time_projection.1
+condition_embedder.image_embedder.norm1              img_emb.proj.0
+condition_embedder.image_embedder.ff.net.0.proj      img_emb.proj.1
+condition_embedder.image_embedder.ff.net.2           img_emb.proj.3
+condition_embedder.image_embedder.norm2              img_emb.proj.4
+""",
+)
+
+OPENCLIP = RuleTable(
+    "openclip",
+    """
+=text_model.encoder.layers.{i}.self_attn.q_proj.weight   =transformer.resblocks.{i}.attn.in_proj_weight   qkv:0
+=text_model.encoder.layers.{i}.self_attn.k_proj.weight   =transformer.resblocks.{i}.attn.in_proj_weight   qkv:1
+=text_model.encoder.layers.{i}.self_attn.v_proj.weight   =transformer.resblocks.{i}.attn.in_proj_weight   qkv:2
+=text_model.encoder.layers.{i}.self_attn.q_proj.bias     =transformer.resblocks.{i}.attn.in_proj_bias     qkv:0
+=text_model.encoder.layers.{i}.self_attn.k_proj.bias     =transformer.resblocks.{i}.attn.in_proj_bias     qkv:1
+=text_model.encoder.layers.{i}.self_attn.v_proj.bias     =transformer.resblocks.{i}.attn.in_proj_bias     qkv:2
+text_model.encoder.layers.{i}.self_attn.out_proj         transformer.resblocks.{i}.attn.out_proj
+text_model.encoder.layers.{i}.mlp.fc1                    transformer.resblocks.{i}.mlp.c_fc
+text_model.encoder.layers.{i}.mlp.fc2                    transformer.resblocks.{i}.mlp.c_proj
+text_model.encoder.layers.{i}.layer_norm1                transformer.resblocks.{i}.ln_1
+text_model.encoder.layers.{i}.layer_norm2                transformer.resblocks.{i}.ln_2
+text_model.final_layer_norm                              ln_final
+=text_model.embeddings.token_embedding.weight            =token_embedding.weight
+=text_model.embeddings.position_embedding.weight         =positional_embedding
+=text_projection.weight                                  =text_projection   transpose
+""",
+)
+
+OWN = IdentityTable()
+
+TABLES: dict[str, Table] = {
+    table.name: table for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, VaeTable(), OWN)
+}

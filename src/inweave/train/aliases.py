@@ -1,0 +1,364 @@
+"""Settings under other names: how a table of them is read, and text that somebody else wrote.
+
+    name = value ──► plain      another name, the same value
+                     readers    another name and another way to say it; may look at the other settings
+                     harmless   changes nothing that is learned, so it is only noted
+                     missing    has no equivalent here, and why
+                     otherwise  unknown
+
+A `Dialect` is such a set of tables; `translate` is the one way through them, so nothing can be passed over. Names in
+tables may contain `*`. Text from files is bounded before it is parsed, and values before they are shown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, FormatError
+
+MAX_FILE = 2**20  # bytes; real ones have a few thousand
+_DOTS = 1000  # in a line; reading a key of very many parts costs the square of their number
+_OFF: tuple[Any, ...] = (None, "", 0, [], {}, ())  # 0 stands for False and 0.0 too
+
+
+@dataclass(slots=True)
+class Translation:
+    """Our fields, and what became of every setting that was given."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, str] = field(default_factory=dict)
+    no_equivalent: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    unset: list[str] = field(default_factory=list)
+
+    def put(self, theirs: str, ours: str, value: Any) -> None:
+        if ours in self.fields and self.fields[ours] != value:
+            other = next((name for name, took in self.taken.items() if took == ours), ours)
+            said = f"{shown(self.fields[ours])} and {shown(value)}"
+            self.problems.append(f"{other} and {theirs} say different things for {ours}: {said}; keep one")
+        self.fields.setdefault(ours, value)
+        self.taken[theirs] = ours
+
+    def none(self, theirs: str, why: str) -> None:
+        self.no_equivalent.append(f"{theirs}: {why}")
+
+    def note(self, theirs: str, why: str) -> None:
+        self.notes.append(f"{theirs}: {why}")
+
+
+Reader = Callable[[Translation, str, Any, Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    plain: Mapping[str, str]
+    readers: Mapping[str, Reader]
+    harmless: Mapping[str, str]
+    missing: Mapping[str, str]
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values of those that ask for nothing
+    finish: Callable[[Translation, Mapping[str, Any]], None] | None = None
+
+
+def translate(given: Mapping[str, Any], dialect: Dialect, own: frozenset[str] = frozenset()) -> Translation:
+    """Every setting that was given, to our name for it; ``own``: names that are ours already."""
+    out = Translation()
+    for name, value in given.items():
+        if name in own and (value is None or name not in dialect.readers):
+            out.put(name, name, value)
+        elif name in dialect.plain or (reader := _entry(dialect.readers, name)):
+            if value is None or value == "":
+                out.unset.append(name)
+            elif name in dialect.plain:
+                out.put(name, dialect.plain[name], value)
+            else:
+                try:
+                    reader(out, name, value, given)
+                except (ValueError, TypeError, OverflowError, ArithmeticError) as error:
+                    out.problems.append(f"{name}: {error}")
+        elif why := _entry(dialect.harmless, name):
+            out.note(name, why)
+        elif why := _entry(dialect.missing, name):
+            if value in _OFF or value in (_entry(dialect.neutral, name) or ()):
+                out.unset.append(name)
+            else:
+                out.none(name, why)
+        else:
+            out.unknown.append(name)
+    if dialect.finish is not None:
+        dialect.finish(out, given)
+    return out
+
+
+def _entry(table: Mapping[str, Any], name: str) -> Any:
+    return table.get(name) or next((v for k, v in table.items() if "*" in k and fnmatchcase(name, k)), None)
+
+
+def known_names(dialect: Dialect) -> list[str]:
+    return [name for name in (*dialect.plain, *dialect.readers, *dialect.harmless) if "*" not in name]
+
+
+# --- ways to say a value -------------------------------------------------------------------------------------------
+
+
+def bare(value: Any) -> str:
+    """A name without its case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are one."""
+    return "".join(
+        letter for letter in (value if isinstance(value, str) else shown(value))[:100].lower() if letter.isalnum()
+    )
+
+
+def truth(value: Any) -> bool:
+    said = bare(value)
+    if said in ("true", "1", "yes", "on"):
+        return True
+    if said in ("false", "0", "no", "off", "none"):
+        return False
+    raise ValueError(f"true or false is needed, got {shown(value)}")
+
+
+def number(value: Any) -> float:
+    try:
+        if isinstance(value, int | float | str) and not isinstance(value, bool) and math.isfinite(made := float(value)):
+            return made
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"a number is needed, got {shown(value)}")
+
+
+def whole(value: Any) -> int:
+    if (made := number(value)) != int(made):
+        raise ValueError(f"a whole number is needed, got {shown(value)}")
+    return int(made)
+
+
+def choice(ours: str, table: Mapping[str, str], otherwise: str) -> Reader:
+    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+        if bare(value) in table:
+            out.put(name, ours, table[bare(value)])
+        else:
+            out.none(name, f"{shown(value)} is not known here; {otherwise}")
+
+    return read
+
+
+def flag(ours: str, on: Any, off: Any) -> Reader:
+    return lambda out, name, value, given: out.put(name, ours, on if truth(value) else off)
+
+
+def pairs(value: Any) -> dict[str, str]:
+    """["a=1", "b=2"], "a=1 b=2" or a table."""
+    if isinstance(value, Mapping):
+        return {str(name): each for name, each in value.items()}
+    listed = value.split() if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and "=" in each for each in listed):
+        raise ValueError(f'a list such as ["name=value"] is needed, got {shown(value)}')
+    return {name.strip(): said.strip() for name, _, said in (each.partition("=") for each in listed)}
+
+
+def scalar(value: Any) -> Any:
+    """true, 3, 0.5 out of text; other text as it is."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            made = kind(value)
+        except ValueError:
+            continue
+        return made if math.isfinite(made) else value
+    return value
+
+
+def sizes(value: Any) -> list[int]:
+    """1024, "1024,1024", "512x768" or [512, 768]: the sides."""
+    listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
+    found = [whole(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
+    if not found or min(found) < 1:
+        raise ValueError(f"a size is needed, got {shown(value)}")
+    return found
+
+
+OPTIMIZERS = {
+    "adamw": "adamw", "adamw8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "adam8bit": "adamw8bit",
+    "adafactor": "adafactor", "prodigy": "prodigy", "schedulefree": "schedulefree",
+    "adamwschedulefree": "schedulefree", "schedulefreeadamw": "schedulefree",
+}  # fmt: skip
+SCHEDULES = {
+    "constant": "constant", "constantwithwarmup": "constant", "linear": "linear", "polynomial": "polynomial",
+    "cosine": "cosine", "cosinewithrestarts": "cosine", "cosinewithhardrestarts": "cosine",
+}  # fmt: skip
+PRECISIONS = {
+    "no": "fp32", "fp32": "fp32", "float": "fp32", "float32": "fp32", "fp16": "fp16", "float16": "fp16",
+    "bf16": "bf16", "bfloat16": "bf16",
+}  # fmt: skip
+optimizer = choice("optimizer", OPTIMIZERS, "adamw is used, at the learning rate of the file, which may not suit it")
+schedule = choice("schedule", SCHEDULES, "the rate stays constant")
+precision = choice("precision", PRECISIONS, "the model's preset decides")
+save_dtype = choice("save_dtype", PRECISIONS, "fp16 is written")
+
+
+def optimizer_args(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    rest: dict[str, Any] = {}
+    for key, said in pairs(value).items():
+        if key == "betas":
+            listed = said.strip("()[] ").split(",") if isinstance(said, str) else said
+            out.put(f"{name}.betas", "betas", tuple(number(each) for each in listed))
+        elif key in ("weight_decay", "eps"):
+            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), number(said))
+        else:
+            rest[key] = scalar(said)
+    out.taken[name] = "optimizer_args"
+    if rest or not value:
+        out.put(name, "optimizer_args", rest)
+
+
+def restarts(kind: str) -> Reader:
+    """How often a cosine starts again; other schedules of their tool pass it over."""
+
+    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+        if whole(value) > 1 and "restarts" in bare(given.get(kind)):
+            out.put(name, "restarts", whole(value))
+        else:
+            out.note(name, "only used by a cosine with restarts")
+
+    return read
+
+
+SPEED = "only about speed or memory; the best way is chosen here"
+MEMORY = "say vram, the memory to stay within"
+OWN_FILE = "the model's own file tells"
+ELSEWHERE = "is part of what the settings around it say"
+NO_PART = "this run does not use it"
+LOSS = "the loss is the plain square"
+
+
+def largest(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    """Several resolutions are trained together by both; here the largest is."""
+    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
+    areas = sorted(round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in map(sizes, listed))
+    if not areas:
+        raise ValueError("a size is needed, got none")
+    out.put(name, "resolution", areas[-1])
+    if len(areas) > 1:
+        out.none(f"{name}.others", f"one resolution is trained: {areas[-1]}, the largest; not {areas[:-1]}")
+
+
+def when(ours: str, asked: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
+    """Taken where the switch it belongs to is on."""
+
+    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+        out.put(name, ours, value) if asked(given) else out.note(name, why)
+
+    return read
+
+
+def contains(out: Translation, name: str, value: Any, ours: str) -> None:
+    """Parts of names, as patterns."""
+    listed = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str) and each]
+    patterns = [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]
+    if not patterns:
+        out.unset.append(name)
+    elif ours == "rules":
+        out.put(name, "rules", [{"pattern": pattern, "skip": True} for pattern in patterns])
+    else:
+        out.put(name, "targets", patterns)
+
+
+def sample_prompt(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    """One prompt of a list of samples; its other options are the model's own here."""
+    if name.endswith(".prompt") and isinstance(value, str):
+        out.fields["sample_prompts"] = [*out.fields.get("sample_prompts", []), value]
+        out.taken[name] = "sample_prompts"
+    else:
+        out.note(name, "samples are made the model's own way")
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short, and whatever it is."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a very large number"  # too long to be written out
+    if isinstance(value, str | int | float | None):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    if hasattr(value, "isoformat"):  # TOML has dates and times
+        return f"the date or time {value.isoformat()}"
+    return (
+        "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "something else"
+    )
+
+
+def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
+    """Nobody reads more of them, and a file can make any number."""
+    return [*problems[:limit], *([f"and {len(problems) - limit} more"] if len(problems) > limit else [])]
+
+
+def file_text(path: str | Path) -> str:
+    """A configuration's text, if it can be one."""
+    place = Path(path)
+    try:
+        if not place.is_file():
+            raise ConfigError(f"{path}: there is no such file")
+        with place.open("rb") as file:
+            data = file.read(MAX_FILE + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if len(data) > MAX_FILE:
+        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, which no configuration is")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is no text: byte {error.start} is not UTF-8") from None
+    if "\0" in text:
+        raise FormatError(f"{path}: is no text: byte {text.index(chr(0))} is zero")
+    return text
+
+
+def toml_table(text: str, where: str) -> dict[str, Any]:
+    if max(line.count(".") for line in text.split("\n")) > _DOTS:
+        raise FormatError(f"{where}: has a line with more than {_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise FormatError(f"{where}: is nested too deeply") from None
+    except ValueError as error:  # a number may be too long to read, which is no TOMLDecodeError
+        raise ConfigError(f"{where}: is no TOML: {error}") from None
+
+
+def flat(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
+    """Sections only group: their settings move to the top, but for those that are tables themselves."""
+    fields: dict[str, Any] = {}
+    problems: list[str] = []
+    for name, value in table.items():
+        inside = value if isinstance(value, dict) and name not in keep else {name: value}
+        for key, each in inside.items():
+            if key in fields:
+                problems.append(f"{key}: is given twice, the second time in [{name}]")
+            fields[key] = each
+    return fields, problems
+
+
+def to_toml(value: Any) -> str:
+    """A value of a configuration, as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_toml(str(name))} = {to_toml(each)}" for name, each in value.items()) + "}"
+    return "[" + ", ".join(to_toml(each) for each in value) + "]"

@@ -1,0 +1,128 @@
+"""Fill a model from a source, strictly.
+
+The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
+On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
+A tensor the source lacks, one the model has no use for, and a shape that differs are all collected and
+raised together. Weights tied in the model stay tied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import nn
+
+from inweave.errors import TargetError
+from inweave.weights.collector import collector_waits
+from inweave.weights.merged import MergedSource
+from inweave.weights.source import WeightSource
+
+Slot = tuple[nn.Module, str, torch.Tensor]
+
+
+def build(
+    model: nn.Module,
+    source: WeightSource,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    ignore: Collection[str] = (),
+) -> nn.Module:
+    """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
+
+    ``dtype`` overrides the model's own for floating-point tensors; ``ignore`` names tensors of the source
+    that the model may leave unused.
+    """
+    slots = _slots(model)
+    target = torch.device(device)
+    done: dict[int, torch.Tensor] = {}
+    later: dict[str, torch.Tensor] = {}
+    with torch.no_grad(), collector_waits():
+        early = _read_ahead(slots, source, target, dtype)
+        _check(slots, source, ignore)
+        names = source.names()
+        for name, (owner, leaf, old) in slots.items():
+            if id(old) in done:
+                new = done[id(old)]  # tied: one tensor under two names
+            else:
+                wanted = _wanted(old, dtype)
+                known = name if name in names else _source_name(name, slots, source)
+                if target.type == "cuda" and isinstance(source, MergedSource) and source.deferrable(known, wanted):
+                    new = later[known] = early[known] if known in early else source.plain(known, device=device)
+                elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
+                    new = early[known]
+                else:
+                    new = source.get(known, dtype=wanted, device=device)
+                if isinstance(old, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=False)
+                done[id(old)] = new
+            if isinstance(new, nn.Parameter):
+                owner._parameters[leaf] = new
+            else:
+                owner._buffers[leaf] = new
+        if later and isinstance(source, MergedSource):
+            source.weave(later)
+    return model
+
+
+def _read_ahead(
+    slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
+) -> dict[str, torch.Tensor]:
+    """While a stack is being resolved elsewhere, the base's tensors go to the GPU as they are: merging follows there."""
+    early: dict[str, torch.Tensor] = {}
+    if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
+        return early
+    names = source.base.names()
+    for name, (_, _, old) in slots.items():
+        if source.settled:
+            break
+        if name in names and source.base.spec(name).dtype == _wanted(old, dtype):
+            early[name] = source.plain(name, device=device)
+    return early
+
+
+def _wanted(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and old.is_floating_point() else old.dtype
+
+
+def _slots(model: nn.Module) -> dict[str, Slot]:
+    """name -> (module, attribute, tensor) of everything a state dict would hold."""
+    found: dict[str, Slot] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                found[dot + leaf] = (module, leaf, parameter)
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and leaf not in module._non_persistent_buffers_set:
+                found[dot + leaf] = (module, leaf, buffer)
+    return found
+
+
+def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str:
+    """The name itself, or for a tied tensor any of its names that the source has."""
+    names = source.names()
+    if name in names:
+        return name
+    return next(other for other, slot in slots.items() if slot[2] is slots[name][2] and other in names)
+
+
+def _check(slots: dict[str, Slot], source: WeightSource, ignore: Collection[str]) -> None:
+    names = set(source.names())
+    by_tensor: dict[int, list[str]] = {}
+    for name, (_, _, tensor) in slots.items():
+        by_tensor.setdefault(id(tensor), []).append(name)
+    problems = [
+        f"missing: {tied[0]} {list(slots[tied[0]][2].shape)}"
+        for tied in by_tensor.values()
+        if not any(name in names for name in tied)
+    ]
+    problems += [f"unused: {name}" for name in sorted(names - slots.keys() - set(ignore))]
+    for name in slots.keys() & names:
+        have, want = source.spec(name).shape, tuple(slots[name][2].shape)
+        if have != want:
+            problems.append(f"shape: {name} is {list(have)} in the source, {list(want)} in the model")
+    if problems:
+        shown = "\n  ".join(sorted(problems))
+        raise TargetError(f"the source does not fit the model ({len(problems)} problems):\n  {shown}")

@@ -1,0 +1,229 @@
+"""Adapters ready to be woven: resolved once, checked once, their factors on the device, all in a bounded cache.
+
+An adapter's factors travel in one piece: the span of the mapped file that holds them goes through pinned
+memory to the device, where every factor is a view.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from inweave.adapter import Adapter, Lora, Tensor
+from inweave.errors import TargetError
+from inweave.formats.files import Container, open_container
+from inweave.formats.finite import scan
+from inweave.formats.read import read
+from inweave.ops.decode import TORCH, decode
+from inweave.ops.merge import Product, Target
+from inweave.targets.plan import Plan
+from inweave.weights.stack import Item
+from inweave.weights.template import Layout, is_template, layout_of, retargeted
+from inweave.weights.transfer import ring_for
+
+#: factors the kernel reads as they are; anything else is decoded to float32 first
+KERNEL_DTYPES = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """All factors of an adapter on a device, and where each begins, by the identity of its tensor."""
+
+    numbers: torch.Tensor
+    offsets: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A resolved adapter. ``views`` are its factors on a device, by the identity of their tensors."""
+
+    key: object
+    plan: Plan
+    bytes: int
+    template: int | None = None  # files of one layout share a number
+    views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
+    slabs: dict[torch.device, Slab] = field(default_factory=dict)
+    refused: bool = False  # cannot travel in one piece
+    checked: bool = False
+
+    def check_finite(self) -> None:
+        """Raise if any number is NaN or infinite; looked at once, on the device where the factors are there."""
+        if self.checked:
+            return
+        sent = {number for slab in self.slabs.values() for number in slab.offsets}
+        bad = [name for name, t in self.plan.adapter.tensors.items() if id(t) not in sent and scan(t).nonfinite]
+        if not all(bool(torch.isfinite(slab.numbers).all()) for slab in self.slabs.values()):
+            bad += [name for name, t in self.plan.adapter.tensors.items() if id(t) in sent and scan(t).nonfinite]
+        if bad:
+            more = f" and {len(bad) - 1} more tensors hold" if len(bad) > 1 else " holds"
+            raise TargetError(f"{bad[0]}{more} NaN or infinity; nothing was applied")
+        self.checked = True
+
+    def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
+        """A factor on ``device``, as a matrix (first axis by the rest)."""
+        place = (device, id(tensor))
+        found = self.views.get(place)
+        if found is None:
+            slab = self.slabs.get(device)
+            at = slab.offsets.get(id(tensor)) if slab is not None else None
+            if slab is not None and at is not None:
+                rows = tensor.shape[0]
+                width = len(tensor.data) // slab.numbers.element_size() // rows
+                found = slab.numbers.as_strided((rows, width), (width, 1), at)
+            else:
+                dtype = TORCH[tensor.dtype] if tensor.dtype in KERNEL_DTYPES else torch.float32
+                found = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
+            self.views[place] = found
+        return found
+
+    def upload(self, device: torch.device) -> None:
+        """Send all factors the kernel can read in one copy, if they are alike and lie side by side."""
+        if device in self.slabs or self.refused:
+            return
+        factors = {
+            name: t for name, t in self.plan.adapter.tensors.items() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1
+        }
+        dtypes = {tensor.dtype for tensor in factors.values()}
+        where = [self.plan.adapter.places.get(name) for name in factors]
+        if len(dtypes) != 1 or None in where or len({place[0] for place in where if place}) != 1:
+            self.refused = True
+            return
+        path = next(place[0] for place in where if place)
+        starts = [place[1] for place in where if place]
+        item = next(iter(factors.values())).itemsize
+        first = min(starts)
+        last = max(start + len(t.data) for start, t in zip(starts, factors.values(), strict=True))
+        total = sum(len(tensor.data) for tensor in factors.values())
+        if last - first != total or any((start - first) % item for start in starts):
+            self.refused = True
+            return
+        with path.open("rb", buffering=0) as file:
+            raw = ring_for(device).send_file(file, first, total)
+        numbers = raw.view(TORCH[dtypes.pop()])
+        offsets = {id(t): (start - first) // item for start, t in zip(starts, factors.values(), strict=True)}
+        self.slabs[device] = Slab(numbers, offsets)
+
+
+def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
+    """A placement's factors on the device, cut to its rows, with the scale they are applied at."""
+    place = item.placement
+    factors = place.factors
+    if not isinstance(factors, Lora):
+        raise TargetError(f"{place.tensor}: {factors.kind} is not a product of two factors")
+    up, down = loaded.on_device(factors.up, device), loaded.on_device(factors.down, device)
+    if place.source is not None:
+        up = up[place.source[0] : sum(place.source)]
+    return Product(up, down, factors.scale * item.strength)
+
+
+def targets_of(
+    original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
+) -> list[tuple[Target, list[Item]]]:
+    """``live`` as runs of rows that receive the same products, each with the items behind them, in order.
+
+    Every row is in one run: rows that receive nothing now may have received something from the stack before.
+    ``owners``: whose placement it is, by its identity.
+    """
+    out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
+    products = [product_of(item, owners[id(item.placement)], live.device) for item in items]
+    if all(item.placement.target is None for item in items):
+        return [(Target(base, out, tuple(products)), list(items))]
+    ranges = [item.placement.rows() for item in items]
+    borders = sorted({0, len(out), *(row for rows in ranges for row in (rows.start, rows.stop))})
+    found = []
+    for start, stop in pairwise(borders):
+        here = [number for number, rows in enumerate(ranges) if start in rows]
+        cut = tuple(
+            replace(
+                products[number], up=products[number].up[start - ranges[number].start : stop - ranges[number].start]
+            )
+            for number in here
+        )
+        if cut or base.data_ptr() != out.data_ptr():
+            found.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
+    return found
+
+
+class AdapterCache:
+    """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``."""
+
+    def __init__(self, resolve: Callable[[Adapter], Plan], limit: int, forget: Callable[[object], None]) -> None:
+        self._resolve = resolve
+        self._forget = forget
+        self._limit = limit
+        self._kept: OrderedDict[object, Loaded] = OrderedDict()
+        self._lock = threading.Lock()
+        self._templates: dict[Layout, Plan] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(loaded.bytes for loaded in self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+        """The adapter, resolved and checked; from the cache where it has been seen before."""
+        with self._lock:
+            key = _key(adapter)
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            loaded = self._load(key, adapter)
+            self._kept[key] = loaded
+            while self.bytes > self._limit and len(self._kept) > 1:
+                self._forget(self._kept.popitem(last=False)[0])
+            return loaded
+
+    def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
+        """Keep a plan that was made elsewhere for the same networks."""
+        with self._lock:
+            key = _key(adapter)
+            size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
+            loaded = self._kept[key] = Loaded(key, plan, size)
+            return loaded
+
+    def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
+        template = None
+        if isinstance(adapter, Plan):
+            plan = adapter
+        elif isinstance(adapter, Adapter):
+            plan = self._resolve(adapter)
+        else:
+            container = open_container(adapter)
+            plan, template = self._plan_of(container)
+        size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
+        return Loaded(key, plan, size, template)
+
+    def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
+        """The plan of a file, and the number of its layout if other files may share it."""
+        layout = layout_of(container)
+        known = self._templates.get(layout)
+        if known is not None:
+            return retargeted(known, container), id(known)
+        found = read(container.tensors, container.metadata, container.config)
+        plan = self._resolve(replace(found, places=container.places))
+        if not is_template(plan):
+            return plan, None
+        while len(self._templates) >= 16:
+            self._templates.pop(next(iter(self._templates)))
+        self._templates[layout] = plan
+        return plan, id(plan)
+
+
+def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
+    if isinstance(adapter, Adapter | Plan):
+        return id(adapter)
+    path = Path(adapter)
+    try:
+        found = path.stat()
+    except OSError:
+        return str(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

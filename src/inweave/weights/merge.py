@@ -1,0 +1,162 @@
+"""One base tensor and what a stack adds to it: W' = round(W + sum_i strength_i * delta_i).
+
+Everything is accumulated in float32 and rounded once, to the wanted dtype. Each delta is taken from the
+original W, so the order of a stack does not matter. Plain LoRA pairs of a stack are joined along the rank
+and added by a single addmm; every other algorithm adds the change of the one formula (`inweave.ops.delta`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from inweave.adapter import Lora
+from inweave.errors import TargetError
+from inweave.ops.decode import decode
+from inweave.ops.delta import change, padded
+from inweave.targets.plan import Piece, Placement
+from inweave.weights.stack import Item
+
+#: reads a base tensor by name, as stored
+ReadBase = Callable[[str], torch.Tensor]
+
+
+def merged(
+    base: torch.Tensor,
+    items: Sequence[Item],
+    read: ReadBase,
+    dtype: torch.dtype | None = None,
+    *,
+    owned: bool = False,
+) -> torch.Tensor:
+    """``base`` with every item added, in ``dtype``.
+
+    ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
+    otherwise it is left alone.
+    """
+    wanted = dtype or base.dtype
+    for item in items:
+        if item.placement.widen is not None:
+            wider = padded(base, item.placement.widen)
+            base, owned = wider, owned or wider is not base
+    wide = torch.float64 if base.dtype == torch.float64 else torch.float32
+    products, others, needing = _sorted(items)
+    # an original is needed while changes are computed from it, and the first of them finds it in the sum
+    in_place = owned and base.dtype == wide and len(needing) < 2
+    total = base if in_place else base.to(wide, copy=True)
+    for number, item in enumerate((*needing, *others)):
+        target = _rows(total, item.placement)
+        original = _rows(base, item.placement) if 0 < number < len(needing) else target
+        target += placed_change(item.placement, original, item.strength, read).reshape(target.shape)
+    for (start, stop), pairs in products.items():
+        _add_products(total[start:stop] if (start, stop) != (0, total.shape[0]) else total, pairs)
+    if owned and not in_place and base.dtype == wanted:
+        return base.copy_(total)
+    return total.to(wanted)
+
+
+Pairs = list[tuple[Lora, float, Placement]]
+
+
+def _sorted(items: Sequence[Item]) -> tuple[dict[tuple[int, int], Pairs], list[Item], list[Item]]:
+    """Products by the rows they share, what else only adds, and what is computed from the original numbers."""
+    products: dict[tuple[int, int], Pairs] = {}
+    others, needing = list[Item](), list[Item]()
+    for item in items:
+        place, factors = item.placement, item.placement.factors
+        if isinstance(factors, Lora) and is_product(place):
+            rows = place.rows()
+            products.setdefault((rows.start, rows.stop), []).append((factors, item.strength, place))
+        else:
+            (needing if factors.needs_base() and not place.whole else others).append(item)
+    return products, others, needing
+
+
+def _rows(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
+    rows = place.rows()
+    return tensor[rows.start : rows.stop] if place.target is not None else tensor
+
+
+def is_product(place: Placement) -> bool:
+    """A plain LoRA whose change is up @ down on these rows: no core, no groups, no magnitude, nothing reordered."""
+    factors = place.factors
+    return (
+        isinstance(factors, Lora)
+        and factors.mid is None
+        and factors.groups == 1
+        and factors.magnitude is None
+        and factors.residual is None
+        and not (factors.transposed or place.swap or place.transpose or place.widen)
+    )
+
+
+def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
+    """What rows start..stop of a tensor receive, for plain products."""
+    found = []
+    for item in items:
+        place, rows = item.placement, item.placement.rows()
+        first, last = max(start, rows.start), min(stop, rows.stop)
+        if first < last:
+            source = ((place.source[0] if place.source else 0) + first - rows.start, last - first)
+            here = replace(place, target=(first - start, last - first), source=source)
+            found.append(Item(replace(here, shape=(stop - start, *place.shape[1:])), item.strength))
+    return found
+
+
+def _add_products(target: torch.Tensor, pairs: Pairs) -> None:
+    """target += [s1*up1 s2*up2 ..] @ [down1; down2; ..], one addmm for the whole stack."""
+    device, dtype = target.device, target.dtype
+    ups, downs = [], []
+    for factors, strength, place in pairs:
+        up = decode(factors.up, dtype=dtype, device=device).flatten(1)
+        if place.source is not None:
+            up = up[place.source[0] : sum(place.source)]
+        ups.append(up * (factors.scale * strength))
+        downs.append(decode(factors.down, dtype=dtype, device=device).flatten(1))
+    up, down = (ups[0], downs[0]) if len(ups) == 1 else (torch.cat(ups, 1), torch.cat(downs, 0))
+    flat = target.view(target.shape[0], -1)
+    torch.addmm(flat, up, down, out=flat)
+
+
+def placed_change(place: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:
+    """The change of one placement on its rows, computed from the weight the adapter was made for."""
+    factors = place.factors
+    if place.whole:
+        weight: torch.Tensor | None = torch.cat([_piece(piece, read) for piece in place.whole])
+    elif place.creates and not factors.needs_base():
+        weight = None
+    else:
+        weight = original
+        if place.transpose:
+            weight = weight.T
+        if place.swap:
+            weight = torch.cat(weight.chunk(2)[::-1])
+    if place.source is not None and not place.whole:
+        cut = factors.rows(*place.source)
+        if cut is not None:
+            return _turned(change(cut, weight, strength), place)
+        # no exact cut (a Tucker core, say): the whole change is built and sliced
+        if factors.needs_base():
+            raise TargetError(f"{place.tensor}: {factors.kind} cannot be cut at rows {place.source}")
+        weight = None
+    result = change(factors, weight, strength)
+    if place.source is not None:
+        result = result[place.source[0] : sum(place.source)]
+    return _turned(result, place)
+
+
+def _turned(result: torch.Tensor, place: Placement) -> torch.Tensor:
+    if place.swap:
+        result = torch.cat(result.chunk(2)[::-1])
+    return result.T if place.transpose else result
+
+
+def _piece(piece: Piece, read: ReadBase) -> torch.Tensor:
+    tensor = read(piece.tensor)
+    if piece.rows is not None:
+        tensor = tensor[piece.rows[0] : sum(piece.rows)]
+    if piece.transpose:
+        tensor = tensor.T
+    return torch.cat(tensor.chunk(2)[::-1]) if piece.swap else tensor

@@ -1,0 +1,144 @@
+"""A source that merges adapters while weights are read: every model becomes LoRA-capable without knowing it.
+
+    MergedSource(base, [(plan, strength), ...]).get(name) = round(base + sum_i strength_i * delta_i)
+
+Tensors no adapter touches come straight from the base, uncopied. One that is touched is read into memory of its
+own, never through a map, and summed there: besides the result and the adapters, at most one tensor (in float32)
+is in memory, and what a change other than a plain LoRA's needs to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+
+import torch
+
+from inweave.errors import TargetError
+from inweave.ops.merge import merge_products
+from inweave.targets.index import ModelIndex
+from inweave.targets.plan import Plan, Rows
+from inweave.weights.factors import Loaded, targets_of
+from inweave.weights.merge import is_product, merged, on_rows
+from inweave.weights.source import TensorSpec, WeightSource
+from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
+
+Stack = Iterable[tuple[Plan, float | Strength]]
+
+
+class MergedSource:
+    """``component`` names the network ``base`` holds; placements for other networks are not its business.
+
+    ``stack`` may still be in the making, in another thread: what does not depend on it can be read meanwhile.
+    """
+
+    def __init__(
+        self,
+        base: WeightSource,
+        stack: Stack | Future[Stack],
+        *,
+        component: str | None = None,
+        index: ModelIndex | None = None,
+    ) -> None:
+        self.base = self._base = base
+        self._component, self._index = component, index
+        self._pending = stack if isinstance(stack, Future) else None
+        if not isinstance(stack, Future):
+            self._take(stack)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the stack is known; asking never waits."""
+        return self._pending is None or self._pending.done()
+
+    def settle(self) -> None:
+        """Wait for the stack; what went wrong in its making is raised here."""
+        if self._pending is not None:
+            stack, self._pending = self._pending.result(), None
+            self._take(stack)
+
+    def _take(self, stack: Stack) -> None:
+        base, component, index = self._base, self._component, self._index
+        checked = [(plan, Strength.of(strength)) for plan, strength in stack]
+        self._plans = [plan for plan, _ in checked]
+        blocks = block_names(index) if index is not None else {}
+        self._items: dict[str, list[Item]] = {}
+        for (name, tensor), items in items_by_tensor(checked, blocks).items():
+            if component is None or name == component:
+                self._items.setdefault(tensor, []).extend(items)
+        self._created = {
+            tensor: items for tensor, items in self._items.items() if all(item.placement.creates for item in items)
+        }
+        known = base.names()
+        lost = [tensor for tensor in self._items if tensor not in known and tensor not in self._created]
+        self._names = dict.fromkeys([*known, *self._created]).keys()
+        if lost:
+            raise TargetError(
+                f"{len(lost)} tensors of the plan are not in this source, {lost[0]!r} first: "
+                "the plan was made for another base or another naming"
+            )
+
+    def changes(self, name: str) -> bool:
+        """Whether an adapter touches ``name``."""
+        self.settle()
+        return name in self._items
+
+    def deferrable(self, name: str, dtype: torch.dtype) -> bool:
+        """Whether ``name`` may be read plain and merged in place later, by `weave`, without rounding twice."""
+        self.settle()
+        items = self._items.get(name, [])
+        plain = all(is_product(item.placement) and not item.placement.creates for item in items)
+        return plain and bool(items) and self._base.spec(name).dtype == dtype
+
+    def plain(self, name: str, *, device: torch.device | str) -> torch.Tensor:
+        """The base's tensor, to be merged into."""
+        return self._base.get(name, device=device, owned=True)
+
+    def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Merge into tensors that were read plain, all of them in one launch."""
+        loaded = {id(plan): Loaded(id(plan), plan, 0) for plan in self._plans}
+        owners = {id(p): loaded[id(plan)] for plan in self._plans for p in plan.placements}
+        device = next(iter(tensors.values())).device
+        for each in loaded.values():
+            each.upload(device)
+        merge_products(
+            [t for name, tensor in tensors.items() for t, _ in targets_of(tensor, tensor, self._items[name], owners)]
+        )
+
+    def names(self) -> Collection[str]:
+        self.settle()
+        return self._names
+
+    def spec(self, name: str) -> TensorSpec:
+        self.settle()
+        items = self._items.get(name, [])
+        if items and name in self._created and name not in self._base.names():
+            return TensorSpec(items[0].placement.shape, torch.float32)
+        found = self._base.spec(name)
+        widened = next((item.placement.widen for item in items if item.placement.widen), None)
+        return TensorSpec(widened, found.dtype) if widened else found
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
+        self.settle()
+        items = self._items.get(name)
+        if not items:
+            return self._base.get(name, dtype=dtype, device=device, rows=rows, owned=owned)
+        cut = rows if rows and all(is_product(i.placement) and not i.placement.creates for i in items) else None
+        if name in self._created and name not in self._base.names():
+            base = torch.zeros(items[0].placement.shape, device=device)
+        else:
+            base = self._base.get(name, device=device, rows=cut, owned=True)
+        if cut is not None:
+            items = on_rows(items, cut[0], sum(cut))
+        result = merged(base, items, partial(self._base.get, device=device, owned=True), dtype, owned=True)
+        # a copy of the rows, so that the others are let go
+        return result if rows is None or cut else result[rows[0] : sum(rows)].clone()

@@ -1,0 +1,102 @@
+"""The original bits of weights that are being changed: saved before the first change, never recomputed.
+
+    device   a copy beside the weight: restoring costs one device copy
+    host     a copy in (pinned) host memory: the device keeps its memory, restoring goes over the bus
+    file     read again from the source the model was built from: no memory at all
+
+`auto` takes the device if the copies leave room there, else the host, else the file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+
+from inweave.errors import MemoryBudgetError, TargetError
+from inweave.weights.source import FileSource, WeightSource
+
+Keep = Literal["auto", "device", "host", "file"]
+
+#: what a device must have left after the copies, for activations and everything else
+HEADROOM = 2 * 1024**3
+
+
+class Pristine:
+    """Originals of one network's tensors, by name."""
+
+    def __init__(self, keep: Keep, source: WeightSource | None) -> None:
+        if keep == "file" and source is None:
+            raise TargetError("keep='file' needs the source the model was built from")
+        self.keep = keep
+        self._source = source
+        self._saved: dict[str, torch.Tensor] = {}
+        self._in_source: set[str] = set()
+
+    def decide(self, device: torch.device, needed: int) -> None:
+        """Settle `auto` for a device and the bytes of all weights that may change."""
+        if self.keep != "auto":
+            return
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            fits_device, fits_host = free - needed > HEADROOM, _free_host_memory() - needed > HEADROOM
+            self.keep = "device" if fits_device else "host" if fits_host or self._source is None else "file"
+            return
+        mapped = isinstance(self._source, FileSource)
+        self.keep = "file" if mapped else "device"
+
+    def check(self) -> None:
+        """Raise if originals would have to come from a file that is no longer the same."""
+        if self.keep == "file" and isinstance(self._source, FileSource):
+            self._source.check_unchanged()
+
+    def lies_in_source(self, name: str) -> None:
+        """The live tensor was merged while it was built: its original is the source's."""
+        if self._source is None:
+            raise TargetError(f"{name}: built with adapters, so its original must come from the model's source")
+        self._in_source.add(name)
+
+    def save(self, name: str, live: torch.Tensor) -> None:
+        """Remember ``live``; must be called while it is still original."""
+        if self.keep == "file" or name in self._saved:
+            return
+        try:
+            if name in self._in_source:
+                live = self._from_source(name, live)
+            if self.keep == "host" and live.is_cuda:
+                kept = torch.empty(live.shape, dtype=live.dtype, pin_memory=True)
+                kept.copy_(live)
+            else:
+                kept = live if name in self._in_source else live.detach().clone()
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise MemoryBudgetError(
+                f"no room to keep the original of {name} ({live.nbytes:,} bytes) with keep={self.keep!r}: {error}"
+            ) from None
+        self._saved[name] = kept
+
+    def get(self, name: str, live: torch.Tensor) -> torch.Tensor:
+        """The original of ``live``, in its dtype; on its device unless kept elsewhere."""
+        if name in self._saved:
+            return self._saved[name]
+        if name in self._in_source:
+            return self._from_source(name, live)
+        if self.keep != "file" or self._source is None:
+            return live  # never changed, so still original
+        # never a view: a model built on the CPU may be looking at the same map, and has written there
+        return self._source.get(name, dtype=live.dtype, device="cpu", owned=True)
+
+    def _from_source(self, name: str, live: torch.Tensor) -> torch.Tensor:
+        assert self._source is not None
+        return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
+
+    def is_resident(self) -> bool:
+        """Whether originals lie beside the weights, where a kernel can read them."""
+        return self.keep == "device"
+
+
+def _free_host_memory() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 0

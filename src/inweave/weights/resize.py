@@ -1,0 +1,300 @@
+"""Resize and combine: adapters as one LoRA of another rank, without ever building the full matrix.
+
+    [s1*up1 s2*up2 ..] = Qu Ru     [down1; down2; ..]^T = Qd Rd       s = strength * scale
+    Ru Rd^T = U diag(sigma) V^T                                       a core as small as the ranks together
+    up = Qu U_r sqrt(sigma_r)      down = sqrt(sigma_r) V_r^T Qd^T    the best rank-r product there is
+    kept energy = sum_(i <= r) sigma_i^2 / sum_i sigma_i^2
+
+A Tucker core is contracted into `down` first, groups become a block-diagonal `up`. Scales and strengths are
+folded in: the result's alpha is its rank (none, where no source had one), so its scale is 1.
+
+One file at strength 1: modules that are small enough keep their bits, and so do those that are no low-rank pair
+(LoHa, LoKr, DoRA, rotations, differences), which are listed. Several files, or another strength: differences add
+up, and every other kind is an error that names its modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeGuard
+
+import torch
+
+from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor, algorithm
+from inweave.errors import ConfigError, TargetError
+from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
+from inweave.ops.decode import TORCH, decode
+from inweave.targets.index import Component, ModelIndex
+from inweave.targets.links import Naming
+from inweave.targets.plan import Placement
+from inweave.targets.respell import BLOCKS, respell
+from inweave.weights.stack import Strength
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  #: as options name them
+_NAMES = {dtype: name for name, dtype in TORCH.items()}
+_PLAIN = ("F64", "F32", "F16", "BF16")
+_NOISE = 1e-7  # singular values below this part of the largest are rounding
+#: metadata that describes the old factors, or hashes them
+_STALE = (BLOCKS, STORED_ALPHA, CANDLE_ALPHA, PEFT_CONFIG, DIFFUSERS_CONFIG, "lora_adapter_metadata",
+          "sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256")  # fmt: skip
+#: what a combination keeps of its first file's metadata
+_MODEL = ("modelspec.architecture", "ss_base_model_version", "base_model", "ot_model_type")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One module: its ranks together before, its rank now, and the share of the squared norm that is left."""
+
+    module: str
+    before: int
+    rank: int
+    energy: float
+    norm: float  # squared, of the whole change
+
+
+@dataclass(slots=True)
+class Resized:
+    """``kept``: modules of one file that are no low-rank pair and were left as they are."""
+
+    adapter: Adapter
+    rows: list[Row] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    @property
+    def energy(self) -> float:
+        total = sum(row.norm for row in self.rows)
+        return sum(row.energy * row.norm for row in self.rows) / total if total else 1.0
+
+
+def device_of(name: str) -> torch.device:
+    """A device by name; auto is a GPU if there is one."""
+    found = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=found).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
+def encode(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """Numbers as they are stored; what ``dtype`` cannot hold is an error."""
+    host = values.detach().to(dtype).cpu().contiguous()
+    if not bool(torch.isfinite(host).all()):
+        raise TargetError(f"{name}: a factor exceeds {_NAMES[dtype]}; choose a wider dtype")
+    return Tensor(_NAMES[dtype], tuple(host.shape), host.flatten().view(torch.uint8).numpy().tobytes())
+
+
+def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: float | None) -> int:
+    """How many singular values to keep: the fewest that reach ``energy`` of ``total``, at most ``rank``."""
+    squares = sigma.double().square()
+    found = max(1, int((sigma > _NOISE * sigma[0]).sum()))
+    if energy is not None:
+        reached = torch.cumsum(squares, 0) >= energy * total * (1 - 1e-9)
+        found = min(found, int(reached.to(torch.int64).argmax()) + 1 if bool(reached.any()) else len(sigma))
+    return min(found, rank or found)
+
+
+def check_wishes(rank: int | None, energy: float | None) -> None:
+    """Raise unless both can be meant."""
+    if rank is not None and rank < 1:
+        raise ConfigError(f"a rank must be 1 or more, got {rank}")
+    if energy is not None and not 0 < energy <= 1:
+        raise ConfigError(f"an energy is a share above 0 and up to 1, got {energy:g}")
+
+
+def resize(
+    stack: Sequence[tuple[Adapter, Strength]],
+    index: ModelIndex,
+    naming_of: Callable[[Component], Naming],
+    *,
+    rank: int | None = None,
+    energy: float | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> Resized:
+    """One adapter out of a stack, at ``rank`` at most or with ``energy`` of each module; neither: exact.
+
+    Modules are those of the naming that ``naming_of`` chooses, so a rank counts for the file as it is written.
+    ``dtype``: of the new factors (None: that of the old ones, float32 where they differ).
+    """
+    check_wishes(rank, energy)
+    alone = len(stack) == 1 and stack[0][1] == Strength()
+    groups: dict[tuple[str, str, int | None, str], list[tuple[Entry, float]]] = {}
+    for adapter, strength in stack:
+        for entry in _placed(adapter if alone else _unscaled(adapter), index, naming_of):
+            ref = entry.ref
+            weight = strength.at(Placement(ref.component, "", (), entry.factors, entry.keys), {})
+            if weight != 0.0:
+                groups.setdefault((ref.component, ref.name, ref.part, entry.param), []).append((entry, weight))
+    every = [entry.factors for adapter, _ in stack for entry in adapter.entries]
+    stored = {tensor.dtype for factors in every if isinstance(factors, Lora) for tensor in (factors.up, factors.down)}
+    usual = TORCH[stored.pop()] if len(stored) == 1 and stored <= set(_PLAIN) else torch.float32
+    has_alpha = any(factors.alpha is not None for factors in every)
+    work = _Work(rank, energy, dtype or usual, torch.device(device), alone, has_alpha)
+    pairs_first = sorted(groups.values(), key=lambda found: isinstance(found[0][0].factors, Full))
+    entries = [work.module(found) for found in pairs_first]
+    if work.problems:
+        shown = "\n  ".join([f"{len(work.problems)} modules cannot be combined:", *work.problems[:5]])
+        raise TargetError(shown + ("\n  and more" if len(work.problems) > 5 else ""))
+    if not entries:
+        raise TargetError("nothing is left: every strength is zero")
+    return Resized(_adapter(stack, entries, alone), work.rows, work.kept)
+
+
+def _placed(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> list[Entry]:
+    """The entries under the model's own names; whatever has none is an error."""
+    respelt = respell(adapter, index, naming_of)
+    lost = [(found.keys, found.reason) for found in respelt.lost] + [(p.keys, p.reason) for p in adapter.problems]
+    if lost:
+        where, more = index.base or index.source, f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise TargetError(f"{lost[0][0][0]}: {lost[0][1]}, on {where}{more}")
+    return respelt.entries
+
+
+def _unscaled(adapter: Adapter) -> Adapter:
+    """All pairs and differences with their scale folded in, as float32: so parts of a fused module can always join."""
+    entries = []
+    for entry in adapter.entries:
+        factors, name = entry.factors, str(entry.ref)
+        if is_pair(factors):
+            up, down = _pair(factors, torch.device("cpu"))
+            factors = _made(up * factors.scale, down, factors, torch.float32, name)
+        elif _is_difference(factors):
+            value = encode(decode(factors.value) * factors.scale, torch.float32, name)
+            factors = Full(value=value, norm=factors.norm)
+        entries.append(replace(entry, factors=factors))
+    return replace(adapter, entries=tuple(entries))
+
+
+def _made(
+    up: torch.Tensor, down: torch.Tensor, like: Lora, dtype: torch.dtype, name: str, alpha: float | None = None
+) -> Lora:
+    """A plain pair for the same weight as ``like``: (out, r, 1...) and (r, in, k...)."""
+    shape = like.shape()
+    new_up = encode(up.reshape(len(up), -1, *[1] * (len(shape) - 2)), dtype, name)
+    new_down = encode(down.reshape(-1, *shape[1:]), dtype, name)
+    pair = replace(like, up=new_up, down=new_down, mid=None, alpha=alpha)
+    return replace(pair, stored_alpha=None, stored_scale=None, stabilised=False)
+
+
+def is_pair(factors: Factors) -> TypeGuard[Lora]:
+    """A product of two factors, with or without a core, that needs no base weight."""
+    if not isinstance(factors, Lora) or factors.magnitude is not None or factors.residual is not None:
+        return False
+    return factors.mid is not None or factors.groups > 0
+
+
+def _is_difference(factors: Factors) -> TypeGuard[Full]:
+    return isinstance(factors, Full) and factors.mode == "add" and factors.magnitude is None
+
+
+def _pair(factors: Lora, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, r) and (r, in*k*k) in float64, scale not included."""
+    up = decode(factors.up, dtype=torch.float64, device=device).flatten(1)
+    down = decode(factors.down, dtype=torch.float64, device=device)
+    if factors.mid is not None:
+        core = decode(factors.mid, dtype=torch.float64, device=device)
+        down = torch.einsum("ab...,bi->ai...", core, down.flatten(1))
+    elif factors.groups > 1:
+        up = torch.block_diag(*up.chunk(factors.groups))  # type: ignore[no-untyped-call]
+    return up, down.flatten(1)
+
+
+@dataclass(slots=True)
+class _Work:
+    rank: int | None
+    energy: float | None
+    dtype: torch.dtype
+    device: torch.device
+    alone: bool
+    has_alpha: bool
+    rows: list[Row] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    new_ranks: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def module(self, found: Sequence[tuple[Entry, float]]) -> Entry:
+        """One module's entry out of all that the stack has for it."""
+        first = found[0][0]
+        pairs = [(entry.factors, weight) for entry, weight in found if is_pair(entry.factors)]
+        differences = [(entry.factors, weight) for entry, weight in found if _is_difference(entry.factors)]
+        if len(pairs) == len(found):
+            return replace(first, factors=self._pair(first, pairs))
+        scaled = differences and differences[0][0].bias_rank and (first.ref.component, first.ref.name) in self.new_ranks
+        if len(differences) == len(found) and (scaled or not self.alone):  # alone: only the bias of a pair that changed
+            return replace(first, factors=self._difference(first, differences))
+        if self.alone:
+            self.kept.append(f"{first.ref}.{first.param}")
+            return first
+        kinds = ", ".join(dict.fromkeys(algorithm(entry.factors) for entry, _ in found))
+        self.problems.append(f"{first.keys[0]}: {kinds}; only plain LoRA pairs and differences can be combined")
+        return first
+
+    def _pair(self, entry: Entry, found: Sequence[tuple[Lora, float]]) -> Lora:
+        first, name = found[0][0], str(entry.ref)
+        if len({(f.shape()[0], math.prod(f.shape()[1:]), f.transposed, f.embedding, f.widen) for f, _ in found}) > 1:
+            self.problems.append(f"{name}: the adapters see this weight differently (transposed or widened)")
+            return first
+        before = sum(max(factors.rank, factors.up.shape[1]) for factors, _ in found)
+        parts = [_pair(factors, self.device) for factors, _ in found]
+        up = torch.cat([part[0] * (f.scale * weight) for part, (f, weight) in zip(parts, found, strict=True)], 1)
+        down = torch.cat([part[1] for part in parts])
+        left, small = torch.linalg.qr(up)
+        right, core = torch.linalg.qr(down.T)
+        turn, sigma, back = torch.linalg.svd(small @ core.T)
+        squares = sigma.square()
+        total = float(squares.sum())
+        if self.alone and self.energy is None and (self.rank is None or before <= self.rank):
+            self.rows.append(Row(name, before, before, 1.0, total))
+            return first
+        rank = chosen_rank(sigma, total, self.rank, self.energy)
+        kept = float(squares[:rank].sum()) / total if total else 1.0
+        self.rows.append(Row(name, before, rank, kept, total))
+        root = sigma[:rank].sqrt()
+        self.new_ranks[entry.ref.component, entry.ref.name] = rank
+        new_up, new_down = left @ turn[:, :rank] * root, root[:, None] * back[:rank] @ right.T
+        return _made(new_up, new_down, first, self.dtype, name, float(rank) if self.has_alpha else None)
+
+    def _difference(self, entry: Entry, found: Sequence[tuple[Full, float]]) -> Full:
+        """sum_i strength_i * scale_i * value_i; beside a pair it is that pair's bias, at the pair's scale 1."""
+        first = found[0][0]
+        shape = first.value.shape
+        total = torch.stack([decode(f.value).reshape(shape) * (f.scale * weight) for f, weight in found]).sum(0)
+        made = Full(value=encode(total, self.dtype, str(entry.ref)), norm=first.norm)
+        rank = self.new_ranks.get((entry.ref.component, entry.ref.name))
+        if rank is None or not self.has_alpha or entry.param != "bias":
+            return made
+        return replace(made, bias_rank=rank, alpha=float(rank))
+
+
+def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry], alone: bool) -> Adapter:
+    """The entries as an adapter, with what still is true of the sources' metadata."""
+    named, tensors, carried = list[Entry](), dict[str, Tensor](), dict[str, Tensor]()
+    for entry in entries:
+        own = {f"{entry.ref}.{entry.param}.{role}": tensor for role, tensor in entry.factors.tensors().items()}
+        named.append(replace(entry, keys=tuple(own)))
+        tensors |= own
+    for adapter, _ in stack:
+        for key, tensor in adapter.carried.items():
+            if not carried.setdefault(key, tensor).same(tensor):
+                raise TargetError(f"{key}: two of the files carry a tensor of this name, and they differ")
+    source = stack[0][0]
+    metadata = {key: value for key, value in source.metadata.items() if key not in _STALE and (alone or key in _MODEL)}
+    metadata |= {key: a.metadata[key] for a, _ in stack for key in a.carried if key in a.metadata}  # marks them as such
+    loras = [entry.factors for entry in named if isinstance(entry.factors, Lora)]
+    if loras and not any(isinstance(entry.factors, Lokr) for entry in named):  # whose scale may need the old dimension
+        for key, found in (("ss_network_dim", {f.rank for f in loras}), ("ss_network_alpha", {f.alpha for f in loras})):
+            metadata |= {key: str(found.pop()) if len(found) == 1 else "Dynamic"} if key in metadata else {}
+    config = _config(source.config, loras) if alone else None
+    return Adapter(tuple(named), carried, metadata, config, tensors=tensors | carried)
+
+
+def _config(config: Mapping[str, object] | None, loras: Sequence[Lora]) -> dict[str, object] | None:
+    """PEFT's configuration where one rank and alpha describe every module; else its writer makes a new one."""
+    found = {(factors.rank, factors.alpha, factors.stabilised) for factors in loras}
+    if config is None or len(found) != 1:
+        return None
+    ((rank, alpha, stabilised),) = found
+    patterns: dict[str, object] = {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": stabilised}
+    return {**config, "r": rank, "lora_alpha": alpha, **patterns} if alpha is not None else None

@@ -1,0 +1,252 @@
+"""Where weights come from. A network is built *from* a source; it never learns what the source does.
+
+names()        what there is
+spec(name)     shape and dtype, no data read
+get(name)      the tensor, in a dtype, on a device; ``rows`` (start, length) cuts it along its first axis.
+               It may be a view of what the source holds. ``owned``: its memory is the caller's, to write to,
+               and no page of a file stays in memory for it.
+
+DictSource     tensors in memory
+FileSource     a safetensors file or shards, mapped: on the CPU nothing is copied
+Renamed        another source under other names: single-file checkpoints seen as diffusers
+Stacked        and back
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+
+from inweave.adapter import Tensor
+from inweave.errors import FormatError, TargetError
+from inweave.formats.files import open_container
+from inweave.ops.decode import TORCH, decode
+from inweave.targets.index import Component
+from inweave.targets.links import Link
+from inweave.targets.plan import Rows
+from inweave.weights.transfer import read_bytes, ring_for
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class WeightSource(Protocol):
+    def names(self) -> Collection[str]: ...
+
+    def spec(self, name: str) -> TensorSpec: ...
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor: ...
+
+
+class DictSource:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def spec(self, name: str) -> TensorSpec:
+        tensor = _known(self._tensors, name)
+        return TensorSpec(tuple(tensor.shape), tensor.dtype)
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
+        return _cut(_known(self._tensors, name), rows).to(device=device, dtype=dtype, copy=owned)
+
+
+class FileSource:
+    """A safetensors file, an index of shards or a folder of them. Data stays mapped until it is asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        container = open_container(Path(path).absolute())  # it is read again later, from wherever that may be
+        self.path = Path(path)
+        self.files = container.files
+        self._tensors: Mapping[str, Tensor] = container.tensors
+        self._places = container.places
+        self._identity = {file: _identity(file.stat()) for file in self.files}
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def spec(self, name: str) -> TensorSpec:
+        tensor = _known(self._tensors, name)
+        return TensorSpec(tensor.shape, TORCH[tensor.dtype])
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
+        tensor = _known(self._tensors, name)
+        start, length = 0, len(tensor.data)
+        if rows is not None:
+            stride = len(tensor.data) // tensor.shape[0]
+            start, length = rows[0] * stride, rows[1] * stride
+            tensor = Tensor(tensor.dtype, (rows[1], *tensor.shape[1:]), tensor.data[start : start + length])
+        stored = TORCH[tensor.dtype]
+        if torch.device(device).type == "cuda":
+            return ring_for(_numbered(device)).send(decode(tensor, dtype=stored)).to(dtype or stored)
+        if owned or dtype not in (None, stored):  # the result is a copy, so nothing of the map need be touched
+            tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
+        return decode(tensor, dtype=dtype or stored, device=device)
+
+    def _read(self, name: str, start: int, length: int) -> memoryview:
+        """Bytes of a tensor by a plain read."""
+        path, offset = self._places[name]
+        try:
+            with path.open("rb", buffering=0) as file:
+                self._check_same(path, os.fstat(file.fileno()))
+                return read_bytes(file, offset + start, length)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read again: {error.strerror}") from None
+
+    def check_unchanged(self) -> None:
+        """Raise if a file was replaced, cut or written to since it was opened.
+
+        A mapped file that shrank would end the process on the next read, so this comes first.
+        """
+        for file in self.files:
+            try:
+                now = file.stat()
+            except OSError as error:
+                raise FormatError(f"{file}: gone since it was opened ({error.strerror})") from None
+            self._check_same(file, now)
+
+    def _check_same(self, file: Path, now: os.stat_result) -> None:
+        if _identity(now) != self._identity[file]:
+            raise FormatError(f"{file}: changed on disk since it was opened; build the model again")
+
+
+def _numbered(device: torch.device | str) -> torch.device:
+    """`cuda` means the current device; naming it keeps one ring a device."""
+    found = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
+def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Renamed:
+    """A source under the other naming of the same network.
+
+    ``component`` indexes the files at hand. Seen as "diffusers", each part is cut out of its home; seen as
+    "original", parts are stacked again.
+    """
+
+    def __init__(self, source: WeightSource, component: Component) -> None:
+        self._source = source
+        self._component = component
+
+    def names(self) -> Collection[str]:
+        return self._component.homes.keys()
+
+    def spec(self, name: str) -> TensorSpec:
+        home = _known(self._component.homes, name)
+        return TensorSpec(self._component.parts[name], self._source.spec(home.tensor).dtype)
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
+        home = _known(self._component.homes, name)
+        span = None if home.length is None else (home.start, home.length)
+        copied = owned or home.swap
+        tensor = self._source.get(home.tensor, dtype=dtype, device=device, rows=span, owned=copied)
+        if home.transpose:
+            tensor = tensor.T
+        if home.swap:
+            tensor = torch.cat(tensor.chunk(2)[::-1])
+        return _cut(tensor.reshape(self._component.parts[name]), rows)
+
+
+class Stacked:
+    """The reverse: a source in diffusers names seen as the original, fused tensors."""
+
+    def __init__(self, source: WeightSource, component: Component) -> None:
+        self._source = source
+        self._tiles = component.tiles
+
+    def names(self) -> Collection[str]:
+        return self._tiles.keys()
+
+    def spec(self, name: str) -> TensorSpec:
+        tiles = _known(self._tiles, name)
+        first = tiles[0]
+        dtype = reduce(torch.promote_types, (self._source.spec(link.part).dtype for link in tiles))
+        if first.length is None:
+            return TensorSpec(first.shape[::-1] if first.transpose else first.shape, dtype)
+        return TensorSpec((sum(link.rows for link in tiles), *first.shape[1:]), dtype)
+
+    def get(
+        self,
+        name: str,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        rows: Rows | None = None,
+        owned: bool = False,
+    ) -> torch.Tensor:
+        tiles = _known(self._tiles, name)
+        if len(tiles) == 1:
+            return _cut(self._part(tiles[0], dtype, device, owned), rows)
+        spec, at = self.spec(name), 0
+        whole = torch.empty(spec.shape, dtype=dtype or spec.dtype, device=device)
+        for link in tiles:
+            part = self._part(link, dtype, device, True)
+            whole[at : at + len(part)] = part
+            at += len(part)
+        return _cut(whole, rows)
+
+    def _part(self, link: Link, dtype: torch.dtype | None, device: torch.device | str, owned: bool) -> torch.Tensor:
+        part = self._source.get(link.part, dtype=dtype, device=device, owned=owned or link.swap)
+        part = torch.cat(part.chunk(2)[::-1]) if link.swap else part
+        return part.T if link.transpose else part
+
+
+def _cut(tensor: torch.Tensor, rows: Rows | None) -> torch.Tensor:
+    return tensor if rows is None else tensor[rows[0] : sum(rows)]
+
+
+def _known(tensors: Mapping[str, T], name: str) -> T:
+    found = tensors.get(name)
+    if found is None:
+        raise TargetError(f"the source has no tensor {name!r} ({len(tensors):,} others)")
+    return found

@@ -1,0 +1,122 @@
+"""A stack of adapters and how strongly each part of each one is applied.
+
+    strength of a placement = overall * component ("unet", "te", "te1", ...) * block
+
+Any finite number is a strength: negative and above one are in daily use. Blocks are named as the field
+names them, `BASE IN00..IN11 MID OUT00..OUT11` for UNets (a list of 12, 17, 20 or 26 numbers is read in the
+usual order), or by a prefix of the module's name for everything else (`transformer_blocks.3`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inweave.errors import ConfigError
+from inweave.targets.index import ModelIndex
+from inweave.targets.plan import Placement, Plan
+
+#: which blocks a plain list of numbers names, by its length
+_LISTS: dict[int, tuple[str, ...]] = {
+    12: ("BASE", "IN04", "IN05", "IN07", "IN08", "MID", *(f"OUT{i:02d}" for i in range(6))),
+    17: ("BASE", "IN01", "IN02", "IN04", "IN05", "IN07", "IN08", "MID", *(f"OUT{i:02d}" for i in range(3, 12))),
+    20: ("BASE", *(f"IN{i:02d}" for i in range(9)), "MID", *(f"OUT{i:02d}" for i in range(9))),
+    26: ("BASE", *(f"IN{i:02d}" for i in range(12)), "MID", *(f"OUT{i:02d}" for i in range(12))),
+}
+_BLOCK = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.|middle_block\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """How strongly an adapter is applied, overall and by component and block."""
+
+    overall: float = 1.0
+    components: Mapping[str, float] = field(default_factory=dict)
+    blocks: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(value: float | Mapping[str, float] | Strength) -> Strength:
+        """A number, or {"unet": .., "te": ..}; checked to be finite."""
+        if isinstance(value, Strength):
+            made = value
+        elif isinstance(value, Mapping):
+            made = Strength(components=dict(value))
+        else:
+            made = Strength(float(value))
+        numbers = (made.overall, *made.components.values(), *made.blocks.values())
+        if not all(math.isfinite(number) for number in numbers):
+            raise ConfigError(f"a strength must be a finite number, got {value!r}")
+        unknown = [name for name in made.components if name != "unet" and not re.fullmatch(r"te[123]?|model", name)]
+        if unknown:
+            raise ConfigError(f"no component is called {unknown[0]!r}; known are unet, te, te1, te2, te3")
+        return made
+
+    @staticmethod
+    def block_list(values: Sequence[float]) -> dict[str, float]:
+        """Names for a plain list of block weights."""
+        if len(values) not in _LISTS:
+            raise ConfigError(f"a list of {len(values)} block weights; 12, 17, 20 or 26 are known")
+        return dict(zip(_LISTS[len(values)], values, strict=True))
+
+    def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
+        """The strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
+        component = placement.component
+        value = self.overall * self.components.get(component, self._encoder(component))
+        if self.blocks:
+            value *= self._block(placement, blocks)
+        return value
+
+    def _encoder(self, component: str) -> float:
+        return self.components.get("te", 1.0) if component.startswith("te") else 1.0
+
+    def _block(self, placement: Placement, blocks: Mapping[str, str]) -> float:
+        if placement.component.startswith("te"):
+            return self.blocks.get("BASE", 1.0)
+        name = blocks.get(placement.tensor, "")
+        if name in self.blocks:
+            return self.blocks[name]
+        part = blocks.get(f"{placement.tensor}#part", placement.tensor)
+        matches = [key for key in self.blocks if part == key or part.startswith(f"{key}.")]
+        return self.blocks[max(matches, key=len)] if matches else 1.0
+
+
+def block_names(index: ModelIndex) -> dict[str, str]:
+    """For each tensor of the denoiser: its block name (IN04 ...), and under "<tensor>#part" its diffusers name."""
+    component = index.denoiser
+    if component is None:
+        return {}
+    found: dict[str, str] = {}
+    for link in component.links:
+        home = component.homes.get(link.part)
+        if home is None:
+            continue
+        found.setdefault(f"{home.tensor}#part", link.part)
+        if match := _BLOCK.match(link.original):
+            side = {"input_blocks": "IN", "output_blocks": "OUT", None: "MID"}[match[1]]
+            found[home.tensor] = f"{side}{int(match[2]):02d}" if match[2] else side
+        else:
+            found[home.tensor] = "BASE"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One placement with the strength it is applied at."""
+
+    placement: Placement
+    strength: float
+
+
+def items_by_tensor(
+    stack: Iterable[tuple[Plan, Strength]], blocks: Mapping[str, str]
+) -> dict[tuple[str, str], list[Item]]:
+    """(component, tensor) -> what it receives, in stack order; strength zero is left out, so it costs nothing."""
+    found: dict[tuple[str, str], list[Item]] = {}
+    for plan, strength in stack:
+        for placement in plan.placements:
+            value = strength.at(placement, blocks)
+            if value != 0.0:
+                found.setdefault((placement.component, placement.tensor), []).append(Item(placement, value))
+    return found

@@ -1,0 +1,102 @@
+"""A plan made once serves every file of the same layout.
+
+Trainers write the same names, shapes and dtypes again and again. Where a file's layout and the metadata that
+can change its meaning equal those of one resolved before, its plan is that one's with the new tensors put in:
+the places are the same, alphas are read anew. Only plain LoRA entries qualify; anything else is resolved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from inweave.adapter import Adapter, Lora, Tensor
+from inweave.formats.files import Container
+from inweave.targets.plan import Placement, Plan
+
+#: metadata that reading looks at
+_MEANINGFUL = (
+    "lora_adapter_metadata",
+    "ss_network_args",
+    "ss_network_dim",
+    "unet",
+    "inweave.alpha",
+    "inweave.candle_alpha",
+)
+
+Layout = tuple[object, ...]
+
+
+def layout_of(container: Container) -> Layout:
+    """Everything about a file that decides where its tensors go, and none of their numbers."""
+    names = tuple((name, tensor.dtype, tensor.shape) for name, tensor in container.tensors.items())
+    said = tuple(container.metadata.get(key) for key in _MEANINGFUL)
+    return names, said, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""
+
+
+def is_template(plan: Plan) -> bool:
+    """Whether every placement's factors are tensors of the file as they are."""
+    own = {id(tensor) for tensor in plan.adapter.tensors.values()}
+    return all(
+        type(place.factors) is Lora
+        and not place.whole
+        and place.factors.residual is None
+        and place.factors.magnitude is None
+        and place.factors.stored_scale is None
+        and place.factors.mid is None
+        and id(place.factors.down) in own
+        and id(place.factors.up) in own
+        and (place.factors.alpha is None or place.factors.stored_alpha is None or id(place.factors.stored_alpha) in own)
+        for place in plan.placements
+    )
+
+
+def retargeted(plan: Plan, container: Container) -> Plan:
+    """``plan`` for the tensors of another file of the same layout."""
+    tensors = container.tensors
+    new = {id(old): tensors[name] for name, old in plan.adapter.tensors.items()}
+    made: dict[int, Lora] = {}
+    placements = []
+    for place in plan.placements:
+        factors = made.get(id(place.factors))
+        if factors is None:
+            factors = made[id(place.factors)] = _with_tensors(place.factors, new)
+        placements.append(_with_factors(place, factors))
+    adapter = Adapter(
+        (), metadata=container.metadata, config=container.config, tensors=tensors, places=container.places
+    )
+    return Plan(adapter, tuple(placements), plan.report)
+
+
+def _with_tensors(factors: object, new: Mapping[int, Tensor]) -> Lora:
+    assert isinstance(factors, Lora)
+    alpha, stored = factors.alpha, factors.stored_alpha
+    if stored is not None:
+        stored = new[id(stored)]
+        alpha = stored.item()
+    if factors.widen is not None or factors.embedding or factors.transposed:
+        return replace(factors, down=new[id(factors.down)], up=new[id(factors.up)], alpha=alpha, stored_alpha=stored)
+    return Lora(
+        down=new[id(factors.down)],
+        up=new[id(factors.up)],
+        alpha=alpha,
+        stored_alpha=stored,
+        stabilised=factors.stabilised,
+    )
+
+
+def _with_factors(place: Placement, factors: Lora) -> Placement:
+    return Placement(
+        place.component,
+        place.tensor,
+        place.shape,
+        factors,
+        place.keys,
+        place.target,
+        place.source,
+        place.swap,
+        place.transpose,
+        place.widen,
+        place.creates,
+    )

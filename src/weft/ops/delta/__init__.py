@@ -1,6 +1,0 @@
-"""What an adapter adds to a weight: one formula an algorithm, proved once, used by everyone."""
-
-from weft.ops.delta.fit import padded
-from weft.ops.delta.reference import change, delta
-
-__all__ = ["change", "delta", "padded"]

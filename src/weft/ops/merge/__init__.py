@@ -1,6 +1,0 @@
-"""Many low-rank products added to many weights at once: a plain reference and one grouped kernel."""
-
-from weft.ops.merge.dispatch import merge_products
-from weft.ops.merge.work import Product, Target
-
-__all__ = ["Product", "Target", "merge_products"]

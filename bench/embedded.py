@@ -25,8 +25,8 @@ from peft import LoraConfig
 
 import inweave
 from inweave.models import embedded
-from inweave.train.session import diffusion_run
-from inweave.train.world import World
+from inweave.training.distributed.world import World
+from inweave.training.session import diffusion_run
 
 PEER = """
 import sys, torch

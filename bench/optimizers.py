@@ -35,8 +35,8 @@ import torch
 from torch import nn
 
 from inweave.ops.adam8bit import corrections, fresh
-from inweave.train.flat import FlatParameters
-from inweave.train.optimizers import make_optimizer
+from inweave.training.optim.adamw import make_optimizer
+from inweave.training.optim.flat import FlatParameters
 
 SIZES = (46_500_000, 59_800_000)
 WIDTHS = (640, 1280, 2048)
@@ -278,12 +278,12 @@ class Lesson:
     def __init__(self, folder: Path, steps: int, seed: int) -> None:
         from inweave.models.embedded import NAME, style_folder
         from inweave.models.model import load_model
-        from inweave.train.cache import TensorCache
-        from inweave.train.config import TrainConfig
-        from inweave.train.dataset import read_dataset
-        from inweave.train.diffusion import DiffusionTask
-        from inweave.train.networks import add_networks
-        from inweave.train.task import generator_for
+        from inweave.training.adapters.attach import add_networks
+        from inweave.training.config.schema import TrainConfig
+        from inweave.training.data.cache import TensorCache
+        from inweave.training.data.reader import read_dataset
+        from inweave.training.tasks.base import generator_for
+        from inweave.training.tasks.diffusion import DiffusionTask
 
         config = TrainConfig.of(
             model=NAME, dataset=str(style_folder("pixel")), output=str(folder), resolution=64, seed=seed

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from inweave.models import shipped
+from inweave.models import bundled
 from inweave.models.blueprint import CLASSES
 
 DEVICE = "cuda"
@@ -51,7 +51,7 @@ TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 def network(variant: str, folder: str, seed: int) -> Any:
     """A part of a model in bf16 on the GPU: numbers that keep the size of what passes through."""
-    class_name, config = shipped.component_config(variant, folder)
+    class_name, config = bundled.component_config(variant, folder)
     kind = getattr(importlib.import_module(CLASSES[class_name]), class_name)
     with torch.device("meta"):
         made = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
@@ -72,8 +72,8 @@ def network(variant: str, folder: str, seed: int) -> Any:
 
 def write_model(variant: str, place: Path) -> None:
     """As diffusers saves it."""
-    shipped.write_skeleton(variant, place)
-    for number, folder in enumerate(shipped.folders(variant)):
+    bundled.write_skeleton(variant, place)
+    for number, folder in enumerate(bundled.folders(variant)):
         if not folder.startswith(("tokenizer", "scheduler")):
             network(variant, folder, number).save_pretrained(place / folder, safe_serialization=True)
     torch.cuda.empty_cache()

@@ -28,8 +28,8 @@ from inweave.formats.read import read
 from inweave.targets.bases import known_index
 from inweave.targets.resolve import resolve
 from inweave.weights.build import build
-from inweave.weights.collector import collector_waits
 from inweave.weights.factors import _key
+from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import FileSource
 from inweave.weights.stack import Strength

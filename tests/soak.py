@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from inweave.train import checkpoint
-from inweave.train.checkpoint import checkpoints, load_state
-from tests.unit.train.tiny import EVERYTHING, OPTIMIZERS, file_bits, tiny
+from inweave.training.checkpoint import store as checkpoint
+from inweave.training.checkpoint.store import checkpoints, load_state
+from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, tiny
 
 KEPT = 2
 MOST_KILLS = 12

@@ -29,7 +29,7 @@ _HOME = {
     "MergedSource": "inweave.weights.merged",
     "Strength": "inweave.weights.stack",
     "TargetError": "inweave.errors",
-    "TrainConfig": "inweave.train.config",
+    "TrainConfig": "inweave.training.config.schema",
     "Weaver": "inweave.weights.weaver",
     "InweaveError": "inweave.errors",
     "activate": "inweave.layers",
@@ -47,6 +47,7 @@ _HOME = {
     "pipeline": "inweave.generate.pipeline",
     "resolve": "inweave.targets.resolve",
     "save": "inweave.exchange.convert",
+    "train": "inweave.training.session",
     "trainable": "inweave.layers",
     "unmerge": "inweave.layers",
 }
@@ -94,7 +95,8 @@ if TYPE_CHECKING:
     from inweave.generate.pipeline import pipeline
     from inweave.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
     from inweave.targets.resolve import resolve
-    from inweave.train.config import TrainConfig
+    from inweave.training.config.schema import TrainConfig
+    from inweave.training.session import train
     from inweave.weights.build import build
     from inweave.weights.merged import MergedSource
     from inweave.weights.stack import Strength
@@ -106,8 +108,6 @@ def __getattr__(name: str) -> object:
 
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
-    if name == "train":  # the package itself, which can be called
-        return import_module("inweave.train")
     raise AttributeError(f"module 'inweave' has no attribute {name!r}")
 
 

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from inweave.cli import launch as launcher
 from inweave.cli.app import app
 from inweave.models.embedded import style_folder
-from inweave.train.checkpoint import checkpoints, load_state
-from tests.unit.train.tiny import EVERYTHING, file_bits, tiny
+from inweave.training.checkpoint.store import checkpoints, load_state
+from tests.unit.training.tiny import EVERYTHING, file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,9 +28,10 @@ ROOT = Path(__file__).parents[2]
 WORKER = """
 import json, sys
 from pathlib import Path
-from tests.unit.train import tiny as made
-from inweave.train import checkpoint, run
-from inweave.train.world import join
+from tests.unit.training import tiny as made
+from inweave.training import loop as run
+from inweave.training.checkpoint import store as checkpoint
+from inweave.training.distributed.world import join
 output, said = Path(sys.argv[1]), json.loads(sys.argv[2])
 world = join("cpu")
 if not world.first:

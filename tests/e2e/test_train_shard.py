@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inweave.train.checkpoint import checkpoints
+from inweave.training.checkpoint.store import checkpoints
 from tests.peers import tiny_models
-from tests.unit.train.pictures import make_set
+from tests.unit.training.pictures import make_set
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,11 @@ import gc, json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
-from inweave.train.config import TrainConfig
-from inweave.train.language import language_run
-from inweave.train.session import diffusion_run, is_language
-from inweave.train.shard import frozen_bytes
-from inweave.train.world import join
+from inweave.training.config.schema import TrainConfig
+from inweave.training.tasks.language import language_run
+from inweave.training.session import diffusion_run, is_language
+from inweave.training.distributed.fsdp import frozen_bytes
+from inweave.training.distributed.world import join
 
 said = json.loads(sys.argv[1])
 dies = said.pop("dies", None)

@@ -25,10 +25,10 @@ from inweave.cli.app import app
 from inweave.exchange.hashes import hash_file
 from inweave.formats.writers import WRITERS
 from inweave.models.embedded import style_folder
-from inweave.train.checkpoint import checkpoints, load_state
-from inweave.train.config import TrainConfig
-from inweave.train.diffusion import DiffusionTask
-from tests.unit.train.tiny import file_bits, tiny
+from inweave.training.checkpoint.store import checkpoints, load_state
+from inweave.training.config.schema import TrainConfig
+from inweave.training.tasks.diffusion import DiffusionTask
+from tests.unit.training.tiny import file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,7 +115,7 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
     import safetensors.torch
 
     from inweave.formats.files import write_file
-    from inweave.train.outcome import _sign
+    from inweave.training.output.adapter_file import _sign
 
     draw = np.random.default_rng(0)
     arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
@@ -301,8 +301,8 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
 
 PROGRAM = """
 import time
-from tests.unit.train.tiny import TinyTask, made
-from inweave.train import session
+from tests.unit.training.tiny import TinyTask, made
+from inweave.training import session
 loss = TinyTask.loss
 TinyTask.loss = lambda self, inputs: (time.sleep(0.02), loss(self, inputs))[1]
 session.train = lambda config, tell=None, tick=None: made(config).train(tell=tell)

@@ -20,8 +20,8 @@ from safetensors.torch import load_file  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.errors import MemoryBudgetError  # noqa: E402
-from inweave.train.memory import CONTEXT  # noqa: E402
-from inweave.train.session import check  # noqa: E402
+from inweave.training.memory.estimate import CONTEXT  # noqa: E402
+from inweave.training.session import check  # noqa: E402
 
 NETWORKS = ("lora", "locon", "dora", "loha", "lokr")
 
@@ -150,7 +150,7 @@ def test_what_does_not_fit_says_so(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_language_model_learns(tmp_path: Path) -> None:
-    from tests.unit.train.test_language import SONG, write_language_model
+    from tests.unit.training.test_language import SONG, write_language_model
 
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n".join(SONG))

@@ -40,7 +40,7 @@ from inweave.layers import (
     trainable,
     unmerge,
 )
-from inweave.layers.pair import Pair
+from inweave.layers.lora import Pair
 from inweave.layers.term import Term
 from inweave.ops.delta import change
 from inweave.targets.resolve import resolve

@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from inweave.generate.pipeline import Pipeline  # noqa: E402
-from inweave.models import samplers, shipped  # noqa: E402
+from inweave.models import bundled, samplers  # noqa: E402
 from inweave.models.model import load_model  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 
@@ -53,7 +53,7 @@ def ours(variant: str) -> Pipeline:
 @cache
 def _loaded(variant: str) -> Any:
     kind = "InpaintPipeline" if "inpaint" in variant else "Pipeline"
-    given = {part: tiny.tokenizer(variant, part) for part in shipped.folders(variant) if part.startswith("tokenizer")}
+    given = {part: tiny.tokenizer(variant, part) for part in bundled.folders(variant) if part.startswith("tokenizer")}
     return getattr(diffusers, CLASSES[variant[:3]] + kind).from_pretrained(tiny.folder(variant), **given)
 
 

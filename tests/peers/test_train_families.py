@@ -19,9 +19,9 @@ from safetensors import safe_open  # noqa: E402
 from inweave.errors import ConfigError  # noqa: E402
 from inweave.exchange.check import check  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
-from inweave.train.run import Run  # noqa: E402
+from inweave.training.loop import Run  # noqa: E402
 from tests.peers.test_families import PROMPT, asked, assert_other, assert_same, ours, theirs  # noqa: E402
-from tests.unit.train.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
 
 VARIANTS = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell")
 STEPS = 3

@@ -20,12 +20,12 @@ transformers = pytest.importorskip("transformers")
 from inweave.layers import lora_layers  # noqa: E402
 from inweave.models import embedded  # noqa: E402
 from inweave.models.model import file_index, load_model  # noqa: E402
-from inweave.train.cache import TensorCache  # noqa: E402
-from inweave.train.config import TrainConfig  # noqa: E402
-from inweave.train.dataset import read_dataset  # noqa: E402
-from inweave.train.diffusion import DiffusionTask  # noqa: E402
-from inweave.train.networks import NAME  # noqa: E402
-from inweave.train.run import Run  # noqa: E402
+from inweave.training.adapters.attach import NAME  # noqa: E402
+from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.data.cache import TensorCache  # noqa: E402
+from inweave.training.data.reader import read_dataset  # noqa: E402
+from inweave.training.loop import Run  # noqa: E402
+from inweave.training.tasks.diffusion import DiffusionTask  # noqa: E402
 
 STEPS = 100
 RATE, DECAY, RANK, CLIP = 2e-3, 0.01, 4, 1.0

@@ -23,8 +23,8 @@ import transformers
 from inweave.adapter import Tensor
 from inweave.exchange.convert import rewrite
 from inweave.formats.files import write_file
+from inweave.models import bundled
 from inweave.models import folder as reading
-from inweave.models import shipped
 from inweave.models.blueprint import CLASSES
 from inweave.models.variants import find_variant
 from tests.peers.models import adapter_from, index_of, random_lora
@@ -74,8 +74,8 @@ def pipeline(variant: str) -> Any:
     known = find_variant(variant)
     assert known is not None
     parts: dict[str, Any] = {}
-    for number, part in enumerate(shipped.folders(variant)):
-        class_name, config = shipped.component_config(variant, part)
+    for number, part in enumerate(bundled.folders(variant)):
+        class_name, config = bundled.component_config(variant, part)
         if part.startswith("tokenizer"):
             parts[part] = tokenizer(variant, part)
         elif part == "scheduler":
@@ -90,9 +90,9 @@ def pipeline(variant: str) -> Any:
 
 def tokenizer(variant: str, part: str) -> Any:
     """There are three: two of CLIP that differ in their padding, and T5's."""
-    config = str(shipped.component_config(variant, part))
+    config = str(bundled.component_config(variant, part))
     if config not in _TOKENIZERS:
-        _TOKENIZERS[config] = shipped.tokenizer(variant, part)
+        _TOKENIZERS[config] = bundled.tokenizer(variant, part)
     return _TOKENIZERS[config]
 
 

@@ -20,8 +20,8 @@ from inweave.formats.read import read  # noqa: E402
 from inweave.layers import inject, merge  # noqa: E402
 from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
 from inweave.targets.resolve import resolve  # noqa: E402
+from inweave.weights.checkpoint_files import Pieces, network_at  # noqa: E402
 from inweave.weights.merged import MergedSource  # noqa: E402
-from inweave.weights.network import Pieces, network_at  # noqa: E402
 from inweave.weights.source import DictSource, FileSource, Renamed, Stacked  # noqa: E402
 from inweave.weights.weaver import Weaver  # noqa: E402
 from tests.support import random, write  # noqa: E402

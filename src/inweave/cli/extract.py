@@ -16,7 +16,7 @@ from inweave.cli.merge import folders_of, need_torch, open_weights, progress_bar
 from inweave.cli.output import OK, PROBLEMS, fail, print_facts, print_json, printable, reporting_errors
 
 if TYPE_CHECKING:
-    from inweave.weights.extract import Extracted
+    from inweave.weights.offline.extract import Extracted
 
 
 class FactorDtype(StrEnum):
@@ -45,9 +45,9 @@ def extract(
     need_torch(as_json)
     from inweave.errors import TargetError
     from inweave.exchange.convert import naming_for, save
-    from inweave.weights.extract import extract as difference
-    from inweave.weights.extract import open_checkpoint
-    from inweave.weights.resize import DTYPES, device_of
+    from inweave.weights.offline.extract import extract as difference
+    from inweave.weights.offline.extract import open_checkpoint
+    from inweave.weights.offline.resize import DTYPES, device_of
 
     with reporting_errors(as_json):
         try:

@@ -15,7 +15,7 @@ from inweave.cli.output import OK, PROBLEMS, fail, print_facts, print_json, prin
 
 if TYPE_CHECKING:
     from inweave.targets.index import ModelIndex
-    from inweave.weights.bake import Layer
+    from inweave.weights.offline.bake import Layer
     from inweave.weights.stack import Strength
 
 
@@ -43,8 +43,8 @@ def merge(
     """Merge adapters into a checkpoint on disk: same names, same layout, one tensor in memory at a time."""
     need_torch(as_json)
     from inweave.errors import ConfigError, TargetError
-    from inweave.weights.bake import bake, record
-    from inweave.weights.resize import DTYPES
+    from inweave.weights.offline.bake import bake, record
+    from inweave.weights.offline.resize import DTYPES
 
     with reporting_errors(as_json):
         try:
@@ -88,7 +88,7 @@ def _layer(path: Path, strength: Strength, index: ModelIndex, warnings: list[str
     from inweave.exchange.check import check
     from inweave.exchange.load import load
     from inweave.targets.resolve import resolve
-    from inweave.weights.bake import Layer
+    from inweave.weights.offline.bake import Layer
 
     adapter = load(path)
     verdict = check(adapter, index)

@@ -18,7 +18,7 @@ from inweave.cli.output import OK, PROBLEMS, fail, print_facts, print_json, prin
 if TYPE_CHECKING:
     from inweave.adapter import Adapter
     from inweave.targets.index import ModelIndex
-    from inweave.weights.resize import Resized
+    from inweave.weights.offline.resize import Resized
 
 #: spellings that are not written under their own name
 _WRITTEN_AS = {"lycoris": To.kohya, "diffusers-peft": To.diffusers}
@@ -46,9 +46,9 @@ def resize(
     from inweave.errors import ConfigError, TargetError
     from inweave.exchange.convert import naming_for, save
     from inweave.exchange.load import load
-    from inweave.weights.bake import record
-    from inweave.weights.resize import DTYPES, device_of
-    from inweave.weights.resize import resize as resized
+    from inweave.weights.offline.bake import record
+    from inweave.weights.offline.resize import DTYPES, device_of
+    from inweave.weights.offline.resize import resize as resized
 
     with reporting_errors(as_json):
         try:

@@ -62,7 +62,7 @@ def train(
         _imported(import_, as_json)
     need_torch(as_json)
     from inweave.errors import ConfigError, FormatError, InweaveError
-    from inweave.train.config import TrainConfig
+    from inweave.training.config.schema import TrainConfig
 
     given: dict[str, Any] = {
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha, "steps": steps,
@@ -87,7 +87,7 @@ def train(
             typer.echo(printable(note), err=True)
         if check:
             _checked(settled, gpus, as_json, notes)
-        from inweave.train.launched import launched
+        from inweave.training.distributed.env import launched
 
         if gpus > 1 and launched()[0] <= 1:
             raise typer.Exit(launch(gpus, settled.to_toml(), as_json))
@@ -105,10 +105,10 @@ def _trained(config: Any, as_json: bool, said: Sequence[str] = ()) -> None:
     # pictures of many sizes leave holes that only segments which can grow fill again; torch reads it when CUDA starts
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    from inweave.train.journal import finite, live
-    from inweave.train.launched import launched
-    from inweave.train.run import STOPPED
-    from inweave.train.session import train as run
+    from inweave.training.distributed.env import launched
+    from inweave.training.loop import STOPPED
+    from inweave.training.output.log import finite, live
+    from inweave.training.session import train as run
 
     first = launched()[1] == 0
     shown = first and sys.stderr.isatty() and not as_json
@@ -144,7 +144,7 @@ def _trained(config: Any, as_json: bool, said: Sequence[str] = ()) -> None:
 
 
 def _checked(config: Any, gpus: int, as_json: bool, notes: Sequence[str] = ()) -> None:
-    from inweave.train.session import check
+    from inweave.training.session import check
 
     settled, report, needs = check(config, gpus)
     problems = needs.pop("problems")
@@ -171,7 +171,7 @@ def _checked(config: Any, gpus: int, as_json: bool, notes: Sequence[str] = ()) -
 
 
 def _imported(path: Path, as_json: bool) -> None:
-    from inweave.train.importing import import_config
+    from inweave.training.config.importers.detect import import_config
 
     with reporting_errors(as_json):
         found = import_config(path)

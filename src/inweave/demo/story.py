@@ -24,9 +24,9 @@ from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sheet import Sheet
 from inweave.models import embedded
-from inweave.train.config import TrainConfig
-from inweave.train.run import STOPPED
-from inweave.train.session import train
+from inweave.training.config.schema import TrainConfig
+from inweave.training.loop import STOPPED
+from inweave.training.session import train
 
 #: drawn by name, recoloured, on a ground, together: things the model was and was not shown
 BASE = (

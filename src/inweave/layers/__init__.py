@@ -9,9 +9,9 @@ A layer knows one module (`LoraLayer`); the functions here do the same to every 
 """
 
 from inweave.layers.collect import collect
+from inweave.layers.from_adapter import model_index
 from inweave.layers.inject import eject, inject
 from inweave.layers.layer import LoraLayer
-from inweave.layers.placed import model_index
 from inweave.layers.state import activate, delete, disabled, lora_layers, merge, set_weight, unmerge
 from inweave.layers.training import freeze, trainable
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from inweave.adapter import Factors, Loha, Lokr, Lora, Magnitude, Tensor, algorithm
-from inweave.layers.hadamard import Hadamard
-from inweave.layers.kronecker import Kronecker
-from inweave.layers.pair import Pair
+from inweave.layers.loha import Hadamard
+from inweave.layers.lokr import Kronecker
+from inweave.layers.lora import Pair
 from inweave.layers.term import Shared, Term
 from inweave.ops.decode import TORCH, decode
 

@@ -1,7 +1,7 @@
 """Put LoRA, LoHa or LoKr into a live model, and take it out again.
 
-    inject(model, rank, alpha, targets)   new adapters on the modules meant (`inweave.layers.fresh`)
-    inject(model, adapter)                an adapter from a file, placed by its names (`inweave.layers.placed`)
+    inject(model, rank, alpha, targets)   new adapters on the modules meant (`inweave.layers.init`)
+    inject(model, adapter)                an adapter from a file, placed by its names (`inweave.layers.from_adapter`)
     eject(model)                          the original modules, the same objects, back in their places
 
 Everything is checked before the model is touched. The base is frozen; what then requires a gradient is the
@@ -20,11 +20,11 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.layers.factors import to_term
-from inweave.layers.fresh import Network, Options, check_sizes, fresh_term, meant
+from inweave.layers.from_adapter import placed
+from inweave.layers.init import Network, Options, check_sizes, fresh_term, meant
 from inweave.layers.kinds import kind_of, unfit
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
-from inweave.layers.placed import placed
 from inweave.layers.sites import Site, keep_called, sites, ties
 from inweave.layers.state import all_layers
 from inweave.layers.training import freeze_base, thaw_base

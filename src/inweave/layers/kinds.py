@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
 from inweave.layers.layer import LoraLayer
-from inweave.layers.pair import Pair
+from inweave.layers.lora import Pair
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _STANDARD = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)

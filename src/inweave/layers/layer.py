@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.factors import to_factors
-from inweave.layers.pair import Pair
+from inweave.layers.lora import Pair
 from inweave.layers.term import Term
 from inweave.ops.delta import change
 

@@ -2,9 +2,9 @@
 
     delta = scale * product          product: (out, all inputs)
 
-    Pair       flat(up) @ flat(down)                   LoRA, LoCon    `inweave.layers.pair`
-    Hadamard   (w1_a @ w1_b) * (w2_a @ w2_b)           LoHa           `inweave.layers.hadamard`
-    Kronecker  kron(w1, w2)                            LoKr           `inweave.layers.kronecker`
+    Pair       flat(up) @ flat(down)                   LoRA, LoCon    `inweave.layers.lora`
+    Hadamard   (w1_a @ w1_b) * (w2_a @ w2_b)           LoHa           `inweave.layers.loha`
+    Kronecker  kron(w1, w2)                            LoKr           `inweave.layers.lokr`
 
 `out` and `into` are those of the layer's weight seen as (out, into...), whichever way it is stored. The formulas
 are those of `inweave.ops.delta`, on live parameters instead of stored bytes: a merge computes the same numbers.

@@ -29,10 +29,10 @@ from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.weights.build import build
-from inweave.weights.collector import collector_waits
+from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
-from inweave.weights.planned import Planned, planned
 from inweave.weights.pristine import Keep
+from inweave.weights.resolved import Planned, planned
 from inweave.weights.source import WeightSource
 from inweave.weights.weaver import Layer, Weaver
 

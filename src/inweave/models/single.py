@@ -16,10 +16,10 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import open_container, read_json
-from inweave.models import shipped
+from inweave.models import bundled
 from inweave.models.blueprint import CLASSES, Blueprint, Part, check_complete, family_of
 from inweave.models.folder import Config, Places, given_part, tokenizer_at, under_prefix
-from inweave.models.recognise import recognise
+from inweave.models.identify import recognise
 from inweave.models.variants import Variant
 from inweave.targets.index import SINGLE_FILE_PREFIXES
 from inweave.weights.source import FileSource
@@ -42,9 +42,9 @@ def open_single(
         found = recognise(shapes, container.metadata)
         known = variant or found.variant
         chosen, prefixes, evidence = known, found.parts, found.evidence
-        configs = {folder: shipped.component_config(known, folder) for folder in shipped.folders(known)}
+        configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
         tokenizers: dict[str, Callable[[], Any]] = {
-            folder: partial(shipped.tokenizer, known, folder) for folder in configs if folder.startswith("tokenizer")
+            folder: partial(bundled.tokenizer, known, folder) for folder in configs if folder.startswith("tokenizer")
         }
         settings: dict[str, Any] = {}
     else:

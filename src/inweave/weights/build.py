@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from inweave.errors import TargetError
-from inweave.weights.collector import collector_waits
+from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import WeightSource
 

@@ -24,8 +24,8 @@ from inweave.formats.read import read
 from inweave.ops.decode import TORCH, decode
 from inweave.ops.merge import Product, Target
 from inweave.targets.plan import Plan
+from inweave.weights.layout_cache import Layout, is_template, layout_of, retargeted
 from inweave.weights.stack import Item
-from inweave.weights.template import Layout, is_template, layout_of, retargeted
 from inweave.weights.transfer import ring_for
 
 #: factors the kernel reads as they are; anything else is decoded to float32 first

@@ -27,11 +27,11 @@ from inweave.ops.merge.dispatch import Launch, prepared
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
-from inweave.weights.collector import collector_waits
 from inweave.weights.factors import AdapterCache, Loaded, targets_of
+from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merge import is_product, merged
-from inweave.weights.planned import Planned
 from inweave.weights.pristine import Keep, Pristine
+from inweave.weights.resolved import Planned
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
 

@@ -135,14 +135,14 @@ def test_transformers_own_conv1d() -> None:
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from inweave.layers import hadamard
+    from inweave.layers import loha
 
-    right = hadamard._Product.backward
+    right = loha._Product.backward
 
     def wrong(ctx: object, *grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first, *others = right(ctx, *grads)
         return (first * 1.001, *others)
 
-    monkeypatch.setattr(hadamard._Product, "backward", staticmethod(wrong))
+    monkeypatch.setattr(loha._Product, "backward", staticmethod(wrong))
     function, inputs = as_function(prepared("linear", {"network": "loha"}), KINDS["linear"].input(dtype=torch.float64))
     assert not torch.autograd.gradcheck(function, inputs, **EXACT, raise_exception=False)

@@ -16,7 +16,7 @@ from inweave.formats.read import read
 from inweave.formats.spell import kohya_tensors
 from inweave.layers import collect, inject, merge
 from inweave.layers.factors import encoded
-from inweave.layers.kronecker import factored
+from inweave.layers.lokr import factored
 from inweave.ops.decode import decode
 from tests.unit.layers.zoo import fill, layer_of
 

@@ -12,7 +12,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.formats.read import read
 from inweave.layers import activate, collect, delete, disabled, eject, inject, lora_layers, merge, unmerge
 from inweave.layers.factors import to_factors
-from inweave.layers.kronecker import factored
+from inweave.layers.lokr import factored
 from inweave.ops.delta import change
 from tests.support import random
 from tests.unit.layers.test_inject import Net

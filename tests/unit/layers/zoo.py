@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from inweave.layers import LoraLayer, inject, lora_layers
-from inweave.layers.hadamard import Hadamard
-from inweave.layers.kronecker import Kronecker
+from inweave.layers.loha import Hadamard
+from inweave.layers.lokr import Kronecker
 from inweave.layers.term import Term
 
 

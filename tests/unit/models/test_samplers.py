@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inweave.errors import ConfigError
-from inweave.models import samplers, shipped
+from inweave.models import bundled, samplers
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("sampler", samplers.SAMPLERS)
 def test_what_is_offered_works(sampler: str, schedule: str, variant: str) -> None:
     flow = variant.startswith(("sd3", "flux"))
-    _, config = shipped.component_config(variant, "scheduler")
+    _, config = bundled.component_config(variant, "scheduler")
     wrong = samplers.problems(sampler, schedule, flow=flow)
     if wrong:
         assert sampler not in samplers.FLOW_SAMPLERS or schedule != "simple"
@@ -32,7 +32,7 @@ def test_what_is_offered_works(sampler: str, schedule: str, variant: str) -> Non
 
 
 def test_a_flow_s_shift_grows_with_the_picture() -> None:
-    _, config = shipped.component_config("flux1-dev", "scheduler")
+    _, config = bundled.component_config("flux1-dev", "scheduler")
     for sampler in samplers.FLOW_SAMPLERS:
         second = []
         for tokens in (256, 4096):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
 
-from inweave.models import shipped
+from inweave.models import bundled
 from inweave.targets.index import Component, component_from_names
 from inweave.targets.tables import TABLES
 from inweave.weights.source import DictSource, Renamed
@@ -19,7 +19,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def autoencoder(variant: str) -> tuple[Shapes, dict[str, object]]:
-    _, config = shipped.component_config(variant, "vae")
+    _, config = bundled.component_config(variant, "vae")
     with torch.device("meta"):
         model = diffusers.AutoencoderKL.from_config(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, config

@@ -21,9 +21,9 @@ from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
 from inweave.exchange.load import open_base
 from inweave.formats.files import read_header
 from inweave.targets.resolve import resolve
-from inweave.weights import bake as baking
-from inweave.weights.bake import Baked, Layer, bake
 from inweave.weights.merged import MergedSource
+from inweave.weights.offline import bake as baking
+from inweave.weights.offline.bake import Baked, Layer, bake
 from inweave.weights.source import FileSource
 from inweave.weights.stack import Strength
 from tests.support import random, tensor, write, write_sparse
@@ -359,7 +359,7 @@ import sys
 from pathlib import Path
 from inweave.exchange.load import load, open_base
 from inweave.targets.resolve import resolve
-from inweave.weights.bake import Layer, bake
+from inweave.weights.offline.bake import Layer, bake
 from inweave.weights.stack import Strength
 base, lora, out = sys.argv[1:]
 index = open_base(base)

@@ -17,8 +17,8 @@ from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import load, open_base
 from inweave.ops.decode import decode
 from inweave.targets.resolve import resolve
-from inweave.weights.bake import Layer, bake
-from inweave.weights.extract import Extracted, extract, open_checkpoint, truncated_svd
+from inweave.weights.offline.bake import Layer, bake
+from inweave.weights.offline.extract import Extracted, extract, open_checkpoint, truncated_svd
 from inweave.weights.stack import Strength
 from tests.unit.weights.models import DENOISER, ENCODER, flux, write_file, write_folder, write_shards
 

@@ -17,7 +17,7 @@ from inweave.exchange.convert import save
 from inweave.exchange.load import load
 from inweave.formats.read import read
 from inweave.ops.decode import decode
-from inweave.weights.resize import Resized, chosen_rank, resize
+from inweave.weights.offline.resize import Resized, chosen_rank, resize
 from inweave.weights.stack import Strength
 from tests.golden.weave import Base, small, torch_base
 from tests.support import random, tensor

@@ -1,0 +1,1 @@
+"""Which modules are trained, and the adapters on them."""

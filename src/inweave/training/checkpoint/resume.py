@@ -1,0 +1,64 @@
+"""Whether a run that goes on is the one that began: the same settings, data and base, as far as they decide numbers.
+
+    settings   all but those in FREE; more steps, or fewer, if every step so far had the rate it would have now
+    data       what the pictures and captions are, wherever they lie
+    base       numbers taken from every weight of the model, wherever it lies
+
+Where data and base are the same, their paths may differ. A run from before bases were noted goes by the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from inweave.errors import ConfigError
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.model_digest import bits_of, some_of
+from inweave.training.optim.schedules import rates
+
+#: settings that may differ when a run goes on: they change no number of the steps to come (shard: by rounding alone)
+FREE = frozenset({
+    "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
+    "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
+    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing", "shard", "dataset",
+})  # fmt: skip
+#: what a base that is the same may be called
+_PLACES = frozenset({"model", "parts"})
+
+
+def base_of(networks: Mapping[str, nn.Module]) -> str:
+    """A digest of weights before adapters are on them."""
+    digest = hashlib.sha256()
+    for folder, network in sorted(networks.items()):
+        for key, value in network.state_dict().items():
+            told = (folder, key, str(value.dtype), tuple(value.shape), some_of(bits_of(value)))
+            digest.update(str(told).encode())
+    return digest.hexdigest()
+
+
+def check_same(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> None:
+    """Raise where the facts of a checkpoint of ``step`` are those of another run, and say of everything why."""
+    before, today = dict(then.get("config", {})), dict(now["config"])
+    total = today["steps"]
+    if before.get("steps") and step <= total and rates(config, before["steps"], step) == rates(config, total, step):
+        before["steps"] = total
+    noted = "base" in then
+    free = FREE | _PLACES if noted else FREE
+    problems = [
+        f"{name}: this run was started with {before.get(name)!r}, now it is {today.get(name)!r}; "
+        "resume with the same value, or start a new run under another name"
+        for name in sorted({*before, *today} - free)
+        if before.get(name) != today.get(name)
+    ]
+    if not problems and then.get("data") != now["data"]:
+        problems.append("dataset: it is not the one this run was started with; start a new run under another name")
+    if not problems and noted and then["base"] != now["base"]:
+        problems.append(
+            "model: its weights are not those this run was started with; start a new run under another name"
+        )
+    if problems:
+        raise ConfigError(problems)

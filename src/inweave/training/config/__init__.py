@@ -1,0 +1,1 @@
+"""Settings of a run: the schema, what contradicts what, presets, and the files of other trainers."""

@@ -1,0 +1,1 @@
+"""A dataset on disk -> examples, buckets, captions, cached tensors."""

@@ -1,0 +1,1 @@
+"""What a step needs, and how it is fitted into a limit."""

@@ -1,0 +1,1 @@
+"""Flat parameters, optimizers, schedules, EMA, loss scaling."""

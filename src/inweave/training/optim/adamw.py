@@ -1,0 +1,151 @@
+"""Optimizers over flat parameters, behind one protocol.
+
+    AdamW      m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  g = grad_scale * grad
+               x = (1 - lr weight_decay) x - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+    AdamW8bit  the same, m and v in 8 bits: `inweave.ops.adam8bit`
+
+lr is the given one times the multiplier of the parameter. A step of these two is a function of tensors at fixed
+addresses: no number comes to the host, so it can be captured in a CUDA graph after one ordinary step. Where ok is 0,
+values, moments and counter keep their bits, whatever the gradients hold.
+
+`prodigy`, `schedulefree` and `adafactor` are other people's optimizers on views of the same buffers (`libraries`);
+they read lr and ok on the host and change the gradients, and so cannot be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch.optim.adamw import adamw
+
+from inweave.errors import ConfigError
+from inweave.ops import adam8bit
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.optim.scaling import Ema, LossScaler, clip, restore
+
+__all__ = ["NAMES", "AdamW", "AdamW8bit", "Ema", "LossScaler", "Optimizer", "clip", "make_optimizer"]
+
+NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
+
+
+class Optimizer(Protocol):
+    def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
+        """Move the parameters along ``grad_scale * grads``; where ``ok`` is 0 nothing changes. All are 0-dim."""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Everything but the parameters, as plain tensors (live ones: the next step changes them)."""
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Continue exactly where `state` was taken."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Inside the block the parameters are those to evaluate and to save; after it, those to train, bit for bit."""
+
+
+class _Adam:
+    """What both flat Adams share: settings, the counter and the rates."""
+
+    def __init__(
+        self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
+    ) -> None:
+        self._flat = flat
+        self._decay, self._betas, self._epsilon = weight_decay, betas, epsilon
+        self._count = torch.zeros((), dtype=torch.int64, device=flat.values.device)
+        self._own: dict[str, torch.Tensor] = {"count": self._count}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**self._own, "layout": self._flat.layout}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        restore(self.state(), state, type(self).__name__)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class AdamW(_Adam):
+    """float32 moments: torch's fused kernel, one launch for each multiplier; it leaves scaled gradients behind."""
+
+    def __init__(
+        self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
+    ) -> None:
+        super().__init__(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
+        self._m, self._v = torch.zeros_like(flat.values), torch.zeros_like(flat.values)
+        self._own |= {"m": self._m, "v": self._v}
+
+    @torch.no_grad()
+    def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
+        missing, divisor = 1.0 - ok.float(), 1.0 / grad_scale.float()
+        flat, (beta1, beta2) = self._flat, self._betas
+        for place, multiplier in flat.runs:
+            x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, self._m, self._v))
+            adamw(
+                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=missing, amsgrad=False,
+                beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay, eps=self._epsilon, maximize=False,
+            )  # fmt: skip
+        self._count.add_(ok.bool())
+
+
+class AdamW8bit(_Adam):
+    """Both moments in 8 bits, a quarter of float32's memory: one kernel on CUDA, plain torch elsewhere."""
+
+    def __init__(
+        self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
+    ) -> None:
+        super().__init__(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
+        self._moments = adam8bit.fresh(flat.values.numel(), flat.values.device)
+        self._own |= dict(zip(("m_codes", "m_scales", "v_codes", "v_scales"), self._moments, strict=True))
+
+    @torch.no_grad()
+    def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
+        taken = ok.bool()
+        self._count.add_(taken)
+        adam8bit.step(
+            self._flat.values,
+            self._flat.grads,
+            *self._moments,
+            lr=lr if self._flat.uniform else lr * self._flat.multipliers,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            epsilon=self._epsilon,
+            weight_decay=self._decay,
+            count=self._count,
+            ok=taken,
+            grad_scale=grad_scale,
+        )
+
+
+def make_optimizer(
+    name: str,
+    flat: FlatParameters,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    args: Mapping[str, Any] | None = None,
+) -> Optimizer:
+    """The optimizer called ``name``; ``args`` are further options of a library's own.
+
+    Adafactor has neither betas nor Adam's epsilon: it takes ``weight_decay`` and ``args`` alone.
+    """
+    args = dict(args or {})
+    problems = [] if name in NAMES else [f"there is no optimizer {name!r}; choose one of {', '.join(NAMES)}"]
+    problems += [f"weight_decay must be 0 or more, got {weight_decay!r}"] * (not weight_decay >= 0)
+    problems += [f"betas must lie in [0, 1), got {betas!r}"] * (not all(0 <= beta < 1 for beta in betas))
+    problems += [f"epsilon must be a positive number, got {epsilon!r}"] * (not epsilon > 0)
+    if name in ("adamw", "adamw8bit") and args:
+        problems.append(f"{name} has no option {sorted(args)[0]!r}: weight_decay, betas and epsilon are all it takes")
+    if problems:
+        raise ConfigError(problems)
+    if name in ("adamw", "adamw8bit"):
+        kind = AdamW if name == "adamw" else AdamW8bit
+        return kind(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
+    from inweave.training.optim import third_party
+
+    settings = {"weight_decay": weight_decay, **args}
+    if name != "adafactor":
+        settings = {"betas": betas, "eps": epsilon, **settings}
+    return third_party.make(name, flat, settings)

@@ -1,0 +1,83 @@
+"""How the learning rate moves: a multiplier for every step, as pure functions.
+
+    step < warmup    (step + 1) / warmup                            never 0, and 1 at the last step of the warm-up
+    afterwards       t = (step - warmup) / (total - warmup)         0 at the first such step, 1 at step = total
+      constant       1
+      linear         1 - t
+      polynomial     (1 - t)^power
+      cosine         (1 + cos(pi u)) / 2                            u = t; r in a row: u = fraction of r t
+
+Steps are 0 .. total - 1, so the last one still moves; step = total answers what the curve ends at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from inweave.errors import ConfigError
+
+if TYPE_CHECKING:
+    from inweave.training.config.schema import TrainConfig
+
+KINDS = ("constant", "cosine", "linear", "polynomial")
+
+
+def learning_rate(
+    step: int, total: int, kind: str = "constant", warmup: int | float = 0, restarts: int = 1, power: float = 1.0
+) -> float:
+    """The share of the learning rate at ``step`` of ``total``.
+
+    ``warmup``    a whole number of steps, or a fraction of all steps (a float below 1, rounded to whole steps)
+    ``restarts``  cosine: how many of them in a row; 1 is the plain one
+    ``power``     polynomial: its exponent
+    """
+    warm = warmup_steps(total, warmup)
+    _check(step, total, kind, restarts, power)
+    if step < warm:
+        return (step + 1) / warm
+    done, left = step - warm, total - warm
+    if kind == "constant":
+        return 1.0
+    if kind == "cosine":
+        u = (
+            done * restarts % left / left if done < left else 1.0
+        )  # in whole numbers: a restart must not be missed by an ulp
+        return 0.5 + 0.5 * math.cos(math.pi * u)
+    return math.pow(1 - done / left, power if kind == "polynomial" else 1.0)
+
+
+def warmup_steps(total: int, warmup: int | float) -> int:
+    """``warmup`` in whole steps."""
+    if total < 1:
+        raise ConfigError(f"there must be at least 1 step, got {total}")
+    if not math.isfinite(warmup) or (warmup != int(warmup) and not 0 < warmup < 1):
+        raise ConfigError(f"warmup must be a whole number of steps or a fraction below 1, got {warmup!r}")
+    steps = round(warmup * total) if warmup < 1 else int(warmup)
+    if not 0 <= steps < total:
+        raise ConfigError(f"warmup must leave steps to train: {warmup!r} is {steps} of {total} steps")
+    return steps
+
+
+def _check(step: int, total: int, kind: str, restarts: int, power: float) -> None:
+    problems = []
+    if kind not in KINDS:
+        problems.append(f"there is no schedule {kind!r}; choose one of {', '.join(KINDS)}")
+    if not 0 <= step <= total:
+        problems.append(f"step must lie in 0 .. {total}, got {step}")
+    if restarts < 1:
+        problems.append(f"restarts must be 1 or more, got {restarts}")
+    if not (math.isfinite(power) and power > 0):
+        problems.append(f"power must be a positive number, got {power!r}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def share_of(config: TrainConfig, step: int, total: int) -> float:
+    """Of the learning rate, at a step."""
+    return learning_rate(step, total, config.schedule, config.warmup_steps(total), config.restarts, config.power)
+
+
+def rates(config: TrainConfig, total: int, until: int) -> list[float]:
+    """The same of every step before ``until``."""
+    return [share_of(config, step, total) for step in range(until)]

@@ -1,0 +1,156 @@
+"""Optimizers of other libraries on the views of flat parameters.
+
+    prodigy       prodigyopt.Prodigy                estimates the learning rate: give lr = 1
+    schedulefree  schedulefree.AdamWScheduleFree    trains y, evaluates the average x; needs no decaying schedule
+    adafactor     torch.optim.Adafactor             second moments as row and column sums
+
+They know nothing of device-side decisions: `step` reads lr and ok on the host (a synchronisation a step), scales the
+gradients in place, and leaves parameters and state alone when ok is 0.
+
+A state is tensors alone, so that a safetensors file holds it:
+
+    <parameter>:<key>    the library's tensors
+    numbers              JSON as bytes: every number the library changes on its own, exactly as Python prints it
+    layout               which parameters they belong to
+
+Numbers the caller chose (learning rate, betas, decay, ...) are not part of it: a run continues with its own settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from inweave.errors import ConfigError, FormatError
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.optim.scaling import held
+
+#: name -> (module, class)
+_CLASSES = {
+    "prodigy": ("prodigyopt", "Prodigy"),
+    "schedulefree": ("schedulefree", "AdamWScheduleFree"),
+    "adafactor": ("torch.optim", "Adafactor"),
+}
+
+
+class LibraryOptimizer:
+    """A torch optimizer with one parameter group for each learning-rate multiplier."""
+
+    def __init__(self, name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> None:
+        self._name, self._flat = name, flat
+        self._chosen = {"lr", *settings}
+        groups: dict[float, list[str]] = {}
+        for parameter, factor in flat.factors.items():
+            groups.setdefault(factor, []).append(parameter)
+        self._multipliers = list(groups)
+        rows = [{"params": [flat.parameters[name] for name in names]} for names in groups.values()]
+        with contextlib.redirect_stdout(io.StringIO()):  # Prodigy prints which decay it uses
+            try:
+                self._inner: Any = _found(name)(rows, **settings)
+            except (TypeError, ValueError) as error:
+                raise ConfigError(f"optimizer {name}: {error}") from None
+
+    @torch.no_grad()
+    def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
+        if not bool(ok):
+            return
+        self._flat.grads.mul_(grad_scale)
+        rate = float(lr)
+        for group, multiplier in zip(self._inner.param_groups, self._multipliers, strict=True):
+            group["lr"] = rate * multiplier
+        self._inner.step()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        tensors: dict[str, torch.Tensor] = {}
+        numbers: dict[str, dict[str, Any]] = {}
+        for name, parameter in self._flat.parameters.items():
+            for key, value in self._inner.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{name}:{key}"] = value
+                else:
+                    numbers.setdefault(name, {})[key] = value
+        groups = [
+            {key: value for key, value in group.items() if key not in self._chosen and key != "params"}
+            for group in self._inner.param_groups
+        ]
+        text = json.dumps({"optimizer": self._name, "groups": groups, "parameters": numbers})
+        return {**tensors, "numbers": torch.tensor(list(text.encode()), dtype=torch.uint8), "layout": self._flat.layout}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        tensors = dict(state)
+        numbers, layout = tensors.pop("numbers", None), tensors.pop("layout", None)
+        if numbers is None or layout is None or not torch.equal(layout.cpu(), self._flat.layout):
+            raise FormatError(f"optimizer {self._name}: the saved state belongs to other parameters")
+        try:
+            saved = json.loads(bytes(numbers.tolist()))
+            groups, own = saved["groups"], saved["parameters"]
+            kind, count = saved["optimizer"], len(groups)
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError(f"optimizer {self._name}: the saved numbers cannot be read: {error!r}") from None
+        if kind != self._name or count != len(self._inner.param_groups):
+            raise FormatError(f"optimizer {self._name}: the saved state is of {kind!r} with {count} groups")
+        made: dict[str, dict[str, Any]] = {name: dict(values) for name, values in own.items()}
+        for full, tensor in tensors.items():
+            name, _, key = full.rpartition(":")
+            # torch keeps step counters on the host unless a graph is captured
+            device = "cpu" if key == "step" else self._flat.values.device
+            made.setdefault(name, {})[key] = tensor.to(device, copy=True)
+        if unknown := sorted(made.keys() - self._flat.parameters.keys()):
+            raise FormatError(f"optimizer {self._name}: the saved state has {unknown[0]!r}, which is not trained")
+        self._inner.state.clear()
+        for name, values in made.items():
+            self._inner.state[self._flat.parameters[name]] = values
+        for group, values in zip(self._inner.param_groups, groups, strict=True):
+            for key, value in values.items():
+                if key not in self._chosen:
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class ScheduleFree(LibraryOptimizer):
+    """The parameters are y = (1 - beta1) z + beta1 x while training; x, the average, is what evaluates well."""
+
+    def __init__(self, flat: FlatParameters, settings: Mapping[str, Any]) -> None:
+        super().__init__("schedulefree", flat, settings)
+        self._inner.train()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if not self._inner.param_groups[0]["train_mode"]:
+            raise ConfigError("a state to continue from is taken outside of evaluating(): inside, values are averages")
+        return super().state()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The library's own way back (y from x and z) rounds; the kept bits do not."""
+        with held(self._flat):
+            self._inner.eval()
+            try:
+                yield
+            finally:
+                self._inner.train()
+
+
+def make(name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> LibraryOptimizer:
+    """The library optimizer called ``name``."""
+    if name == "schedulefree":
+        return ScheduleFree(flat, settings)
+    if name == "prodigy" and len(set(flat.factors.values()) - {0.0}) > 1:
+        raise ConfigError("prodigy estimates one learning rate for all: leave out the learning-rate multipliers")
+    return LibraryOptimizer(name, flat, settings)
+
+
+def _found(name: str) -> Any:
+    module, kind = _CLASSES[name]
+    try:
+        return getattr(importlib.import_module(module), kind)
+    except ImportError:
+        raise ConfigError(f"optimizer {name} needs the package {module}: pip install 'inweave[train]'") from None

@@ -1,0 +1,1 @@
+"""What a run writes: adapter files, metadata, logs, samples."""

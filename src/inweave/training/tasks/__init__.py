@@ -1,0 +1,1 @@
+"""What is trained: batches as tensors and the loss of a batch."""

@@ -1,0 +1,1 @@
+"""Whole files in, whole files out: bake, extract, resize."""

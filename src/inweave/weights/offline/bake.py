@@ -1,0 +1,291 @@
+"""Bake: a stack of adapters merged into a checkpoint on disk, as `MergedSource` gives it, bit for bit.
+
+    file     -> file      W' = round(W + sum_i strength_i * delta_i), tensor by tensor, under the same names
+    shards   -> folder    every shard under its own name, and their index
+    folder   -> folder    the weights of every network merged, everything else copied
+
+The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so nothing
+accumulates: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as float32) that
+receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since the order
+of a matrix product depends on its size. A file or folder appears under its name when it is whole, until then
+under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from inweave.errors import ConfigError, FormatError, TargetError
+from inweave.formats.files import read_json, write_atomic
+from inweave.formats.gate import parse_header
+from inweave.ops.decode import TORCH, decode
+from inweave.targets.index import ModelIndex
+from inweave.targets.plan import Plan, Rows
+from inweave.weights.checkpoint_files import PIECE, Network, Pieces, network_at, networks_in
+from inweave.weights.merge import is_product
+from inweave.weights.merged import MergedSource
+from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
+
+LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merged in runs of rows
+RUN = 256 * 1024**2  #: bytes of one such run as float32
+Tick = Callable[[int], None]  #: bytes just written
+_NAMES = {dtype: name for name, dtype in TORCH.items()}
+_WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf")
+_OLD_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One adapter of a stack, resolved on the base, and how the result's metadata calls it."""
+
+    plan: Plan
+    strength: Strength
+    name: str = ""
+    sha256: str = ""
+
+
+@dataclass(slots=True)
+class Baked:
+    """What was written; ``left_out`` are weights of the base folder that were not merged and so not copied."""
+
+    path: str
+    tensors: int = 0
+    merged: int = 0
+    bytes: int = 0
+    created: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:
+    """How metadata remembers an adapter."""
+    parts = {"overall": strength.overall, **strength.components}
+    return {"name": name, "sha256": sha256, "strength": parts if strength.components else strength.overall}
+
+
+class _Job:
+    """One network on its way to disk: what each of its files will hold, then the bytes."""
+
+    def __init__(
+        self, network: Network, stack: Sequence[Layer], index: ModelIndex, dtype: torch.dtype | None, opened: ExitStack
+    ) -> None:
+        pairs = [(layer.plan, layer.strength) for layer in stack]
+        self.network, self.stack, self.dtype = network, stack, dtype
+        self.base = Pieces(network, opened)
+        self.source = MergedSource(self.base, pairs, component=network.component, index=index)
+        self.items: dict[str, list[Item]] = {}
+        for (component, tensor), items in items_by_tensor(pairs, block_names(index)).items():
+            if network.component in (None, component):
+                self.items.setdefault(tensor, []).extend(items)
+        known = self.base.names()
+        for name in self.items.keys() & known:
+            self._refuse_unfit(name)
+        self.created = [name for name in self.items if name not in known]
+        self.layout = {path: self._names(path) for path in network.files}
+        self.bytes = sum(self._bytes(name) for names in self.layout.values() for name in names)
+
+    def _refuse_unfit(self, name: str) -> None:
+        spec, place, names = self.base.spec(name), self.items[name][0].placement, self.base.names()
+        if not place.creates and spec.shape != place.shape:
+            raise TargetError(f"{name}: the plan expects {list(place.shape)}, the file has {list(spec.shape)}")
+        scales = ("scaled_fp8", f"{name}_scale", f"{name.removesuffix('weight')}scale_weight")
+        if not spec.dtype.is_floating_point or (spec.dtype.itemsize == 1 and any(each in names for each in scales)):
+            raise TargetError(f"{name}: stored quantised ({_NAMES[spec.dtype]}); merge into the unquantised checkpoint")
+
+    def _names(self, path: Path) -> list[str]:
+        """In the base's order, but the widest dtypes first, so that every tensor is aligned."""
+        spans = self.base.headers[path].spans
+        names = [*spans, *(self.created if path == self.network.files[-1] else [])]
+        return sorted(names, key=lambda n: (-self._dtype(n).itemsize, spans[n].begin if n in spans else 0))
+
+    def _dtype(self, name: str) -> torch.dtype:
+        stored = self.source.spec(name).dtype
+        kept = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers, and scales of something else
+        return stored if self.dtype is None or kept else self.dtype
+
+    def _bytes(self, name: str) -> int:
+        return math.prod(self.source.spec(name).shape) * self._dtype(name).itemsize
+
+    def chunks(self, path: Path, tick: Tick) -> Iterator[bytes | memoryview]:
+        """One file, header first."""
+        metadata = {"format": "pt", **self.base.headers[path].metadata}
+        if self.items:
+            metadata = {key: value for key, value in metadata.items() if key not in _OLD_HASHES}
+            added = [record(layer.name, layer.sha256, layer.strength) for layer in self.stack]
+            metadata["inweave.merged"] = json.dumps(_history(metadata) + added)
+        document: dict[str, object] = {"__metadata__": metadata}
+        at = 0
+        for name in self.layout[path]:
+            begin, at = at, at + self._bytes(name)
+            shape = list(self.source.spec(name).shape)
+            document[name] = {"dtype": _NAMES[self._dtype(name)], "shape": shape, "data_offsets": [begin, at]}
+        raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+        raw += b" " * (-len(raw) % 8)
+        parse_header(raw, 8 + len(raw) + at)
+        yield len(raw).to_bytes(8, "little") + raw
+        for name in self.layout[path]:
+            for piece in self._tensor(name, self._dtype(name)):
+                yield piece
+                tick(len(piece))
+
+    def _tensor(self, name: str, wanted: torch.dtype) -> Iterator[memoryview]:
+        items, shape = self.items.get(name), self.source.spec(name).shape
+        if not items:
+            for piece in self.base.pieces(name):
+                same = TORCH[piece.dtype] == wanted
+                copy = partial(decode, piece)
+                yield memoryview(piece.data) if same else _bytes_of(name, copy(dtype=wanted), copy)
+        elif 4 * math.prod(shape) > LARGE and all(is_product(item.placement) for item in items):
+            count = min(shape[0], -(-4 * math.prod(shape) // RUN))
+            for start, stop in pairwise(shape[0] * number // count for number in range(count + 1)):
+                yield self._merged(name, wanted, (start, stop - start))
+        else:
+            yield self._merged(name, wanted, None)
+
+    def _merged(self, name: str, wanted: torch.dtype, rows: Rows | None) -> memoryview:
+        def before() -> torch.Tensor:
+            return torch.zeros(1) if name in self.created else self.base.get(name, rows=rows)
+
+        return _bytes_of(name, self.source.get(name, dtype=wanted, rows=rows), before)
+
+    def index_document(self, index: Path) -> bytes:
+        """The index of the shards, with created tensors and the new size."""
+        document = read_json(index)
+        about = document.get("metadata")
+        document["metadata"] = {**(about if isinstance(about, dict) else {}), "total_size": self.bytes}
+        document["weight_map"] = {name: path.name for path, names in self.layout.items() for name in sorted(names)}
+        return json.dumps(document, indent=2).encode() + b"\n"
+
+
+def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
+    """The bytes of a result that is finite, unless its origin was not."""
+    if not _finite(result) and _finite(before()):
+        raise TargetError(f"{name}: the result exceeds {_NAMES[result.dtype]}; take a wider dtype or a lower strength")
+    return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    low, high = torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _history(metadata: Mapping[str, str]) -> list[object]:
+    """What an earlier bake merged already."""
+    try:
+        found = json.loads(metadata.get("inweave.merged", "[]"))
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def bake(
+    base: str | os.PathLike[str],
+    stack: Sequence[Layer],
+    out: str | os.PathLike[str],
+    *,
+    index: ModelIndex,
+    folders: Mapping[str, str] | None = None,
+    dtype: torch.dtype | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Baked:
+    """Write ``base`` with ``stack`` merged to ``out``, in ``dtype`` (None: every tensor in its own).
+
+    ``folders``: which sub-folders of a diffusers model hold which components of ``index``. ``progress``: done, total.
+    """
+    source, target, done = Path(base), Path(out), Baked(os.fspath(out))
+    one_file = source.is_file() and not source.name.endswith(".index.json")
+    _check_target(source, target, one_file)
+    whole, copies = source.is_dir(), list[Path]()
+    networks = _scan(source, folders or {}, done, copies, dtype is not None) if whole else [network_at(source)]
+    with ExitStack() as opened:
+        jobs: list[_Job] = []
+        for network in networks:
+            try:
+                jobs.append(_Job(network, stack, index, dtype, opened))
+            except TargetError:
+                if not network.variant:
+                    raise
+                done.left_out += map(str, network.files)  # beside the network's own weights: those of something else
+        if whole and dtype is None:  # an untouched network is copied as it is
+            copies += [path for job in jobs if not job.items for path in (*job.layout, job.network.index) if path]
+            jobs = [job for job in jobs if job.items]
+        total = sum(job.bytes for job in jobs)
+
+        def tick(size: int) -> None:
+            done.bytes += size
+            progress(done.bytes, total)
+
+        try:
+            needed = total + sum(path.stat().st_size for path in copies)
+            if (free := shutil.disk_usage(target.absolute().parent).free) < needed:
+                raise ConfigError(f"{target}: needs {needed:,} bytes of disk, {free:,} are free")
+            if one_file:
+                write_atomic(target, jobs[0].chunks(source, tick))
+            else:
+                _write_folder(target, source if whole else source.parent, jobs, copies, tick)
+        except OSError as error:
+            raise FormatError(f"{target}: cannot be written: {error.strerror}") from None
+    done.tensors = sum(len(names) for job in jobs for names in job.layout.values())
+    done.merged = sum(len(job.items) for job in jobs)
+    done.created = [name for job in jobs for name in job.created]
+    return done
+
+
+def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequence[Path], tick: Tick) -> None:
+    hidden = target.with_name(f".{target.name}.{os.getpid()}.part")
+    hidden.mkdir()
+
+    def at(path: Path) -> Path:
+        place = hidden / path.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    try:
+        for job in jobs:
+            for path in job.layout:
+                write_atomic(at(path), job.chunks(path, tick))
+            if job.network.index is not None:
+                write_atomic(at(job.network.index), [job.index_document(job.network.index)])
+        for path in copies:
+            with path.open("rb") as file:
+                write_atomic(at(path), iter(lambda: file.read(PIECE), b""))
+        hidden.replace(target)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _check_target(source: Path, target: Path, one_file: bool) -> None:
+    if one_file != (target.suffix == ".safetensors"):
+        wanted = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
+        raise ConfigError(f"{target}: the base is {wanted}")
+    if source.resolve() in (target.resolve(), *target.resolve().parents):
+        raise ConfigError(f"{target}: that is the base itself; write the result elsewhere")
+    if not one_file and target.exists():
+        raise ConfigError(f"{target}: exists already; a folder is written in one step and replaces nothing")
+
+
+def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:
+    """The networks of a folder to merge or convert. Everything else is copied, but no other form of these weights."""
+    homes: dict[Path, str | None] = {root / name: component for name, component in folders.items()} or {root: None}
+    inside = [path for path in sorted(root.rglob("*")) if not {".git", ".cache"} & set(path.relative_to(root).parts)]
+    if link := next((path for path in inside if path.is_dir() and path.is_symlink()), None):
+        raise ConfigError(f"{link}: a link to a folder; put the folder itself there, or name the one it leads to")
+    places = dict.fromkeys([*homes, *(path for path in inside if convert and path.is_dir())])
+    networks = [network for place in places for network in networks_in(place, homes.get(place, "none"))]
+    used, lost = {path for network in networks for path in (*network.files, network.index)}, list[Path]()
+    for path in inside:
+        if not path.is_dir() and path not in used:
+            stale = path.suffix in _WEIGHTS and (path.parent in homes or path.parent == root)
+            (copies if path.is_file() and not stale else lost).append(path)
+    done.left_out += map(str, lost)
+    return networks

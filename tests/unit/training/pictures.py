@@ -1,0 +1,82 @@
+"""Small sets of pictures, and tasks on the tiny models of `tests.peers.tiny_models`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from PIL import Image
+
+from inweave.models.model import Model, load_model
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.cache import TensorCache
+from inweave.training.data.reader import read_dataset
+from inweave.training.tasks.base import Tensors, generator_for
+from inweave.training.tasks.diffusion import DiffusionTask
+from tests.peers import tiny_models as tiny
+
+CAPTIONS = {"a": "a red apple, table, still life", "b": "a blue boat, sea, sail, sky"}
+
+
+def picture(seed: int, width: int = 64, height: int = 64) -> Image.Image:
+    """Something with edges and colours."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def make_set(
+    place: Path, captions: Mapping[str, str] = CAPTIONS, size: tuple[int, int] = (64, 64), first: int = 0
+) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    for number, (name, text) in enumerate(captions.items()):
+        picture(first + number, *size).save(place / f"{name}.png")
+        (place / f"{name}.txt").write_text(text, "utf-8")
+    return place
+
+
+@cache
+def shared_model(variant: str = "sd1.5") -> Model:
+    """One that nobody changes."""
+    with tiny.quick_tokenizers():
+        return load_model(tiny.folder(variant), device="cpu", dtype="fp32", keep="file")
+
+
+def fresh_model(variant: str = "sd1.5") -> Model:
+    """One nobody else holds; copied, which is quicker than loading. It has no weaver."""
+    shared, nothing = shared_model(variant), cast("Any", None)
+    return replace(
+        shared, networks={name: deepcopy(network) for name, network in shared.networks.items()}, weaver=nothing
+    )
+
+
+def config(dataset: Path, **said: Any) -> TrainConfig:
+    usual: dict[str, Any] = {
+        "model": "tiny", "dataset": str(dataset), "output": str(dataset.parent / "out"), "name": "t", "steps": 3,
+        "batch_size": 2, "rank": 4, "resolution": 64, "min_bucket": 32, "bucket_step": 32, "save_dtype": "fp32",
+        "log_every": 1, "precision": "fp32", "learning_rate": 1e-2,
+    }  # fmt: skip
+    if said.get("train_text_encoders"):
+        usual["cache_text"] = False
+    return TrainConfig.of(**{**usual, **said})
+
+
+def task_on(
+    dataset: Path, *, model: Model | None = None, cache_at: Path | TensorCache | None = None, **said: Any
+) -> DiffusionTask:
+    kept = cache_at if isinstance(cache_at, TensorCache) else TensorCache(cache_at)
+    return DiffusionTask(model or shared_model(), read_dataset(dataset), config(dataset, **said), kept)
+
+
+def drawn(task: DiffusionTask, step: int = 0, batch: tuple[int, ...] = (0, 1)) -> Tensors:
+    return task.draw(batch, generator_for(0, step, 0))
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,298 @@
+"""Encoded once: by content and settings, shared between runs, whole or not there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from inweave.errors import FormatError  # noqa: E402
+from inweave.training.data import cache as caching  # noqa: E402
+from inweave.training.data.cache import TensorCache, key_of  # noqa: E402
+from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, same, shared_model, task_on  # noqa: E402
+
+
+def two() -> dict[str, torch.Tensor]:
+    return {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def never() -> dict[str, torch.Tensor]:
+    raise AssertionError("made again")
+
+
+def files(place: Path) -> list[Path]:
+    return sorted(path for path in place.rglob("*") if path.is_file())
+
+
+# the store
+
+
+def test_made_once_and_found_by_the_next_process(tmp_path: Path) -> None:
+    first = TensorCache(tmp_path)
+    made = first.get({"x": 1}, two)
+    assert same(first.get({"x": 1}, never), made) and (first.made, first.found) == (1, 1)
+    later = TensorCache(tmp_path)
+    found = later.get({"x": 1}, never)
+    assert same(found, two()) and found["b"].dtype == torch.bfloat16
+    assert (later.made, later.found) == (0, 1)
+    assert len(files(tmp_path)) == 1
+
+
+def test_keys_are_facts() -> None:
+    assert key_of({"a": 1, "b": (2, 3)}) == key_of({"b": [2, 3], "a": 1})
+    assert len({key_of({"a": value}) for value in (1, 2, "1", None, [1], "\udcff")}) == 6
+
+
+def test_without_a_folder_it_stays_in_memory() -> None:
+    store = TensorCache(None, memory=0)
+    store.get(1, two), store.get(2, two)
+    store.get(1, never), store.get(2, never)
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, -1])
+def test_a_file_that_was_cut_is_made_again(tmp_path: Path, left: int) -> None:
+    TensorCache(tmp_path).get("x", two)
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:left])
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and again.made == 1
+    assert file.read_bytes() == whole
+    assert same(TensorCache(tmp_path).get("x", never), two())
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = caching.save_file
+
+    def interrupted(tensors: Any, place: Path, metadata: dict[str, str]) -> None:
+        real(tensors, place, metadata)
+        place.write_bytes(place.read_bytes()[:50])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(caching, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        TensorCache(tmp_path).get("x", two)
+    assert files(tmp_path) == []
+    monkeypatch.undo()
+    assert same(TensorCache(tmp_path).get("x", two), two())
+
+
+@pytest.mark.parametrize("harm", ["other tensors", "a bit"])
+def test_what_is_not_what_was_written_is_made_again(harm: str, tmp_path: Path) -> None:
+    TensorCache(tmp_path).get("x", two)
+    (place,) = tmp_path.rglob("*.safetensors")
+    if harm == "a bit":
+        raw = bytearray(place.read_bytes())
+        raw[-1] ^= 1
+        place.write_bytes(raw)
+    else:
+        caching.save_file({"strange": torch.ones(3)}, place)
+    again = TensorCache(tmp_path)
+    assert same(again.get("x", two), two()) and again.made == 1
+    assert TensorCache(tmp_path).get("x", two).keys() == two().keys()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(FormatError, match="cache_dir"):
+        TensorCache(tmp_path / "taken").get("x", two)
+
+
+def test_memory_has_a_limit_where_files_have_it_all(tmp_path: Path) -> None:
+    size = sum(tensor.nbytes for tensor in two().values())
+    store = TensorCache(tmp_path, memory=3 * size)
+    for number in range(10):
+        store.get(number, two)
+    assert len(store._memory) == 3 and store._bytes == 3 * size
+    store.get(7, never)
+    store.get(10, two)  # 8 was used longest ago now
+    assert key_of(7) in store._memory and key_of(8) not in store._memory
+    assert same(store.get(0, never), two())
+
+
+# what is encoded
+
+
+@contextmanager
+def counted(model: Any) -> Iterator[dict[str, int]]:
+    """How often each network is called."""
+    calls = {"vae": 0, "text_encoder": 0}
+
+    def count(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            calls[name] += 1
+
+        return hook
+
+    handles = [
+        model.vae.encoder.register_forward_hook(count("vae")),
+        model.text_encoder.register_forward_hook(count("text_encoder")),
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_every_picture_and_text_is_encoded_once(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set")
+    with counted(shared_model()) as calls:
+        task = task_on(data, cache_at=tmp_path / "cache")
+        task.prepare()
+        assert calls == {"vae": 2, "text_encoder": 3}, "two pictures; two captions and the empty one"
+        first = [drawn(task, step) for step in range(5)]
+        other = task_on(data, cache_at=tmp_path / "cache")  # the next run
+        other.prepare()
+        assert all(same(drawn(other, step), first[step]) for step in range(5))
+        assert calls == {"vae": 2, "text_encoder": 3}
+    assert other.cache.made == 0
+    assert not same(first[0], first[1])
+
+
+def test_without_caching_every_step_encodes(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set")
+    with counted(shared_model()) as calls:
+        task = task_on(data, cache_at=tmp_path / "cache", cache_latents=False, cache_text=False)
+        task.prepare()
+        assert calls == {"vae": 0, "text_encoder": 0}
+        loose = [drawn(task, step) for step in range(2)]
+        assert calls == {"vae": 4, "text_encoder": 4}
+    assert not (tmp_path / "cache").exists()
+    kept = task_on(data)
+    assert all(same(drawn(kept, step), loose[step]) for step in range(2))
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    task_on(make_set(tmp_path / "set")).prepare(lambda *each: told.append(each))
+    assert [number for _, number, _ in told] == [1, 2, 3, 4, 5] and {total for *_, total in told} == {5}
+    assert [text for text, *_ in told] == ["encoding pictures"] * 2 + ["encoding captions"] * 3
+
+
+def made_by(place: Path, cache_at: Path, model: Any = None, **said: Any) -> int:
+    task = task_on(place, model=model, cache_at=cache_at, **said)
+    task.prepare()
+    return task.cache.made
+
+
+def test_what_decides_the_numbers_makes_a_new_key(tmp_path: Path) -> None:
+    data, store = make_set(tmp_path / "set", size=(96, 64)), tmp_path / "cache"
+    assert made_by(data, store) == 5
+    assert made_by(data, store) == 0
+    assert made_by(data, store, seed=7, rank=8, learning_rate=1e-3, noise_offset=0.1, batch_size=1) == 0
+    assert made_by(data, store, flip=True) == 2, "the mirrored ones"
+    assert made_by(data, store, resolution=32) == 2
+    assert made_by(data, store, crop="random", buckets=False) >= 4
+    assert made_by(data, store, clip_skip=2) == 3
+    assert made_by(data, store, trigger="weave") == 2
+    assert made_by(data, store) == 0, "nothing was replaced"
+
+
+def test_a_changed_picture_or_caption_is_encoded_anew_and_a_renamed_one_is_not(tmp_path: Path) -> None:
+    data, store = make_set(tmp_path / "set"), tmp_path / "cache"
+    assert made_by(data, store) == 5
+    for ending in (".png", ".txt"):
+        (data / f"a{ending}").rename(data / f"z{ending}")
+    shutil.move(data, tmp_path / "moved")
+    data = tmp_path / "moved"
+    assert made_by(data, store) == 0
+    picture(9).save(data / "z.png")
+    assert made_by(data, store) == 1
+    (data / "z.txt").write_text("another caption")
+    assert made_by(data, store) == 1
+
+
+@pytest.mark.parametrize(("network", "made"), [("vae", 2), ("text_encoder", 3)])
+def test_other_weights_make_other_keys(network: str, made: int, tmp_path: Path) -> None:
+    """One number of millions is enough, wherever it is."""
+    data, store, model = make_set(tmp_path / "set"), tmp_path / "cache", fresh_model()
+    assert made_by(data, store, model) == 5
+    weight = max(model.networks[network].parameters(), key=lambda parameter: parameter.numel())
+    with torch.no_grad():
+        weight.view(-1)[weight.numel() // 2 + 1] += 0.001
+    assert made_by(data, store, model) == made
+
+
+def test_a_cut_cache_file_is_made_again_with_the_same_numbers(tmp_path: Path) -> None:
+    data, store = make_set(tmp_path / "set"), tmp_path / "cache"
+    task = task_on(data, cache_at=store)
+    task.prepare()
+    before = drawn(task)
+    for path in files(store):
+        path.write_bytes(path.read_bytes()[:-8])
+    again = task_on(data, cache_at=store)
+    again.prepare()
+    assert again.cache.made == 5 and same(drawn(again), before)
+
+
+# captions, flips and crops together with the cache
+
+
+def texts_of(task: Any, steps: int = 40) -> list[bytes]:
+    return [row.numpy().tobytes() for step in range(steps) for row in drawn(task, step)["text.encoder_hidden_states"]]
+
+
+def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": "one, two, three, four, five, six"})
+    said = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
+    with counted(shared_model()) as calls:
+        task = task_on(data, **said)
+        task.prepare()
+        assert len(task.captions[0]) == 4 and calls["text_encoder"] == 5
+        seen = {drawn(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)}
+        assert calls["text_encoder"] == 5, "no step encodes"
+    assert len(seen) == 4, "every variant is shown"
+    assert all(text.startswith("one, two, ") for text in task.captions[0])
+    assert {tuple(sorted(text.split(", "))) for text in task.captions[0]} == {
+        ("five", "four", "one", "six", "three", "two")
+    }
+
+
+def test_dropped_captions_are_the_empty_one(tmp_path: Path) -> None:
+    task = task_on(make_set(tmp_path / "set"), caption_dropout=0.5)
+    empty = task._text("")["encoder_hidden_states"].numpy().tobytes()
+    seen = texts_of(task)
+    share = seen.count(empty) / len(seen)
+    assert 0.3 < share < 0.7 and len(set(seen)) == 3
+    every = texts_of(task_on(make_set(tmp_path / "set"), caption_dropout=1.0), 3)
+    assert set(every) == {empty}
+    assert empty not in texts_of(task_on(make_set(tmp_path / "set")), 10)
+
+
+def test_flips_are_cached_and_mirror_the_picture(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
+    task = task_on(data, flip=True, batch_size=1)
+    with counted(shared_model()) as calls:
+        task.prepare()
+        assert calls["vae"] == 2
+        seen = {drawn(task, step, (0,))["facts"].numpy().tobytes() for step in range(20)}
+        shown = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
+        assert calls["vae"] == 2 and len(shown) == 2 and len(seen) == 1
+    mirrored = picture(0).transpose(0)
+    mirrored.save(data / "a.png")
+    other = task_on(data)
+    assert torch.equal(other._latents(0, False, 0)["mean"], task._latents(0, True, 0)["mean"])
+
+
+def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]}, size=(160, 64))
+    task = task_on(data, crop="random", flip=True, buckets=False, batch_size=1)
+    with counted(shared_model()) as calls:
+        task.prepare()
+        made = calls["vae"]
+        facts = [drawn(task, step, (0,))["facts"][0] for step in range(60)]
+        assert calls["vae"] == made
+    lefts = {int(each[3]) for each in facts}
+    assert 2 <= len(lefts) <= 8 and all(0 <= left <= 96 for left in lefts)
+    assert {(int(each[0]), int(each[1]), int(each[4]), int(each[5])) for each in facts} == {(64, 160, 64, 64)}
+    for crop in range(1, 5):  # where a mirrored picture is cut is counted from its other side
+        plain, mirrored = (int(task._latents(0, flip, crop)["facts"][3]) for flip in (False, True))
+        assert plain + mirrored == 160 - 64

@@ -1,0 +1,232 @@
+"""Checkpoints: whole or not there, read back bit for bit, and never the last good one lost."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inweave.errors import ConfigError, FormatError
+from inweave.training.checkpoint import store as checkpoint
+from inweave.training.checkpoint.store import State, alone, checkpoints, load_state, named, newest, save_state, tidy
+
+
+def state(step: int, fill: float = 0.0) -> State:
+    draw = torch.Generator().manual_seed(step)
+    flat = torch.randn(512, generator=draw) + fill
+    tensors = {
+        "values.a": flat[:6].view(2, 3),  # views of one buffer, as a run has them
+        "values.b": flat[64:70],
+        "optimizer.codes": torch.randint(256, (32,), generator=draw, dtype=torch.uint8),
+        "half": torch.randn(5, generator=draw).to(torch.bfloat16),
+        "special": torch.tensor([float("nan"), -0.0, float("inf")]),
+        "count": torch.tensor(step),
+    }
+    return State(step, tensors, {"config": {"rank": 4, "name": "ö"}, "data": "x"})
+
+
+def bits(found: State) -> dict[str, bytes]:
+    return {
+        name: value.contiguous().flatten().view(torch.uint8).numpy().tobytes() for name, value in found.tensors.items()
+    }
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_every_bit_comes_back(tmp_path: Path) -> None:
+    place = save_state(tmp_path, state(7), keep=1)
+    found = load_state(place)
+    assert place.name == "step-000007" and found.step == 7 and bits(found) == bits(state(7))
+    assert {name: value.dtype for name, value in found.tensors.items()} == {
+        n: v.dtype for n, v in state(7).tensors.items()
+    }
+    assert found.facts["config"] == {"rank": 4, "name": "ö"} and names(tmp_path) == ["step-000007"]
+
+
+def test_the_last_ones_are_kept_and_none_means_all(tmp_path: Path) -> None:
+    for step in (1, 2, 30, 4):
+        save_state(tmp_path, state(step), keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-000030", "step-000004"]
+    for step in range(50, 56):
+        save_state(tmp_path, state(step), keep=0)
+    assert len(checkpoints(tmp_path)) == 8
+
+
+def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: Path) -> None:
+    save_state(tmp_path, state(5), keep=1)
+    (tmp_path / "step-000005" / "state.safetensors").write_bytes(b"")
+    save_state(tmp_path, state(3), keep=1)
+    found, told = newest(tmp_path)
+    assert found is not None and found.step == 3 and "step-000005" in told[0]
+
+
+def test_one_written_again_takes_the_place_of_the_other(tmp_path: Path) -> None:
+    save_state(tmp_path, state(3), keep=1)
+    place = save_state(tmp_path, state(3, fill=1.0), keep=1)
+    assert bits(load_state(place)) == bits(state(3, fill=1.0)) and names(tmp_path) == ["step-000003"]
+
+
+def cut(place: Path) -> None:
+    file = place / "state.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def flipped(place: Path) -> None:
+    file = place / "state.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+
+
+def changed(**facts: Any) -> Callable[[Path], None]:
+    def change(place: Path) -> None:
+        file = place / "state.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut short": cut,
+    "a bit flipped": flipped,
+    "no tensors": lambda place: (place / "state.safetensors").unlink(),
+    "empty tensors": lambda place: (place / "state.safetensors").write_bytes(b""),
+    "cut facts": lambda place: (place / "state.json").write_text('{"step": 3, "ver'),
+    "no facts": lambda place: (place / "state.json").unlink(),
+    "a list": lambda place: (place / "state.json").write_text("[3]"),
+    "deep": lambda place: (place / "state.json").write_text("[" * 100_000),
+    "another version": changed(version=99),
+    "no step": changed(step=None),
+    "another's tensors": lambda place: (
+        shutil.copy(place.parent / "step-000002" / "state.safetensors", place / "state.safetensors") and None
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_one_is_passed_over_for_the_one_before(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_state(tmp_path, state(step), keep=3)
+    damage(tmp_path / "step-000003")
+    found, told = newest(tmp_path)
+    assert found is not None and found.step == 2 and bits(found) == bits(state(2))
+    assert all("step-000003" in text for text in told)
+    with pytest.raises(FormatError, match="step-000003"):
+        named(tmp_path / "step-000003")
+    save_state(
+        tmp_path, state(3), keep=1
+    )  # the run comes by again: what was damaged is good now, and may replace the rest
+    again, told = newest(tmp_path)
+    assert again is not None and bits(again) == bits(state(3)) and not told
+    assert names(tmp_path) == ["step-000003"]
+
+
+def test_without_a_good_one_all_are_named(tmp_path: Path) -> None:
+    assert newest(tmp_path) == (None, []) and newest(tmp_path / "none") == (None, [])
+    for step in (1, 2):
+        save_state(tmp_path, state(step), keep=2)
+        cut(tmp_path / f"step-00000{step}")
+    with pytest.raises(FormatError, match=r"none of the checkpoints can be read:\n.*step-000002.*\n.*step-000001"):
+        newest(tmp_path)
+
+
+class Died(BaseException):
+    """Ends the process in the middle of something."""
+
+
+@pytest.fixture
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """From now on the n-th thing that touches the disk is the last."""
+
+    def after(count: int) -> None:
+        left = itertools.count(count, -1)
+
+        def wrapped(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+            def touched(*arguments: Any, **options: Any) -> Any:
+                if next(left) <= 0:
+                    if name == "save_file":
+                        Path(arguments[1]).write_bytes(b"\x10\0\0\0\0\0\0\0half a head")
+                    raise Died
+                return work(*arguments, **options)
+
+            return touched
+
+        monkeypatch.setattr(checkpoint, "_flush", wrapped("_flush", checkpoint._flush))
+        monkeypatch.setattr(checkpoint, "save_file", wrapped("save_file", checkpoint.save_file))
+        monkeypatch.setattr(Path, "rename", wrapped("rename", Path.rename))
+        monkeypatch.setattr(Path, "write_text", wrapped("write_text", Path.write_text))
+        monkeypatch.setattr(checkpoint.shutil, "rmtree", wrapped("rmtree", shutil.rmtree))
+
+    yield after
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["new", "in the place of another"])
+def test_a_death_at_any_moment_leaves_the_one_before_or_the_new_one(
+    again: bool, tmp_path: Path, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with one checkpoint kept, and where the new one replaces the only one there is."""
+    seen = set()
+    for count in range(30):
+        folder = tmp_path / str(count)
+        before, after = state(5), state(5, fill=1.0) if again else state(6)
+        save_state(folder, before, keep=1)
+        with monkeypatch.context():
+            dying(count)
+            try:
+                save_state(folder, after, keep=1)
+                died = False
+            except Died:
+                died = True
+            monkeypatch.undo()
+        tidy(folder)
+        found, told = newest(folder)
+        assert found is not None and not told and bits(found) in (bits(before), bits(after))
+        assert all(name.startswith("step-") for name in names(folder)), "nothing is left behind"
+        save_state(folder, state(7), keep=1)
+        assert names(folder) == ["step-000007"]
+        seen.add(bits(found) == bits(after))
+        if not died:
+            break
+    assert count >= 8 and seen == {False, True}
+
+
+def test_leftovers_of_other_kinds_go_and_nothing_else_does(tmp_path: Path) -> None:
+    save_state(tmp_path, state(1), keep=1)
+    shutil.copytree(tmp_path / "step-000001", tmp_path / ".step-000001.part")
+    (tmp_path / ".step-000002.part").mkdir()
+    (tmp_path / ".step-000003.12345").mkdir()
+    (tmp_path / "notes").mkdir()
+    tidy(tmp_path)
+    assert names(tmp_path) == ["notes", "step-000001"]
+    tidy(tmp_path / "none")
+
+
+def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_state(tmp_path, state(1), keep=1)
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(FormatError, match=r"step-000002: the checkpoint could not be written: No space left"):
+        save_state(tmp_path, state(2), keep=1)
+    assert names(tmp_path) == ["step-000001"] and load_state(tmp_path / "step-000001").step == 1
+
+
+def test_the_lock_is_one_processes_and_ends_with_it(tmp_path: Path) -> None:
+    held = alone(tmp_path / "s")
+    with pytest.raises(ConfigError, match="another process"):
+        alone(tmp_path / "s")
+    held.close()
+    alone(tmp_path / "s").close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output: .* cannot be written to"):
+        alone(tmp_path / "file" / "s")

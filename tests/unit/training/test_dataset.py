@@ -1,0 +1,478 @@
+"""Sets on disk, in every layout: what is found, what is refused, and what is said about the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from inweave.errors import ConfigError, FormatError
+from inweave.training.data.reader import OFF, Dataset, Subset, noted, read_dataset, within
+
+
+def picture(path: Path, size: tuple[int, int] = (12, 8), colour: Any = None, mode: str = "RGB", **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shade = sum(path.name.encode("utf-8", "surrogateescape")) % 251
+    Image.new(mode, size, colour if colour is not None else (shade, size[0] % 256, 7)).save(path, **options)
+    return path
+
+
+def captioned(path: Path, text: str = "a cat", **options: Any) -> Path:
+    picture(path, **options)
+    path.with_suffix(".txt").write_text(text)
+    return path
+
+
+def names(dataset: Dataset) -> list[str]:
+    return [example.path.name for example in dataset.examples]
+
+
+def toml(folder: Path, text: str) -> Path:
+    file = folder / "set.toml"
+    file.write_text(text)
+    return file
+
+
+def test_a_folder_of_pictures(tmp_path: Path) -> None:
+    captioned(tmp_path / "b.PNG", "one\ntwo\n", size=(20, 10))
+    captioned(tmp_path / "a.jpg")
+    picture(tmp_path / "c.webp").with_suffix(".caption").write_text("by .caption")
+    picture(tmp_path / "d.bmp")
+    (tmp_path / "notes.md").write_text("no picture")
+    dataset = read_dataset(tmp_path)
+    assert names(dataset) == ["a.jpg", "b.PNG", "c.webp", "d.bmp"]
+    assert [example.captions for example in dataset.examples] == [("a cat",), ("one", "two"), ("by .caption",), ()]
+    assert dataset.examples[1].size == (20, 10)
+    assert all(e.repeats == 1 and not e.regularisation and e.mask is None for e in dataset.examples)
+    assert [path.name for path in dataset.report.uncaptioned] == ["d.bmp"]
+    assert dataset.examples[0].folder == tmp_path.name
+
+
+def test_a_caption_for_all_fills_only_what_is_missing(tmp_path: Path) -> None:
+    captioned(tmp_path / "a.png", "own")
+    picture(tmp_path / "b.png")
+    picture(tmp_path / "reg" / "c.png")
+    found = read_dataset(tmp_path, caption="given")
+    assert [example.captions for example in found.examples] == [("own",), ("given",), ()]
+
+
+def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
+    picture(tmp_path / "10_sks dog" / "a.png")
+    captioned(tmp_path / "10_sks dog" / "b.png", "from the file")
+    picture(tmp_path / "3_cat" / "c.png")
+    picture(tmp_path / "0_never" / "d.png")
+    picture(tmp_path / "other" / "e.png")
+    (tmp_path / "logs").mkdir()
+    dataset = read_dataset(tmp_path)
+    assert [(e.path.name, e.repeats, e.captions, e.folder) for e in dataset.examples] == [
+        ("a.png", 10, ("sks dog",), "10_sks dog"),
+        ("b.png", 10, ("from the file",), "10_sks dog"),
+        ("c.png", 3, ("cat",), "3_cat"),
+    ]
+    assert [path.name for path in dataset.report.ignored] == ["0_never", "other"]
+
+
+def test_regularisation_pictures_lie_in_reg(tmp_path: Path) -> None:
+    captioned(tmp_path / "a.png")
+    picture(tmp_path / "reg" / "2_dog" / "r.png")
+    captioned(tmp_path / "reg" / "s.png", "any dog")
+    picture(tmp_path / "reg" / "reg" / "t.png")
+    dataset = read_dataset(tmp_path)
+    assert [(e.path.name, e.regularisation, e.repeats, e.captions) for e in dataset.examples] == [
+        ("a.png", False, 1, ("a cat",)),
+        ("s.png", True, 1, ("any dog",)),
+        ("r.png", True, 2, ("dog",)),
+    ]
+    assert [path.name for path in dataset.report.ignored] == ["reg"]
+    with pytest.raises(ConfigError, match="only regularisation pictures"):
+        (tmp_path / "a.png").unlink()
+        read_dataset(tmp_path)
+
+
+def test_metadata_says_what_belongs_to_the_set(tmp_path: Path) -> None:
+    picture(tmp_path / "images" / "a.png")
+    captioned(tmp_path / "b.png", "beside, not asked")
+    picture(tmp_path / "c.png")
+    rows = ['{"file_name": "images/a.png", "text": "A"}', '{"file_name": "b.png", "caption": ["B", "B2"]}']
+    (tmp_path / "metadata.jsonl").write_text("\n".join(rows))
+    dataset = read_dataset(tmp_path)
+    assert [(e.path.name, e.captions) for e in dataset.examples] == [("a.png", ("A",)), ("b.png", ("B", "B2"))]
+    assert [path.name for path in dataset.report.ignored] == ["c.png"]
+    with (tmp_path / "metadata.jsonl").open("a") as file:
+        file.write('\n{"file_name": "missing.png", "text": "x"}\nnonsense')
+    with pytest.raises(FormatError) as caught:
+        read_dataset(tmp_path)
+    assert "missing.png" in str(caught.value) and "line 4 is no JSON" in str(caught.value)
+    skipped = read_dataset(tmp_path, skip_bad=True)
+    assert len(skipped.examples) == 2 and len(skipped.report.unreadable) == 2
+
+
+def test_a_dataset_file_inherits_downwards(tmp_path: Path) -> None:
+    picture(tmp_path / "x" / "a.png").with_suffix(".cap").write_text("from cap")
+    picture(tmp_path / "x" / "b.png")
+    picture(tmp_path / "y" / "c.png")
+    picture(tmp_path / "y" / "d.png", mode="RGBA", colour=(1, 2, 3, 4))
+    file = toml(
+        tmp_path,
+        """
+        [general]
+        shuffle_caption = true
+        keep_tokens = 1
+        caption_extension = "cap"
+        resolution = 512
+        flip_aug = true
+        [[datasets]]
+        resolution = [640, 512]
+        batch_size = 4
+        keep_tokens = 2
+        enable_bucket = true
+        min_bucket_reso = 128
+        max_bucket_reso = 1024
+        bucket_reso_steps = 32
+        bucket_no_upscale = true
+          [[datasets.subsets]]
+          image_dir = "x"
+          num_repeats = 5
+          class_tokens = "sks cat"
+          keep_tokens = 3
+          caption_prefix = "p"
+          caption_suffix = "s"
+          caption_dropout_rate = 0.1
+          [[datasets.subsets]]
+          image_dir = "y"
+          is_reg = true
+          class_tokens = "cat"
+          flip_aug = false
+          random_crop = true
+          alpha_mask = true
+        [[datasets]]
+          [[datasets.subsets]]
+          image_dir = "x"
+        """,
+    )
+    dataset = read_dataset(file, settings=Subset(tag_dropout=0.25, keep_tokens=9))
+    a, b, c, d, again, bare = dataset.examples
+    assert (a.captions, b.captions, c.captions) == (("from cap",), ("sks cat",), ("cat",))
+    assert (a.repeats, c.repeats, again.repeats) == (5, 1, 1)
+    assert (a.regularisation, c.regularisation) == (False, True)
+    assert (c.mask, d.mask) == (None, "alpha")
+    first = a.subset
+    assert (first.shuffle_tags, first.keep_tokens, first.prefix, first.suffix) == (True, 3, "p", "s")
+    assert (first.caption_dropout, first.tag_dropout, first.flip) == (0.1, 0.25, True)
+    assert (first.resolution, first.batch_size, first.bucketed, first.upscale) == ((640, 512), 4, True, False)
+    assert (first.bucket_minimum, first.bucket_maximum, first.bucket_step) == (128, 1024, 32)
+    assert (c.subset.keep_tokens, c.subset.flip, c.subset.random_crop, c.subset.prefix) == (2, False, True, "")
+    assert (again.subset.keep_tokens, again.subset.resolution, again.subset.batch_size) == (1, (512, 512), None)
+    assert again.path == a.path and bare.captions == ()
+    assert dataset.report.duplicates == ()  # one file in two resolutions is no duplicate
+
+
+def test_all_problems_of_a_dataset_file_come_at_once(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "10_cat").mkdir(parents=True)
+    file = toml(
+        tmp_path,
+        """
+        [generl]
+        [general]
+        keep_token = 1
+        is_reg = true
+        [[datasets]]
+        batch_size = 0
+        shuffle_caption = 1
+          [[datasets.subsets]]
+          image_dir = "nowhere"
+          resolution = 512
+          [[datasets.subsets]]
+          num_repeats = "ten"
+          caption_dropout_rate = 1.5
+          [[datasets.subsets]]
+          image_dir = "empty"
+          zzz = 1
+        [[datasets]]
+        """,
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_dataset(file)
+    problems = "\n".join(caught.value.problems)
+    for part in (
+        "generl: there is no such table",
+        "general.keep_token: there is no such setting; did you mean 'keep_tokens'?",
+        "general.is_reg: belongs into [[datasets.subsets]]",
+        "datasets[0].batch_size: expected a whole number of 1 or more, got 0",
+        "datasets[0].shuffle_caption: expected true or false, got 1",
+        "datasets[0].subsets[0].image_dir: expected the path of a folder, and 'nowhere' is none",
+        "datasets[0].subsets[0].resolution: belongs into [general] or [[datasets]]",
+        "datasets[0].subsets[1].num_repeats: expected a whole number of 1 or more, got 'ten'",
+        "datasets[0].subsets[1].caption_dropout_rate: expected a number from 0 to 1, got 1.5",
+        "datasets[0].subsets[1].image_dir: expected the path of a folder, and None is none",
+        "datasets[0].subsets[2].zzz: there is no such setting; known are num_repeats",
+        "has sub-folders (10_cat)",
+        "datasets[1].subsets: expected [[datasets.subsets]] tables, got None",
+    ):
+        assert part in problems, problems
+    assert len(caught.value.problems) == 13
+    assert all(problem.startswith(str(file)) for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("text", ["[general", "general = 3", "datasets = 3", ""])
+def test_files_that_are_no_dataset_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises((ConfigError, FormatError), match=r"set\.toml"):
+        read_dataset(toml(tmp_path, text))
+
+
+def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
+    captioned(tmp_path / "a.jpg")
+    picture(tmp_path / "a-masklabel.png", mode="L", colour=9)
+    captioned(tmp_path / "b.png", mode="RGBA", colour=(1, 2, 3, 4))
+    captioned(tmp_path / "c.png", mode="RGB")
+    picture(tmp_path / "gone-masklabel.png", mode="L", colour=8)
+    dataset = read_dataset(tmp_path)
+    assert [example.mask for example in dataset.examples] == [tmp_path / "a-masklabel.png", None, None]
+    assert [path.name for path in dataset.report.ignored] == ["gone-masklabel.png"]
+    asked = read_dataset(tmp_path, settings=Subset(alpha_mask=True))
+    assert [example.mask for example in asked.examples] == [tmp_path / "a-masklabel.png", "alpha", None]
+    (tmp_path / "a-masklabel.png").write_bytes(b"broken")
+    with pytest.raises(FormatError, match=r"a-masklabel\.png"):
+        read_dataset(tmp_path)
+    assert names(read_dataset(tmp_path, skip_bad=True)) == ["b.png", "c.png"]
+
+
+def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", colour: Any = None) -> Path:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return picture(path, size, colour, mode, exif=exif)
+
+
+@pytest.mark.parametrize(
+    ("mask", "picture_size", "fits"),
+    [
+        ((6, 4), (12, 8), True),
+        ((240, 160), (12, 8), True),
+        ((333, 250), (1000, 750), True),  # 333.3
+        ((333, 249), (1000, 750), True),
+        ((1000, 757), (1000, 750), True),
+        ((1000, 758), (1000, 750), False),
+        ((100, 11), (1000, 100), False),
+        ((8, 12), (12, 8), False),
+        ((64, 64), (128, 96), False),
+    ],
+)
+def test_a_mask_has_the_shape_of_its_picture(
+    mask: tuple[int, int], picture_size: tuple[int, int], fits: bool, tmp_path: Path
+) -> None:
+    captioned(tmp_path / "a.png", size=picture_size)
+    captioned(tmp_path / "b.png")
+    picture(tmp_path / "a-masklabel.png", mask, 255, "L")
+    if fits:
+        (a, _) = read_dataset(tmp_path).examples
+        assert (a.mask, a.mask_turn, a.mask_black) == (tmp_path / "a-masklabel.png", 1, False)
+        return
+    told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the picture {picture_size[0]}x{picture_size[1]}"
+    with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {told}"):
+        read_dataset(tmp_path)
+    skipped = read_dataset(tmp_path, skip_bad=True)
+    assert names(skipped) == ["b.png"]
+    ((path, why),) = skipped.report.unreadable
+    assert path.name == "a.png" and told in why
+
+
+def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
+    for name, orientation in (("a", 6), ("b", 8), ("c", 6), ("d", 3), ("e", 1)):
+        turned(tmp_path / f"{name}.jpg", (12, 8), orientation)
+    for name, size in (("a", (12, 8)), ("b", (8, 12)), ("d", (12, 8))):
+        picture(tmp_path / f"{name}-masklabel.png", size, 255, "L")
+    turned(tmp_path / "c-masklabel.png", (12, 8), 8, "L", 255)
+    turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
+    found = read_dataset(tmp_path, caption="x")
+    # as stored; upright already; turned by its own word; the size does not say; turned though the picture is not
+    assert [example.mask_turn for example in found.examples] == [6, 1, 8, 1, 6]
+    assert [path.name for path in found.report.upright_masks] == ["d-masklabel.png"]
+    picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
+    with pytest.raises(FormatError, match=r"is 6x4 and the picture 8x12 once upright \(12x8 in its file\)"):
+        read_dataset(tmp_path, caption="x")
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_orientations_that_mean_nothing_turn_nothing(orientation: int, tmp_path: Path) -> None:
+    turned(tmp_path / "a.jpg", (12, 8), orientation)
+    picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
+    found = read_dataset(tmp_path, caption="x")
+    assert (found.examples[0].size, found.examples[0].mask_turn) == ((12, 8), 1) and not found.report.upright_masks
+
+
+def test_black_masks_are_known(tmp_path: Path) -> None:
+    for name in "abc":
+        captioned(tmp_path / f"{name}.png")
+    captioned(tmp_path / "d.png", mode="RGBA", colour=(9, 9, 9, 0))
+    captioned(tmp_path / "e.png", mode="RGBA", colour=(9, 9, 9, 1))
+    picture(tmp_path / "a-masklabel.png", colour=0, mode="L")
+    picture(tmp_path / "b-masklabel.png", colour=255, mode="I;16")  # of 65535: nothing in 8 bits
+    picture(tmp_path / "c-masklabel.png", colour=1, mode="L")
+    found = read_dataset(tmp_path, settings=Subset(alpha_mask=True))
+    assert [example.mask_black for example in found.examples] == [True, True, False, True, False]
+    assert not any(example.mask_black for example in read_dataset(tmp_path).examples[3:]), "alpha was not asked for"
+
+
+def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
+    captioned(tmp_path / "10_cat" / "a.png")
+    captioned(tmp_path / "b.JPG")
+    (tmp_path / "b.JPG.txt").write_text("also asked for")
+    for name in ("c.GIF", "c.txt", "10_cat/d.heic", "d.tiff", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
+        (tmp_path / name).write_bytes(b"")
+    picture(tmp_path / "10_cat" / "more" / "e.png")
+    picture(tmp_path / "10_cat" / "more" / "again" / "e.png")
+    picture(tmp_path / "raw" / "one" / "f.png")
+    (tmp_path / "raw" / "two" / "three").mkdir(parents=True)
+    (tmp_path / "raw" / "two" / "three" / "g.psd").write_bytes(b"")
+    (tmp_path / "raw" / "notes").mkdir()
+    picture(tmp_path / "raw" / ".thumbs" / "f.png")
+
+    def below(paths: tuple[Path, ...]) -> set[str]:
+        return {path.relative_to(tmp_path).as_posix() for path in paths}
+
+    report = read_dataset(tmp_path).report
+    assert below(report.formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
+    assert below(report.orphans) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its picture
+    assert below(report.ignored) == {"x-masklabel.PNG", "10_cat/more", "raw/one", "raw/two/three"}
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.JPG", "text": "B"}')
+    report = read_dataset(tmp_path).report
+    assert (below(report.formats), report.orphans) == ({"c.GIF", "d.tiff"}, ())
+
+
+def test_folders_with_tables_of_their_own_are_part_of_the_set(tmp_path: Path) -> None:
+    captioned(tmp_path / "x" / "a.png")
+    captioned(tmp_path / "x" / "y" / "b.png")
+    captioned(tmp_path / "x" / "y" / "z" / "c.png")
+    file = toml(
+        tmp_path, '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\n[[datasets.subsets]]\nimage_dir = "x/y"\n'
+    )
+    report = read_dataset(file).report
+    assert report.ignored == (tmp_path / "x" / "y" / "z",)
+
+
+def test_a_table_has_its_own_word_or_none(tmp_path: Path) -> None:
+    captioned(tmp_path / "x" / "a.png")
+    tables = "[general]\nflip_aug = false\n[[datasets]]\nkeep_tokens = 0\n[[datasets.subsets]]\nimage_dir = 'x'\n"
+    said = 'caption_dropout_rate = 0.0\nshuffle_caption = false\ncaption_separator = ","\n'
+    ((example,), (plain,)) = (read_dataset(place).examples for place in (toml(tmp_path, tables + said), tmp_path / "x"))
+    run: dict[str, Any] = {
+        "shuffle_tags": True, "keep_tokens": 3, "separator": ";", "caption_dropout": 0.5, "tag_dropout": 0.25,
+        "flip": True, "random_crop": True,
+    }  # fmt: skip
+    own = {"shuffle_tags": False, "keep_tokens": 0, "separator": ",", "caption_dropout": 0.0, "flip": False}
+    settled, left = within(example.subset, run), within(plain.subset, run)
+    assert {name: getattr(settled, name) for name in run} == run | own
+    assert {name: getattr(left, name) for name in run} == run
+    assert {name: value for name, value in noted(plain.subset, run).items() if name in OFF} == OFF
+    assert noted(example.subset, run) == noted(plain.subset, run) | {"less": own}
+    assert noted(example.subset, OFF) == noted(plain.subset, OFF), "nothing is other than it was"
+    assert noted(Subset(keep_tokens=2, separator="#"), run)["less"] == {"keep_tokens": 2}
+
+
+def test_sizes_and_hashes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
+    image = Image.new("RGB", (4, 2))
+    image.putdata([(n, 0, 0) for n in range(8)])
+    turned = image.transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 270 degrees
+    turned.save(tmp_path / "a.png", exif=exif)
+    image.save(tmp_path / "b.bmp")
+    image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(tmp_path / "c.png")
+    dataset = read_dataset(tmp_path, caption="x")
+    assert [example.size for example in dataset.examples] == [(4, 2), (4, 2), (4, 2)]
+    a, b, c = (example.sha256 for example in dataset.examples)
+    assert a == b != c
+    assert [[path.name for path in group] for group in dataset.report.duplicates] == [["a.png", "b.bmp"]]
+
+
+def test_deep_pictures_and_palettes_are_read(tmp_path: Path) -> None:
+    Image.new("I;16", (3, 3), 256).save(tmp_path / "a.png")
+    Image.new("I;16", (3, 3), 511).save(tmp_path / "b.png")
+    Image.new("P", (3, 3)).save(tmp_path / "c.png", transparency=0)
+    Image.new("CMYK", (3, 3)).save(tmp_path / "d.jpg")
+    dataset = read_dataset(tmp_path, caption="x", settings=Subset(alpha_mask=True))
+    assert len({example.sha256 for example in dataset.examples}) == 4
+    assert [example.mask for example in dataset.examples] == [None, None, "alpha", None]
+
+
+def test_unreadable_files_are_all_named_or_skipped(tmp_path: Path) -> None:
+    whole = captioned(tmp_path / "good.png", size=(64, 64))
+    cut = captioned(tmp_path / "cut.jpg", size=(64, 64))
+    cut.write_bytes(cut.read_bytes()[:-200])
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "text.webp").write_text("no picture")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    picture(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9")
+    bad = {"cut.jpg", "empty.png", "text.webp", "gone.png", "loop.png", "latin.png"}
+    with pytest.raises(FormatError) as caught:
+        read_dataset(tmp_path)
+    assert all(name in str(caught.value) for name in bad) and "6 files" in str(caught.value)
+    assert "good.png" not in str(caught.value)
+    dataset = read_dataset(tmp_path, skip_bad=True)
+    assert [example.path for example in dataset.examples] == [whole]
+    assert {path.name for path, _ in dataset.report.unreadable} == bad
+    assert all(why for _, why in dataset.report.unreadable)
+    whole.write_bytes(b"")
+    with pytest.raises(ConfigError, match="none that can be read"):
+        read_dataset(tmp_path, skip_bad=True)
+
+
+def test_many_unreadable_files_are_counted(tmp_path: Path) -> None:
+    for number in range(25):
+        (tmp_path / f"{number:02}.png").write_bytes(b"")
+    with pytest.raises(FormatError, match="25 files") as caught:
+        read_dataset(tmp_path)
+    assert "19.png" in str(caught.value) and "20.png" not in str(caught.value) and "and 5 more" in str(caught.value)
+
+
+def test_hidden_files_loops_and_odd_names(tmp_path: Path) -> None:
+    captioned(tmp_path / "ok.png")
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    (tmp_path / "._ok.png").write_bytes(b"x")
+    picture(tmp_path / ".cache" / "x.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "5_loop").symlink_to(tmp_path / "5_loop")
+    (tmp_path / "reg").symlink_to(tmp_path)
+    (tmp_path / "99999999999_x").mkdir()
+    captioned(tmp_path / "a b'\n{}ü.png")
+    dataset = read_dataset(tmp_path)
+    assert sorted(names(dataset)[:2]) == ["a b'\n{}ü.png", "ok.png"]
+    assert [example.regularisation for example in dataset.examples] == [False, False, True, True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+def test_names_that_are_no_text_can_be_read_and_printed(tmp_path: Path) -> None:
+    name = os.fsdecode(b"bad\xff.png")
+    captioned(tmp_path / name)
+    assert len(read_dataset(tmp_path).examples) == 1
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FormatError) as caught:
+        read_dataset(tmp_path)
+    assert "bad\\udcff.png" in str(caught.value).encode().decode()
+
+
+def test_nothing_to_train_on_says_what_was_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a folder of pictures or a dataset \.toml"):
+        read_dataset(tmp_path / "nowhere")
+    (tmp_path / "a.gif").write_bytes(b"")
+    picture(tmp_path / "deep" / "a.png")
+    with pytest.raises(ConfigError, match=r"no pictures.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
+        read_dataset(tmp_path)
+    picture(tmp_path / "a.png").with_suffix(".caption").write_text("x")
+    with pytest.raises(ConfigError, match=r"none of 1 pictures has a caption; looked for \.txt, \.md files"):
+        read_dataset(tmp_path, caption_extensions=("txt", ".md"))
+    assert read_dataset(tmp_path, caption_extensions=("caption",)).examples[0].captions == ("x",)
+    assert read_dataset(tmp_path, caption="y", caption_extensions=()).examples[0].captions == ("y",)
+
+
+def test_torch_is_not_needed() -> None:
+    program = (
+        "import sys, inweave.training.data.report, inweave.training.data.reader; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,197 @@
+"""The report of a set: every number counted by hand, and the order it is counted from is that of the run."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from inweave.errors import ConfigError
+from inweave.training.data.buckets import Bucket, Rules
+from inweave.training.data.reader import Dataset, Example, ReadReport, Subset, read_dataset
+from inweave.training.data.report import arrange, check_dataset
+
+RULES = Rules(128, 32, 64, 256)
+
+
+def example(
+    name: str, size: tuple[int, int], repeats: int = 1, prior: bool = False, subset: Subset | None = None
+) -> Example:
+    return Example(Path(name), ("a cat",), repeats, size, None, prior, name, subset or Subset(), "f")
+
+
+def dataset(*examples: Example) -> Dataset:
+    return Dataset(examples, ReadReport())
+
+
+def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
+    sizes = {"a": (128, 128), "b": (256, 256), "c": (400, 100), "d": (40, 40), "e": (160, 96), "f": (1000, 128)}
+    (tmp_path / "2_cat").mkdir()
+    for number, (name, size) in enumerate(sizes.items()):
+        Image.new("RGB", size, (number, 0, 0)).save(tmp_path / "2_cat" / f"{name}.png")
+    (tmp_path / "2_cat" / "a.txt").write_text("one\ntwo")
+    Image.new("L", (128, 128), 3).save(tmp_path / "2_cat" / "a-masklabel.png")
+    Image.new("RGB", (128, 128), (0, 0, 0)).save(tmp_path / "2_cat" / "copy.bmp")
+    (tmp_path / "reg").mkdir()
+    Image.new("RGB", (128, 128), (99, 0, 0)).save(tmp_path / "reg" / "r.png")
+    (tmp_path / "2_cat" / "z.png").write_bytes(b"broken")
+    found = read_dataset(tmp_path, skip_bad=True)
+    report = check_dataset(found, RULES, batch_size=2, accumulation=2, epochs=3)
+    assert (report.pictures, report.regularisation, report.repeated, report.masks) == (8, 1, 15, 1)
+    assert (report.captions, report.several_captions) == (8, 1)
+    assert report.buckets == {"128x128": 5, "160x96": 1, "256x64": 2}
+    assert report.enlarged == 1  # d
+    # c: 400x100 is as wide as its bucket; f: 1000x128 keeps 512 of 1000
+    assert (report.cropped_10, report.cropped_25) == (1, 1)
+    # 128x128: 4 of 2 repeats and one of 1 -> 5 batches; 160x96: 1; 256x64: 2
+    assert (report.batches_per_epoch, report.steps_per_epoch, report.total_steps) == (8, 4, 12)
+    assert [Path(name).name for name in report.uncaptioned] == ["r.png"]
+    assert [[Path(name).name for name in group] for group in report.duplicates] == [["a.png", "copy.bmp"]]
+    assert [Path(name).name for name in report.unreadable] == ["z.png"]
+    assert json.loads(json.dumps(report.as_dict()))["buckets"] == report.buckets
+    told = "\n".join(report.lines())
+    for part in (
+        "8 pictures, 15 in an epoch with repeats; 1 of them for regularisation; 1 with masks",
+        "128x128 (5), 160x96 (1), 256x64 (2)",
+        "4 an epoch of 8 batches, 12 in all",
+        "1 lose more than 10 %",
+        "enlarged to fill their bucket: 1",
+        "a.png = ",
+        "z.png (",
+        "without a caption: 1: ",
+    ):
+        assert part in told, told
+
+
+def test_steps_round_up_over_the_whole_run_and_not_in_every_epoch() -> None:
+    five = dataset(*(example(f"{n}", (128, 128)) for n in range(5)))
+    report = check_dataset(five, RULES, accumulation=2, epochs=4)
+    assert (report.steps_per_epoch, report.total_steps) == (3, 10)
+    assert check_dataset(five, RULES, accumulation=2, steps=7).total_steps == 7
+
+
+def test_small_pictures_where_nothing_is_enlarged() -> None:
+    some = dataset(example("tiny", (20, 200)), example("small", (70, 70)), example("fine", (300, 300)))
+    report = check_dataset(some, Rules(128, 32, 64, 256, upscale=False), epochs=1)
+    assert (report.too_small, report.own_bucket, report.enlarged) == (["tiny"], ["small"], 0)
+    assert report.buckets == {"64x64": 1, "128x128": 1}
+    assert (report.pictures, report.repeated, report.batches_per_epoch) == (3, 2, 2)
+    told = "\n".join(report.lines())
+    assert "too small for any bucket, left out: 1: tiny" in told and "in one of their own: 1: small" in told
+
+
+def test_crops_are_counted_above_each_mark() -> None:
+    # 128x128 without buckets: a picture of width w loses 1 - 128 / w
+    widths = (128, 140, 145, 165, 175)
+    some = dataset(*(example(f"{width}", (width, 128)) for width in widths))
+    report = check_dataset(some, Rules(128, 32, enabled=False), epochs=1)
+    assert (report.cropped_10, report.cropped_25) == (3, 1)
+
+
+def test_buckets_that_never_fill_a_batch_are_named() -> None:
+    some = dataset(*(example(f"{n}", (128, 128)) for n in range(5)), example("alone", (256, 64)))
+    assert check_dataset(some, RULES, batch_size=2, epochs=1).dropped == []
+    report = check_dataset(some, RULES, batch_size=2, epochs=1, drop_last=True)
+    assert (report.dropped, report.batches_per_epoch) == (["alone"], 2)
+    full = dataset(example("one", (128, 128), 2), example("tiny", (9, 9)))
+    assert check_dataset(full, Rules(128, 32, upscale=False), batch_size=2, epochs=1, drop_last=True).dropped == []
+    assert any("never fills a batch" in line and "alone" in line for line in report.lines())
+
+
+def test_what_a_subset_says_outweighs_the_run() -> None:
+    own = Subset(resolution=(64, 64), batch_size=3, bucket_step=16, bucketed=False)
+    some = dataset(
+        *(example(f"{n}", (300, 200), subset=own) for n in range(4)), *(example(f"x{n}", (300, 300)) for n in range(2))
+    )
+    placements, order = arrange(some, RULES, batch_size=2, seed=1)
+    assert [place and place.bucket for place in placements] == [Bucket(64, 64)] * 4 + [Bucket(128, 128)] * 2
+    assert sorted(map(len, order.batches(0))) == [1, 2, 3]
+    # the run's minimum of 64 would leave a resolution of 64 nothing but the square
+    wide = dataset(example("w", (200, 100), subset=Subset(resolution=(64, 64), bucket_step=16)))
+    placements, _ = arrange(wide, RULES)
+    assert placements[0] is not None and placements[0].bucket == Bucket(80, 48)
+
+
+def test_the_run_sees_what_was_counted() -> None:
+    some = dataset(
+        example("a", (128, 128), 3), example("b", (128, 128), 2, prior=True), example("tiny", (9, 9), 4),
+        example("c", (256, 64), 1),
+    )  # fmt: skip
+    placements, order = arrange(some, Rules(128, 32, 64, 256, upscale=False), batch_size=2, seed=5)
+    assert placements[2] is None
+    assert Counter(index for batch in order.batches(3) for index in batch) == {0: 3, 1: 2, 3: 1}
+    assert order.regularisation == (False, True, False, False)
+
+
+def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b", "c", "d")):
+        Image.new("RGB", (128, 128), (number, 0, 0)).save(tmp_path / f"{name}.png")
+    for name in ("a", "b", "c", "lost"):
+        (tmp_path / f"{name}.txt").write_text("x")
+    Image.new("RGB", (128, 128), (0, 0, 0)).save(tmp_path / "b.png")
+    Image.new("RGB", (9, 200)).save(tmp_path / "thin.png")
+    (tmp_path / "z.png").write_bytes(b"broken")
+    (tmp_path / "anim.gif").write_bytes(b"")
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
+    for name, level in (("a", 0), ("c", 9)):
+        Image.new("L", (128, 128), level).save(tmp_path / f"{name}-masklabel.png")
+    found, rules = read_dataset(tmp_path, skip_bad=True), Rules(128, 32, 64, 256, upscale=False)
+    at = f"{tmp_path}/"
+    other = [
+        f"without a caption: 2: {at}d.png, {at}thin.png",
+        f"too small for any bucket, left out: 1: {at}thin.png",
+        f"the same pixels: 1: {at}a.png = {at}b.png",
+        f"unreadable, left out: 1: {at}z.png (",
+    ]
+    beyond = [
+        f"not part of the set: 1: {at}deep/er",
+        f"not part of the set, of a kind that is not read; save them as .png, .jpg or .webp: 1: {at}anim.gif",
+        f"not part of the set, captions without a picture: 1: {at}lost.txt",
+    ]
+    black = f"masks that are all black, so that nothing is learnt from the picture: 1: {at}a.png"
+    unused = f"masks that are not used, since masked_loss is off: 2: {at}a.png, {at}c.png"
+    for masked_loss, masks in ((True, black), (False, unused)):
+        report = check_dataset(found, rules, epochs=1, masked_loss=masked_loss)
+        told = report.left_out()
+        assert [line.startswith(part) for line, part in zip(told, [*other, masks, *beyond], strict=True)] == [True] * 8
+        assert set(told) < set(report.lines())
+    kept = json.loads(json.dumps(report.as_dict()))
+    assert (kept["formats"], kept["orphans"], len(kept["unused_masks"])) == ([f"{at}anim.gif"], [f"{at}lost.txt"], 2)
+    assert not any("not used" in line for line in check_dataset(found, rules, epochs=1).left_out())
+    assert check_dataset(dataset(example("a", (128, 128))), RULES, epochs=1).left_out() == []
+
+
+def test_masks_are_used_where_the_dataset_asks_for_alpha() -> None:
+    asked = Subset(alpha_mask=True)
+    examples = [
+        replace(example(name, (128, 128), subset=subset), mask="alpha", mask_black=True)
+        for name, subset in (("a", asked), ("b", Subset()))
+    ]
+    report = check_dataset(dataset(*examples), RULES, epochs=1, masked_loss=False)
+    assert (report.black_masks, report.unused_masks) == (["a"], ["b"])
+
+
+def test_long_lists_are_cut_for_people_only() -> None:
+    some = dataset(*(example(f"small{n}", (40, 40)) for n in range(8)))
+    report = check_dataset(some, Rules(128, 32, 64, 256, upscale=False), epochs=1)
+    line = next(line for line in report.lines() if "in one of their own" in line)
+    assert line.endswith(": 8: small0, small1, small2, small3, small4 and 3 more")
+    assert len(report.as_dict()["own_bucket"]) == 8
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"epochs": 1, "steps": 1}, {"epochs": 0}, {"steps": -1}, {"epochs": 1, "accumulation": 0}]
+)
+def test_one_length_is_needed(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="either epochs or steps"):
+        check_dataset(dataset(example("a", (9, 9))), RULES, **options)  # type: ignore[arg-type]
+
+
+def test_a_batch_holds_something() -> None:
+    with pytest.raises(ConfigError, match="batch size 0"):
+        check_dataset(dataset(example("a", (9, 9))), RULES, batch_size=0, epochs=1)

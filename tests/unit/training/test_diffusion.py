@@ -1,0 +1,396 @@
+"""A batch is what the model was trained on: latents of the autoencoder, text as generating encodes it, masks, weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from PIL import Image  # noqa: E402
+
+from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
+from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.models.families import Ask, condition  # noqa: E402
+from inweave.models.teaching import batched, encoded, token_inputs  # noqa: E402
+from inweave.training.data.images import opened  # noqa: E402
+from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
+
+FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell")
+
+
+@pytest.mark.parametrize("clip_skip", [None, 2])
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None) -> None:
+    model = shared_model(variant)
+    text = "a red apple on a wooden table"
+    ask = Ask(((text, 1.0),), (), 1.0, 64, 64, clip_skip)
+    wanted = dict(condition(model, ask).inputs)
+    with torch.no_grad():
+        found = encoded(model, token_inputs(model, text), clip_skip)
+    told = batched(model, found, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), (1, 4, 8, 8), 1.0)
+    assert told.keys() == wanted.keys()
+    for name in wanted:
+        torch.testing.assert_close(told[name], wanted[name], rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("variant", FAMILIES)
+def test_latents_are_drawn_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
+    model, task = shared_model(variant), task_on(make_set(tmp_path / "set"), model=shared_model(variant))
+    pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
+    with torch.no_grad():
+        spread = model.vae.encode(pixels).latent_dist
+    shift = model.vae.config.shift_factor or 0.0
+    scale = model.vae.config.scaling_factor
+    found = task._latents(0, False, 0)
+    torch.testing.assert_close(found["mean"], (spread.mean[0] - shift) * scale)
+    torch.testing.assert_close(found["std"], spread.std[0] * scale)
+    many = torch.stack([drawn(task, step, (0,))["latents"][0] for step in range(200)])
+    assert float(((many.mean(0) - found["mean"]) / found["std"]).abs().mean()) < 0.15
+    assert float((many.std(0) / found["std"]).mean()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_long_captions_are_chunks_and_all_rows_have_as_many(tmp_path: Path) -> None:
+    long = ", ".join(f"word{number}" for number in range(60))
+    task = task_on(make_set(tmp_path / "set", {"a": long, "b": "short"}))
+    text = drawn(task)["text.encoder_hidden_states"]
+    assert task.chunks > 1 and text.shape[1] == 77 * task.chunks
+
+
+def test_captions_that_make_all_others_long_are_named(tmp_path: Path) -> None:
+    long = ", ".join(f"word{number}" for number in range(200))
+    task = task_on(make_set(tmp_path / "set", {"a": "short", "b": long, "c": "short too"}))
+    assert task.chunks > 3
+    told = (
+        f"captions: the longest takes {task.chunks} chunks of the text encoder, and every caption is padded to that; "
+    )
+    assert task.notes() == [f"{told}shorten it: {tmp_path / 'set' / 'b.png'}"]
+    assert task_on(make_set(tmp_path / "other")).notes() == []
+
+
+def test_prior_weight(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
+    make_set(data / "reg", {"r": "an apple"}, first=5)
+    task = task_on(data, prior_weight=0.25)
+    prior = next(n for n, example in enumerate(task.examples) if example.regularisation)
+    inputs = drawn(task, 0, (1 - prior, prior))
+    assert inputs["weights"].tolist() == [1.0, 0.25]
+    loss = float(task.loss(inputs))
+    each = [float(task.loss({name: value[row : row + 1] for name, value in inputs.items()})) for row in (0, 1)]
+    assert loss == pytest.approx((each[0] + each[1]) / 2, rel=1e-5)
+    heavy = dict(inputs, weights=torch.ones(2))
+    assert float(task.loss(heavy)) == pytest.approx((each[0] + 4 * each[1]) / 2, rel=1e-5)
+    assert "weave" not in "".join(task_on(data, trigger="weave").captions[prior]), "the class is not the subject"
+
+
+def test_masks_are_those_of_the_latents(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
+    mask = np.zeros((64, 64), np.uint8)
+    mask[:32, :16] = 255
+    Image.fromarray(mask).save(data / "a-masklabel.png")
+    task = task_on(data, masked_loss=True, flip=True, batch_size=1)
+    plain, mirrored = (task._latents(0, flip, 0)["mask"] for flip in (False, True))
+    assert plain.shape == (1, 8, 8)
+    assert plain[0, :3, :1].min() > 0.9 and plain[0, 5:].max() < 0.1 and plain[0, :, 3:].max() < 0.1
+    assert torch.allclose(mirrored, plain.flip(-1), atol=0.02)
+    inputs = drawn(task, 0, (0,))
+    loss = task.loss(inputs)
+    inside = dict(inputs, mask=torch.ones_like(inputs["mask"]))
+    assert not torch.equal(task.loss(inside), loss)
+    assert "mask" not in drawn(task_on(data), 0, (0,))
+    before = task.fingerprint()
+    Image.fromarray(255 - mask).save(data / "a-masklabel.png")
+    other = task_on(data, masked_loss=True)
+    assert other._latents(0, False, 0)["mask"][0, 5:].min() > 0.9 and other.fingerprint() != before
+
+
+def test_a_masked_loss_without_masks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="masklabel"):
+        task_on(make_set(tmp_path / "set"), masked_loss=True)
+
+
+def test_deep_masks_are_scaled_and_stored_ones_turned(tmp_path: Path) -> None:
+    """The same mask in 8 and 16 bits, and as it lies in the file of a picture that EXIF turns."""
+    data = make_set(tmp_path / "set", {name: name for name in "abc"}, size=(96, 64))
+    mask = np.zeros((64, 96), np.uint8)
+    mask[:32, :32], mask[32:, 64:] = 255, 60
+    Image.fromarray(mask).save(data / "a-masklabel.png")
+    Image.fromarray(mask.astype(np.uint16) * 257).save(data / "b-masklabel.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 270 degrees
+    for name, image in (("c", picture(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
+        told = exif if name == "c" else Image.Exif()
+        image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=told)
+    task = task_on(data, masked_loss=True)
+    assert [example.size for example in task.examples] == [(96, 64)] * 3
+    shown = []
+    for number, example in enumerate(task.examples):
+        place = task.places[number]
+        assert place is not None
+        shown.append(opened(example, place, place.crop, flip=False, masked=True)[1])
+    assert 0.0 <= float(shown[0].min()) < 0.01 and float(shown[0].max()) > 0.99
+    assert torch.equal(shown[1], shown[0]) and torch.equal(shown[2], shown[0])
+    first, deep, stored = task._masks
+    assert "/" not in first and deep.endswith("/16") and stored.endswith("/6"), "caches hold these read otherwise"
+
+
+def test_masks_that_are_all_black_are_refused(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {name: name for name in "abc"})
+    for name in "ab":
+        Image.new("L", (64, 64), 0).save(data / f"{name}-masklabel.png")
+    with pytest.raises(ConfigError, match=r"2 pictures have a mask, and all of them are black.*a\.png"):
+        task_on(data, masked_loss=True)
+    task_on(data)
+    Image.new("L", (64, 64), 1).save(data / "b-masklabel.png")
+    task_on(data, masked_loss=True)
+
+
+def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path) -> None:
+    half = np.full((64, 64, 4), 90, np.uint8)
+    half[:, :, 3] = np.where(np.arange(64) < 32, 255, 0)
+    for name, number in (("x", 0), ("y", 9)):
+        make_set(tmp_path / name, {name: name}, first=number)
+    Image.fromarray(half).save(tmp_path / "x" / "x.png")
+    Image.fromarray(np.flip(half, 1)).save(tmp_path / "y" / "y.png")
+    make_set(tmp_path / "x", {"z": "without alpha"}, first=5)
+    file = tmp_path / "set.toml"
+    file.write_text(
+        '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "x"\nalpha_mask = true\n'
+        '[[datasets.subsets]]\nimage_dir = "y"\n'
+    )
+    task = task_on(file)
+    assert [(example.path.name, example.mask) for example in task.examples] == [
+        ("x.png", "alpha"), ("z.png", None), ("y.png", None),
+    ]  # fmt: skip
+    mixed = drawn(task, 0, (0, 1, 2))
+    x, z, y = mixed["mask"]
+    assert float(x[..., :3].min()) > 0.9 and float(x[..., 5:].max()) < 0.1
+    assert torch.equal(y, torch.ones_like(y)) and torch.equal(z, torch.ones_like(z))
+    each = [task.loss({name: value[row : row + 1] for name, value in mixed.items()}) for row in (0, 1, 2)]
+    torch.testing.assert_close(torch.stack(each).mean(), task.loss(mixed), rtol=1e-5, atol=1e-6)
+    off = tmp_path / "off.toml"
+    off.write_text(file.read_text().replace("true", "false"))
+    plain = task_on(off)
+    unmasked = drawn(plain, 0, (0, 1, 2))
+    assert unmasked.keys() == mixed.keys() - {"mask"} and plain.fingerprint() != task.fingerprint()
+    assert all(torch.equal(unmasked[name], mixed[name]) for name in unmasked)
+    rows = [plain.loss({name: value[row : row + 1] for name, value in unmasked.items()}) for row in (0, 1, 2)]
+    assert not torch.isclose(rows[0], each[0]) and torch.allclose(torch.stack(rows[1:]), torch.stack(each[1:]))
+
+
+def test_transparent_pictures_stand_on_white_and_deep_ones_are_scaled(tmp_path: Path) -> None:
+    data = tmp_path / "set"
+    data.mkdir()
+    half = np.zeros((64, 64, 4), np.uint8)
+    half[:, 32:, 3] = 255
+    Image.fromarray(half).save(data / "a.png")
+    ramp = np.tile(np.linspace(0, 65535, 64).astype(np.uint16), (64, 1))
+    Image.fromarray(ramp).save(data / "b.png")
+    for name in "ab":
+        (data / f"{name}.txt").write_text("x")
+    task = task_on(data)
+    shown = []
+    for number, example in enumerate(task.examples):
+        place = task.places[number]
+        assert place is not None
+        shown.append(opened(example, place, place.crop, flip=False, masked=False)[0])
+    assert shown[0][:, :, :30].min() > 0.99 and shown[0][:, :, 34:].max() < -0.99
+    levels = shown[1][0, 0]
+    assert float(levels[0]) < -0.98 and float(levels[-1]) > 0.98 and bool((levels.diff() >= 0).all())
+    assert float(levels[32]) == pytest.approx(0.0, abs=0.05)
+
+
+def test_the_tables_of_a_dataset_file_count(tmp_path: Path) -> None:
+    make_set(tmp_path / "set", {"a": "one; two; three ### four; five"})
+    file = tmp_path / "set.toml"
+    file.write_text(
+        '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "set"\nshuffle_caption = true\ncaption_separator = ";"\n'
+        'keep_tokens_separator = "###"\ncaption_prefix = "art of"\n'
+    )
+    (texts,) = task_on(file).captions
+    assert len(texts) > 1 and all(text.startswith("art of one; two; three; ") for text in texts)
+
+
+def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
+    """Also where it asks for less; what it leaves open is the run's."""
+    data = make_set(tmp_path / "set", {"a": "one, two, three, four"}, size=(96, 64))
+    file, open_file = tmp_path / "set.toml", tmp_path / "open.toml"
+    table = '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "set"\n'
+    open_file.write_text(table)
+    file.write_text(
+        "[general]\nflip_aug = false\nrandom_crop = false\ncaption_dropout_rate = 0.0\n" + table
+        + "shuffle_caption = false\ncaption_tag_dropout_rate = 0.0\n"
+    )  # fmt: skip
+    said: dict[str, Any] = {
+        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
+    }  # fmt: skip
+    own, left, folder = (task_on(place, **said) for place in (file, open_file, data))
+    assert own._forms(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
+    assert len(left._forms(0)) == 8 and len(left.captions[0]) > 1
+    plain = task_on(data, buckets=False)
+    assert all(torch.equal(value, drawn(plain, 0, (0,))[name]) for name, value in drawn(own, 0, (0,)).items())
+    empty = drawn(left, 0, (0,))["text.encoder_hidden_states"]
+    assert torch.equal(empty, left._text("")["encoder_hidden_states"]), "all captions are dropped"
+    assert left.captions == folder.captions and left._forms(0) == folder._forms(0)
+    assert left.fingerprint() == folder.fingerprint() == plain.fingerprint() != own.fingerprint()
+    assert task_on(file, buckets=False).fingerprint() == plain.fingerprint(), "the run asks for none of it"
+
+
+def test_buckets_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
+    make_set(tmp_path / "set")
+    file = tmp_path / "set.toml"
+    file.write_text(
+        '[[datasets]]\nbucket_reso_steps = 20\nmin_bucket_reso = 20\n[[datasets.subsets]]\nimage_dir = "set"\n'
+    )
+    with pytest.raises(ConfigError, match="multiples of 8"):
+        task_on(file)
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    task = task_on(make_set(tmp_path / "set", {name: name for name in "abcdefgh"}), validation=0.25)
+    out = {number for batch in task.held_out for number in batch}
+    seen = {number for batch in task.order.batches(0) for number in batch}
+    assert len(out) == 2 and len(seen) == 6 and not out & seen
+    assert task_on(make_set(tmp_path / "set"), validation=0.0).held_out == []
+
+
+@pytest.mark.parametrize("variant", ["sd1.5-inpaint", "sdxl-inpaint"])
+def test_inpainting_models_are_refused_with_a_way_out(variant: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="train on the model it was made from"):
+        task_on(make_set(tmp_path / "set"), model=shared_model(variant))
+
+
+@pytest.mark.parametrize(
+    ("variant", "components"),
+    [
+        ("sd1.5", {"unet", "te1"}),
+        ("sdxl", {"unet", "te1", "te2"}),
+        ("sd3-medium", {"unet", "te1", "te2"}),
+        ("flux1-dev", {"unet", "te1"}),
+    ],
+)
+def test_clip_learns_and_t5_does_not(variant: str, components: set[str], tmp_path: Path) -> None:
+    """Token numbers travel; what T5 says is kept; the loss is that of cached text."""
+    data, model = make_set(tmp_path / "set"), shared_model(variant)
+    task = task_on(data, model=model, train_text_encoders=True)
+    assert task.networks.keys() == components
+    t5 = {"sd3-medium": "text_encoder_3", "flux1-dev": "text_encoder_2"}.get(variant)
+    calls = []
+    handle = model.networks[t5 or "vae"].register_forward_hook(lambda *_: calls.append(1))
+    try:
+        task.prepare()
+        made = len(calls)
+        inputs = drawn(task)
+        loss = task.loss(inputs)
+        assert len(calls) == made and made == (3 if t5 else 0)
+    finally:
+        handle.remove()
+    assert inputs["text.text_encoder"].dtype == torch.int64
+    if t5:
+        assert inputs[f"text.{t5}"].is_floating_point() and t5 not in task.needed
+    with torch.no_grad():
+        kept = task_on(data, model=model)
+        torch.testing.assert_close(kept.loss(drawn(kept)), loss, rtol=1e-5, atol=1e-6)
+
+
+def test_sdxl_is_told_sizes_and_crops_exactly(tmp_path: Path) -> None:
+    model = shared_model("sdxl")
+    task = task_on(make_set(tmp_path / "set", size=(1365, 70)), model=model, buckets=False)
+    told = batched(model, {"encoder_hidden_states": torch.zeros(2, 77, 40)}, drawn(task)["facts"], (2, 4, 8, 8), 1.0)
+    assert told["time_ids"].dtype == torch.float32
+    height, width, top, left, *target = told["time_ids"][0].tolist()
+    assert (height, width, target) == (70, 1365, [64, 64]) and top == 0 and left > 0
+
+
+class Moves:
+    """Where each network went, in order."""
+
+    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[tuple[str, str]] = []
+        for folder, network in model.networks.items():
+            monkeypatch.setattr(network, "to", self._noted(folder), raising=False)
+
+    def _noted(self, folder: str) -> Any:
+        return lambda device: self.log.append((folder, "in" if device == torch.device("cpu") else "out"))
+
+
+def test_what_is_cached_leaves_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks go out by the word "cpu" and in by the model's device, which is the same here."""
+    model, data = fresh_model("sdxl"), make_set(tmp_path / "set")
+    task = task_on(data, model=model)
+    assert task.needed == {"unet"}
+    assert task_on(data, model=model, cache_latents=False).needed == {"unet", "vae"}
+    assert task_on(data, model=model, cache_text=False).needed == {"unet", "text_encoder", "text_encoder_2"}
+    assert task_on(data, model=model, train_text_encoders=True).needed == {"unet", "text_encoder", "text_encoder_2"}
+    moves = Moves(model, monkeypatch)
+    task.prepare(staged=True)
+    phases = [{f for f, way in moves.log[start : start + 4] if way == "in"} for start in (0, 4, 8)]
+    assert len(moves.log) == 12 and phases == [{"vae"}, {"text_encoder", "text_encoder_2"}, {"unet"}]
+    firsts = [way for _, way in moves.log[:4]]
+    assert firsts == ["out", "out", "out", "in"], "room is made first"
+    moves.log.clear()
+    inject(model.unet, 2, 2, ["to_q"], name="x")
+    task.park()
+    assert set(moves.log) == {("vae", "out"), ("text_encoder", "out"), ("text_encoder_2", "out")}
+    assert lora_layers(model.unet), "a network with adapters is not moved: the optimizer knows its addresses"
+
+
+def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = fresh_model("sdxl")
+    task = task_on(make_set(tmp_path / "set"), model=model)
+    task.prepare(staged=True)
+    moves = Moves(model, monkeypatch)
+    with task.present("vae"):
+        assert ("vae", "in") in moves.log
+        moves.log.clear()
+    assert {("vae", "out"), ("text_encoder", "out")} <= set(moves.log)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model.vae, "to", lambda where: full() if where != "cpu" else moves.log.append(("vae", "out")))
+    moves.log.clear()
+    with pytest.raises(MemoryBudgetError, match="no memory to bring vae to cpu"), task.present("vae", "text_encoder"):
+        raise AssertionError
+    assert moves.log[-1][1] != "in" or moves.log[-1][0] == "unet"
+    assert ("text_encoder", "out") in moves.log[-4:]
+
+
+def test_the_fingerprint_is_of_the_data(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set")
+    before = task_on(data).fingerprint()
+    assert task_on(data, rank=8).fingerprint() == before
+    (data / "a.txt").write_text("other")
+    assert task_on(data).fingerprint() != before
+
+
+def test_the_fingerprint_of_a_folder_is_that_of_earlier_checkpoints(tmp_path: Path) -> None:
+    """Each setting that a table may leave open was once written down as off."""
+    task = task_on(make_set(tmp_path / "set"), flip=True, keep_tokens=2)
+    off = {
+        "repeats": 1, "regularisation": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
+        "shuffle_tags": False, "keep_tokens": 0, "keep_separator": "|||", "separator": ",", "prefix": "", "suffix": "",
+        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": False, "random_crop": False,
+        "alpha_mask": False, "resolution": None, "batch_size": None, "bucketed": None, "bucket_minimum": None,
+        "bucket_maximum": None, "bucket_step": None, "upscale": None,
+    }  # fmt: skip
+    told = [
+        [e.sha256, e.captions, 1, False, off, "", [str(place.bucket), place.crop] if place else None]
+        for e, place in zip(task.examples, task.places, strict=True)
+    ]
+    assert task.fingerprint() == hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+def test_the_loss_of_rows_is_the_loss_of_the_batch(tmp_path: Path) -> None:
+    task = task_on(make_set(tmp_path / "set"), min_snr_gamma=5.0)
+    inputs = drawn(task)
+    each = [task.loss({name: value[row : row + 1] for name, value in inputs.items()}) for row in (0, 1)]
+    torch.testing.assert_close(torch.stack(each).mean(), task.loss(inputs), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,234 @@
+"""Going on: with which settings, from where, and what the log says of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+from inweave.errors import ConfigError, FormatError
+from inweave.training.checkpoint.store import checkpoints, load_state
+from tests.unit.training.tiny import TinyTask, config, file_bits, log, made, tiny
+
+
+def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2).train()
+    with pytest.raises(ConfigError) as caught:
+        tiny(tmp_path, steps=2, resume="auto", seed=5, learning_rate=0.1, accumulation=2).resume("auto")
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["accumulation", "learning_rate", "seed"]
+    assert "started with 0.05, now it is 0.1" in str(caught.value)
+
+
+def test_settings_that_change_no_number_may_differ(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=4).train()
+    tiny(tmp_path / "a", steps=4, save_every=2, keep_last=0).train()
+    run = tiny(
+        tmp_path / "b", steps=4, name="u", resume=str(tmp_path / "a" / "t-state" / "step-000002"), save_every=1,
+        keep_last=1, log_every=3, max_bad_steps=7, checkpointing="full", device="cpu",
+    )  # fmt: skip
+    assert file_bits(run.train().path) == file_bits(straight.path)
+    assert [path.name for path in (tmp_path / "b" / "u-state").glob("step-*")] == ["step-000004"]
+
+
+def test_more_steps_are_the_same_run_if_no_rate_changes(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=6).train()
+    tiny(tmp_path / "a", steps=4).train()
+    assert file_bits(tiny(tmp_path / "a", steps=6, resume="auto").train().path) == file_bits(straight.path)
+    tiny(tmp_path / "c", steps=4, schedule="cosine").train()
+    with pytest.raises(ConfigError, match="steps: this run was started with 4, now it is 6"):
+        tiny(tmp_path / "c", steps=6, schedule="cosine").resume("auto")
+
+
+def test_another_dataset_is_refused(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2).train()
+    with pytest.raises(ConfigError, match="dataset"):
+        tiny(tmp_path, steps=2, examples=11).resume("auto")
+
+
+def test_model_and_data_may_have_moved_but_not_changed(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=4).train()
+    tiny(tmp_path / "a", steps=2).train()
+    chosen = config(tmp_path / "a", steps=4, model="elsewhere/tiny", dataset="elsewhere", resume="auto")
+    other = TinyTask(chosen)
+    with torch.no_grad():
+        other.networks["model"].to_q.weight[0, 0] += 1
+    with pytest.raises(ConfigError, match="model: its weights are not those this run was started with"):
+        made(chosen, task=other).resume("auto")
+    assert file_bits(made(chosen).train().path) == file_bits(straight.path)
+
+
+def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2).train()
+    file = tmp_path / "t-state" / "step-000002" / "state.json"
+    said = json.loads(file.read_text())
+    del said["base"], said["facts_sum"]
+    file.write_text(json.dumps(said))
+    with pytest.raises(ConfigError, match="model: this run was started with 'tiny', now it is 'other'"):
+        tiny(tmp_path, steps=3, model="other").resume("auto")
+    assert tiny(tmp_path, steps=3).resume("auto") == 2
+
+
+def test_a_log_that_finds_no_room_says_so() -> None:
+    """A limit on the size of files stands for a disk that is full; in a process of its own, which has it for good."""
+    script = (
+        "import resource, sys, tempfile, pathlib\n"
+        "from inweave.errors import FormatError\n"
+        "from inweave.training.output.log import Journal\n"
+        "journal = Journal(pathlib.Path(tempfile.mkdtemp()) / 't.jsonl')\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "try:\n"
+        "    journal.write({'event': 'x' * 20})\n"
+        "except FormatError as error:\n"
+        "    journal.close()\n"
+        "    print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "t.jsonl: the log cannot be written: File too large; make room" in told and "--resume auto" in told
+
+
+def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
+    done = tiny(tmp_path, steps=2).train()
+    before = file_bits(done.path)
+    with pytest.raises(ConfigError, match=r"checkpoints of an earlier run.*--resume auto.*--name"):
+        tiny(tmp_path, steps=2, seed=1).train()
+    shutil.rmtree(tmp_path / "t-state")
+    for resume in ("never", "auto"):
+        with pytest.raises(ConfigError, match="there is an adapter already"):
+            tiny(tmp_path, steps=2, seed=1, resume=resume).train()
+    assert file_bits(done.path) == before
+
+
+def test_a_checkpoint_of_another_run_does_not_go_over_one(tmp_path: Path) -> None:
+    tiny(tmp_path / "one", steps=2).train()
+    done = tiny(tmp_path / "two", steps=2, seed=9).train()
+    before = file_bits(done.path)
+    step = str(tmp_path / "one" / "t-state" / "step-000002")
+    with pytest.raises(ConfigError, match="checkpoints of an earlier run"):
+        tiny(tmp_path / "two", steps=4, resume=step).resume(step)
+    assert file_bits(done.path) == before
+    assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own goes on"
+
+
+def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=2, resume="auto").train()
+    (said,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
+    assert "there is no checkpoint in" in said and "step 0" in said
+
+
+def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Path) -> None:
+    tiny(tmp_path, steps=4, save_every=1, keep_last=0).train()
+    states = tmp_path / "t-state"
+    (states / "step-000004" / "state.json").unlink()
+    third = states / "step-000003" / "state.json"
+    third.write_text(third.read_text().replace('"started": ', '"started": 1'))
+    run = tiny(tmp_path, steps=4, resume="auto")
+    run.train()
+    told = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
+    assert "step-000004: not a complete checkpoint" in told[0] and "state.json is not what was written" in told[1]
+    assert told[2] == "from step 2"
+
+
+def test_a_path_to_resume_from_may_be_a_checkpoint_or_a_folder_of_them(tmp_path: Path) -> None:
+    tiny(tmp_path / "a", save_every=3).train()
+    states = tmp_path / "a" / "t-state"
+    assert tiny(tmp_path / "b").resume(str(states)) == 8
+    assert tiny(tmp_path / "c").resume(str(states / "step-000003")) == 3
+    with pytest.raises(ConfigError, match="is no checkpoint and holds none"):
+        tiny(tmp_path / "d").resume(str(tmp_path))
+    with pytest.raises(FormatError, match="not a complete checkpoint"):
+        tiny(tmp_path / "e").resume(str(states / "step-000007"))
+
+
+def test_two_processes_cannot_write_one_run(tmp_path: Path) -> None:
+    first = tiny(tmp_path)
+    first.resume("auto")
+    with pytest.raises(ConfigError, match="another process is training this run"):
+        tiny(tmp_path).resume("auto")
+    first.train()
+    assert tiny(tmp_path).resume("auto") == 8
+
+
+# the log
+
+
+def test_the_log_is_json_and_its_steps_never_go_back(tmp_path: Path) -> None:
+    tiny(tmp_path, save_every=2, steps=6).train()
+    with (tmp_path / "t.jsonl").open("a") as file:
+        file.write('{"step": 7, "loss"')  # cut by a crash
+    shutil.rmtree(tmp_path / "t-state" / "step-000006")
+    run = tiny(tmp_path, save_every=2, steps=6, resume="auto")
+    run.task.poison = "nan"
+    run.train()
+    steps = [record["step"] for record in log(tmp_path)]
+    assert steps == sorted(steps) and set(steps) == {1, 2, 3, 4, 5, 6}
+    losses = {record["step"]: record["loss"] for record in log(tmp_path) if "loss" in record}
+    assert losses[4] > 0 and losses[5] is None and losses[6] is None, "what is not finite is null"
+    assert [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"] == ["from step 4"]
+
+
+def test_a_run_from_the_beginning_begins_its_log(tmp_path: Path) -> None:
+    tmp_path.joinpath("t.jsonl").write_text('{"step": 500}\n')
+    tiny(tmp_path, steps=2).train()
+    assert [record["step"] for record in log(tmp_path)] == [1, 2, 2]
+
+
+def board(output: Path) -> EventAccumulator:
+    """What TensorBoard shows of a run."""
+    found = EventAccumulator(str(output / "t-tensorboard"), size_guidance={SCALARS: 0})
+    return found.Reload()
+
+
+def curve(output: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in board(output).Scalars(name)]
+
+
+def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
+    done = tiny(tmp_path, steps=5, tensorboard=True, schedule="cosine", validation=0.2, save_every=2).train()
+    records = [record for record in log(tmp_path) if "loss" in record]
+    as_float = np.float32  # what an event file holds
+    assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(done.losses, 1)]
+    assert curve(tmp_path, "lr") == [(record["step"], as_float(record["lr"])) for record in records]
+    assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in done.validation]
+    assert len({rate for _, rate in curve(tmp_path, "lr")}) == 5, "a cosine has another rate every step"
+    tags = set(board(tmp_path).Tags()["scalars"])
+    assert {"norm", "rate", "bad"} <= tags and not {"step", "total", "time"} & tags
+    tiny(tmp_path / "other", steps=2).train()
+    assert not list(tmp_path.glob("other/*tensorboard*"))
+
+
+def test_tensorboard_sees_every_step_once_after_going_on(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight", steps=6, tensorboard=True).train()
+    cut = tmp_path / "cut"
+    tiny(cut, steps=6, tensorboard=True, save_every=2).train()
+    shutil.rmtree(cut / "t-state" / "step-000006")  # as if it had died while it wrote a record
+    file = next((cut / "t-tensorboard").iterdir())
+    file.write_bytes(file.read_bytes()[:-150])
+    tiny(cut, steps=6, tensorboard=True, save_every=2, resume="auto").train()
+    assert len(list((cut / "t-tensorboard").iterdir())) == 2
+    assert curve(cut, "loss") == curve(tmp_path / "straight", "loss")
+    assert [step for step, _ in curve(cut, "lr")] == list(range(1, len(straight.losses) + 1))
+    shutil.rmtree(cut / "t-state")
+    shutil.rmtree(cut / "t")
+    tiny(cut, steps=2, tensorboard=True).train()
+    assert [step for step, _ in curve(cut, "loss")] == [1, 2], "a new run under the old name begins anew"
+
+
+def test_a_damaged_checkpoint_is_passed_over_told_and_replaced(tmp_path: Path) -> None:
+    straight = tiny(tmp_path / "straight").train()
+    tiny(tmp_path / "a", save_every=2, keep_last=2).train()
+    newest = tmp_path / "a" / "t-state" / "step-000008" / "state.safetensors"
+    raw = bytearray(newest.read_bytes())
+    raw[-9] ^= 4
+    newest.write_bytes(raw)
+    again = tiny(tmp_path / "a", save_every=2, keep_last=1, resume="auto").train()
+    told = [record["text"] for record in log(tmp_path / "a") if record.get("event") == "resumed"]
+    assert "step-000008: damaged" in told[0] and told[1] == "from step 6"
+    assert file_bits(again.path) == file_bits(straight.path)
+    assert [load_state(place).step for place in checkpoints(tmp_path / "a" / "t-state")] == [8], "the good one stays"

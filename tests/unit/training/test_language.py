@@ -1,0 +1,245 @@
+"""Language models: tiny ones of two kinds, taught from texts, read back by PEFT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError
+from inweave.models.language_models import load_language_model
+from inweave.training.config.schema import TrainConfig
+from inweave.training.distributed.world import World
+from inweave.training.session import check, train
+from inweave.training.tasks.base import generator_for
+from inweave.training.tasks.language import LanguageTask, language_run, read_texts
+
+SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {kind: write_language_model(kind, tmp_path_factory.mktemp(kind)) for kind in ("llama", "gpt2")}
+
+
+def write_language_model(kind: str, place: Path) -> Path:
+    """A llama whose tokenizer begins a text with a mark, or a gpt2 whose tokenizer does not."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words.train_from_iterator(
+        SONG, trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
+    )
+    if kind == "llama":
+        words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(place)
+    common = {
+        "vocab_size": words.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2
+    }  # fmt: skip
+    torch.manual_seed(0)
+    network: Any = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=64, **common,
+            )
+        )
+        if kind == "llama"
+        else GPT2LMHeadModel(GPT2Config(n_positions=16, n_embd=32, n_layer=2, n_head=4, **common))
+    )  # fmt: skip
+    network.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    path = tmp_path / "song.txt"
+    path.write_text("\n\n".join(SONG) + "\n", "utf-8")
+    return path
+
+
+def asked(model: Path, dataset: Path, output: Path, **said: Any) -> TrainConfig:
+    usual: dict[str, Any] = {
+        "model": str(model), "dataset": str(dataset), "output": str(output), "name": "song", "rank": 4, "batch_size": 2,
+        "steps": 12, "learning_rate": 2e-2, "device": "cpu", "log_every": 1, "save_dtype": "fp32",
+    }  # fmt: skip
+    return TrainConfig.of(**{**usual, **said})
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_it_learns_and_peft_reads_the_same_logits(
+    kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+
+    config = asked(folders[kind], texts, tmp_path / "out", steps=40, learning_rate=0.02)
+    run = language_run(config, World())
+    done = run.train()
+    assert sum(done.losses[-3:]) < 0.8 * sum(done.losses[:3])
+    assert done.path == tmp_path / "out" / "song"
+    assert sorted(path.name for path in done.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    batch = run.task.draw((0, 1), generator_for(0))
+    fed = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    with torch.no_grad():
+        mine = run.model.eval()(**fed).logits
+        fresh, _ = load_language_model(folders[kind], CPU, torch.float32)
+        plain = fresh(**fed).logits
+        theirs = PeftModel.from_pretrained(fresh, str(done.path)).eval()(**fed).logits
+    # the same products in the same order, but for where the scale (1 here: alpha is the rank) is multiplied in
+    assert torch.allclose(mine, theirs, rtol=0, atol=32 * 2**-24 * float(mine.abs().max()))
+    assert (mine - plain).abs().max() > 1000 * (mine - theirs).abs().max() and (mine - plain).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": "the cat sat", "completion": " on the mat"}, {"text": "the dog"}]
+    file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
+    network, tokenizer = load_language_model(folders[kind], CPU, torch.float32)
+    task = LanguageTask(network, tokenizer, read_texts(file), asked(folders[kind], file, tmp_path))
+    batch = task.draw((0, 1), generator_for(0))
+    ids, labels = batch["input_ids"], batch["labels"]
+    begins = [0] if kind == "llama" else []
+    assert ids[0].tolist()[: len(begins)] == begins
+    assert tokenizer.decode([label for label in labels[0].tolist() if label >= 0]) == " on the mat</s>"
+    assert tokenizer.decode([label for label in labels[1].tolist() if label >= 0]) == "the dog</s>"
+    assert (labels[1] < 0).sum() == len(begins) + int((batch["attention_mask"][1] == 0).sum())
+    # tokens that are not judged change nothing by being answered well or badly
+    loss = task.loss(batch)
+    judged = labels.clone()
+    judged[0, 1] = ids[0, 1]
+    assert task.loss({**batch, "labels": judged}) != loss
+    by_hand = []
+    with torch.no_grad():
+        logits = network(input_ids=ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
+    for row in range(2):
+        places = [n for n in range(1, ids.shape[1]) if labels[row, n] >= 0]
+        by_hand.append(-sum(float(logits[row, n - 1, ids[row, n]]) for n in places) / len(places))
+    assert float(loss) == pytest.approx(sum(by_hand) / 2, rel=1e-5)
+
+
+def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[str, Path], tmp_path: Path) -> None:
+    network, tokenizer = load_language_model(folders["gpt2"], CPU, torch.float32)
+    text = " ".join(SONG)
+    config = asked(folders["gpt2"], tmp_path, tmp_path)
+    task = LanguageTask(network, tokenizer, [("", text), ("", "a cat")], config)
+    assert all(len(ids) <= 16 for ids, _ in task.examples) and len(task.examples) > 2
+    assert [token for ids, _ in task.examples[:-1] for token in ids] == [*tokenizer(text).input_ids, 1]
+    short = len(task.examples) - 1
+    alone, beside = task.draw((short,), generator_for(0)), task.draw((short, 0), generator_for(0))
+    row = {name: value[:1] for name, value in beside.items()}
+    assert float(task.loss(alone)) == pytest.approx(float(task.loss(row)), rel=1e-5)
+
+
+def test_a_run_goes_on_exactly(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    said: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation": 0.25, "save_every": 2, "keep_last": 0}
+    straight = train(asked(folders["llama"], texts, tmp_path / "a", **said))
+    again = train(
+        asked(folders["llama"], texts, tmp_path / "b", resume=str(tmp_path / "a/song-state/step-000004"), **said)
+    )
+    assert again.losses == straight.losses[4:] and again.validation == straight.validation
+    one, two = ((path / "adapter_model.safetensors").read_bytes() for path in (straight.path, again.path))
+    assert one[-2000:] == two[-2000:]
+    texts.write_text(texts.read_text() + "\nanother\n")
+    with pytest.raises(ConfigError, match="dataset"):
+        train(asked(folders["llama"], texts, tmp_path / "a", resume="auto", **said))
+
+
+def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    config, report, needs = check(
+        asked(folders["llama"], texts, tmp_path / "out", validation=0.25, epochs=3, steps=None)
+    )
+    assert (config.dialect, config.precision, config.targets) == ("peft", "fp32", "all")
+    assert report.as_dict()["texts"] == 4 and report.as_dict()["held_out"] == 1 and "4 texts" in report.lines()[0]
+    learnt = sum(p.numel() for p in language_run(config, World()).trained.parameters.values())
+    assert needs["trained_parameters"] == learnt and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"dialect": "kohya"}, "dialect: language models"),
+        ({"dialect": "diffusers"}, "dialect: language models"),
+        ({"sample_every": 5}, "sample_every: only pictures"),
+        ({"dataset": Path("folder")}, r"\.txt or \.jsonl"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_the_model_is_read(
+    said: dict[str, Any], told: str, folders: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        train(asked(folders["llama"], **{"dataset": texts, "output": tmp_path / "out", **said}))
+
+
+def test_texts_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text(
+        '{"text": "fine"}\n{"prompt": "no completion"}\n[1]\n{"text": 5}\n{"completion": "\u2028 is no line end"}\n'
+    )
+    with pytest.raises(ConfigError) as caught:
+        read_texts(file)
+    assert [problem.split(":")[0].split(", ")[1] for problem in caught.value.problems] == ["line 2", "line 3", "line 4"]
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(FormatError, match="not a text file"):
+        read_texts(file)
+    with pytest.raises(FormatError, match="not a text file"):
+        read_texts(tmp_path / "none.txt")
+    other = tmp_path / "t.txt"
+    other.write_bytes("\ufeffone\r\ntwo\r\n \r\n\r\n\r\nthree\n".encode())
+    assert read_texts(other) == [("", "one\ntwo"), ("", "three")]
+
+
+def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    broken = Path(shutil.copytree(folders["gpt2"], tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    lost = next(name for name in weights if name.endswith("h.0.mlp.c_fc.weight"))
+    save_file({n: t for n, t in weights.items() if n != lost}, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"the weights lack .*c_fc.weight' \(1 missing\)"):
+        load_language_model(broken, CPU, torch.float32)
+    (broken / "model.safetensors").write_bytes(b"\0" * 64)
+    with pytest.raises(FormatError, match="not a causal language model"):
+        load_language_model(broken, CPU, torch.float32)
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"no \.safetensors weights"):
+        load_language_model(broken, CPU, torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+    """The plan is told, the second step is measured against it, and the adapter is that of the same batches by hand."""
+    said = {
+        "model": str(folders[kind]),
+        "dataset": str(texts),
+        "steps": 2,
+        "rank": 2,
+        "device": "cpu",
+        "save_dtype": "fp32",
+    }
+    _, _, needs = check(TrainConfig.of(**said, batch_size=4))
+    assert needs["seconds"] > 0 and needs["trained_parameters"] > 0
+    vram = f"{(needs['total_bytes'] - 4096) / 2**20:.4f}MiB"
+    settled, _, plan = check(TrainConfig.of(**said, batch_size=4, vram=vram))
+    assert (settled.batch_size, settled.accumulation) == (2, 2) and "batch_size 4 becomes 2" in "\n".join(
+        plan["choices"]
+    )
+    told: list[Any] = []
+    planned = train(TrainConfig.of(**said, batch_size=4, vram=vram, output=str(tmp_path / "a")), tell=told.append)
+    measured = next(record for record in told if "measured_bytes" in record)
+    share = measured["measured_bytes"] / plan["kept_bytes"]
+    assert 0.5 < share < 1.15, "the plan is for the longest text; a batch may have shorter ones"
+    by_hand = train(TrainConfig.of(**said, batch_size=2, accumulation=2, output=str(tmp_path / "b")))
+    assert planned.losses == by_hand.losses
+    with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
+        check(TrainConfig.of(**said, vram="1024.01MiB"))

@@ -1,0 +1,385 @@
+"""Which modules learn, with what, and going on from a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+transformers = pytest.importorskip("transformers")
+
+from torch import nn  # noqa: E402
+
+from inweave.errors import ConfigError, TargetError  # noqa: E402
+from inweave.exchange.check import check  # noqa: E402
+from inweave.exchange.convert import convert  # noqa: E402
+from inweave.layers import eject, lora_layers  # noqa: E402
+from inweave.models.model import file_index  # noqa: E402
+from inweave.training.adapters.attach import NAME, add_networks, gathered, meant  # noqa: E402
+from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from inweave.training.output.adapter_file import store  # noqa: E402
+from tests.peers import tiny_models as tiny  # noqa: E402
+from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
+
+#: what each preset means, with numbers of blocks left out: written down, not computed
+ATTENTION = {
+    "unet": {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"},
+    "sd3": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
+    "flux": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
+    "clip": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"},
+    "t5": {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"},
+    "llama": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"},
+    "gpt2": {"attn.c_attn", "attn.c_proj"},
+}  # fmt: skip
+MLP = {
+    "unet": {"ff.net.0.proj", "ff.net.2"},
+    "sd3": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"},
+    "flux": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "proj_mlp", "proj_out"},
+    "clip": {"mlp.fc1", "mlp.fc2"},
+    "t5": {"DenseReluDense.wi_0", "DenseReluDense.wi_1", "DenseReluDense.wo"},
+    "llama": {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"},
+    "gpt2": {"mlp.c_fc", "mlp.c_proj"},
+}
+REST = {
+    "unet": {"proj_in", "proj_out", "conv", "conv1", "conv2", "conv_shortcut", "time_emb_proj"},
+    "sd3": {"norm1.linear", "norm1_context.linear"},
+    "flux": {"norm1.linear", "norm1_context.linear", "norm.linear"},
+    "clip": set(), "t5": set(), "llama": set(), "gpt2": set(),
+}  # fmt: skip
+#: ends that stay out: what stands before and after the blocks
+NEVER = ("conv_in", "conv_out", "time_embedding", "add_embedding", "x_embedder", "context_embedder", "norm_out", "lm_head",
+         "time_text_embed", "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias")  # fmt: skip
+_NUMBERED = re.compile(
+    r"^.*?(?:resnets|attentions|upsamplers|downsamplers|\w*transformer_blocks|layers|layer|h)\.\d+\.(?:transformer_blocks\.\d+\.|layer\.\d+\.)?"
+)
+
+
+def networks() -> dict[str, nn.Module]:
+    with torch.device("meta"):
+        llama = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=32)
+        )  # fmt: skip
+        gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32))
+    flux = tiny.pipeline("flux1-dev")
+    return {
+        "unet": tiny.pipeline("sd1.5").unet, "sd3": tiny.pipeline("sd3-medium").transformer, "flux": flux.transformer,
+        "clip": flux.text_encoder, "t5": flux.text_encoder_2, "llama": llama, "gpt2": gpt2,
+    }  # fmt: skip
+
+
+def plain(**said: Any) -> TrainConfig:
+    return TrainConfig.of(dataset="-", rank=4, precision="fp32", save_dtype="fp32", **said)
+
+
+@pytest.mark.parametrize("kind", list(ATTENTION))
+def test_presets_mean_what_is_written_down(kind: str) -> None:
+    network = networks()[kind]
+    wanted = {"attention": ATTENTION[kind], "attention-mlp": ATTENTION[kind] | MLP[kind]}
+    wanted["all"] = wanted["attention-mlp"] | REST[kind]
+    for preset, ends in wanted.items():
+        names = meant("unet", network, plain(targets=preset))
+        assert {_NUMBERED.sub("", name) for name in names} == ends, preset
+        assert not [name for name in names if name.startswith(NEVER)]
+        every = [
+            name
+            for name, module in network.named_modules()
+            if isinstance(module, nn.Linear | nn.Conv2d) or type(module).__name__ == "Conv1D"
+        ]
+        assert names == [name for name in every if _NUMBERED.sub("", name) in ends and _NUMBERED.match(name)]
+
+
+def test_locon_adds_the_convolutions_of_the_blocks() -> None:
+    unet = tiny.pipeline("sd1.5").unet
+    before = set(meant("unet", unet, plain(targets="attention")))
+    found = set(meant("unet", unet, plain(targets="attention", network="locon")))
+    assert {_NUMBERED.sub("", name) for name in found - before} == {"conv", "conv1", "conv2", "conv_shortcut"}
+
+
+def ranks_of(network: nn.Module) -> dict[str, tuple[int, float]]:
+    found = {}
+    for name, layer in lora_layers(network).items():
+        term: Any = layer.adapters[NAME]
+        found[name] = (term.rank, term.alpha)
+    return found
+
+
+def test_rules_give_rank_alpha_rate_and_skip() -> None:
+    model = fresh_model()
+    rules = [
+        {"pattern": "mid_block.*to_q", "skip": True},
+        {"pattern": r"unet\.down_blocks.*to_q", "rank": 8},
+        {"pattern": "down_blocks.*to_k", "rank": 2, "alpha": 1.0, "learning_rate": 1e-3},
+        {"pattern": "to_v", "learning_rate": 5e-4},
+        {"pattern": r"te1\..*layers\.0", "alpha": 3.0},
+    ]
+    config = plain(targets="attention", alpha=2.0, learning_rate=1e-4, text_encoder_learning_rate=2e-5, rules=rules,
+                   train_text_encoders=True, cache_text=False)  # fmt: skip
+    trained = add_networks({"unet": model.unet, "te1": model.text_encoder}, config)
+    unet, te = ranks_of(model.unet), ranks_of(model.text_encoder)
+    assert not [name for name in unet if re.search("mid_block.*to_q", name)]
+    assert {v for n, v in unet.items() if re.search("down_blocks.*to_q", n)} == {(8, 8.0)}, "a rule's rank is its alpha"
+    assert {v for n, v in unet.items() if re.search("down_blocks.*to_k", n)} == {(2, 1.0)}
+    assert {v for n, v in unet.items() if re.search("up_blocks.*to_[qkv]", n)} == {(4, 2.0)}
+    assert {v for n, v in te.items() if "layers.0" in n} == {(4, 3.0)} and {
+        v for n, v in te.items() if "layers.1" in n
+    } == {(4, 2.0)}
+    rates = {name: pytest.approx(factor * 1e-4) for name, factor in trained.multipliers.items()}
+    for name, rate in rates.items():
+        if re.search("down_blocks.*to_k", name):
+            assert rate == 1e-3
+        elif "to_v" in name:
+            assert rate == 5e-4
+        else:
+            assert rate == (2e-5 if name.startswith("te1") else 1e-4)
+    flat = FlatParameters(trained.parameters, trained.multipliers)
+    assert not flat.uniform and len(trained.parameters) == 2 * trained.modules
+    assert all(
+        parameter.dtype == torch.float32 and parameter.requires_grad for parameter in trained.parameters.values()
+    )
+
+
+def test_ranks_are_of_whole_names() -> None:
+    """`a` is not the end of `b.a`: each has its own."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(4, 4)
+            self.b = nn.ModuleDict({"proj": nn.Linear(4, 4)})
+
+    network = Two()
+    add_networks({"model": network}, plain(targets=["proj"], rules=[{"pattern": r"^model\.proj", "rank": 1}]))
+    assert ranks_of(network) == {"proj": (1, 1.0), "b.proj": (4, 4.0)}
+
+
+@pytest.mark.parametrize(
+    ("said", "linear", "wide"),
+    [
+        ({}, (4, 4.0), (4, 4.0)),
+        ({"alpha": 1.0}, (4, 1.0), (4, 1.0)),
+        ({"alpha": 1.0, "conv_rank": 2}, (4, 1.0), (2, 2.0)),
+        ({"alpha": 1.0, "conv_rank": 2, "conv_alpha": 0.5}, (4, 1.0), (2, 0.5)),
+        ({"conv_alpha": 2.0}, (4, 4.0), (4, 2.0)),
+    ],
+)
+def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wide: Any) -> None:
+    unet = fresh_model().unet
+    add_networks({"unet": unet}, plain(network="locon", **said))
+    found = ranks_of(unet)
+    assert {value for name, value in found.items() if name.endswith((".conv1", ".conv2", ".conv"))} == {wide}
+    assert {value for name, value in found.items() if name.endswith(("to_q", "conv_shortcut"))} == {linear}
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"targets": ["to_q", "to_quack"]}, "to_quack"),
+        ({"targets": "nothing.*"}, "nothing"),
+        ({"rules": [{"pattern": "to_quack", "rank": 2}]}, "to_quack"),
+        ({"rules": [{"pattern": "to_q", "rank": 2}, {"pattern": "attn1.to_q", "rank": 3}]}, "taken by rules before"),
+        ({"rules": [{"pattern": ".", "skip": True}]}, "every module is skipped"),
+    ],
+)
+def test_what_means_nothing_is_an_error(said: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        add_networks({"unet": fresh_model().unet}, plain(**said))
+
+
+def test_a_target_may_mean_modules_of_one_network_only() -> None:
+    model = fresh_model()
+    config = plain(targets=["to_q", "q_proj"], train_text_encoders=True, cache_text=False)
+    add_networks({"unet": model.unet, "te1": model.text_encoder}, config)
+    with pytest.raises(ConfigError, match="no module of te1"):
+        other = fresh_model()
+        lonely = plain(targets=["to_q"], train_text_encoders=True, cache_text=False)
+        add_networks({"unet": other.unet, "te1": other.text_encoder}, lonely)
+
+
+# every kind of network, trained, saved and taken up again
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "locon": {"network": "locon", "conv_rank": 2},
+    "dora": {"network": "dora"},
+    "loha": {"network": "loha"},
+    "lokr": {"network": "lokr", "factor": 2},
+    "rslora": {"stabilised": True, "alpha": 2.0},
+    "all": {"targets": "all", "alpha": 2.0},
+}
+
+
+def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> list[float]:
+    """Adam on one batch with the same draws, by torch's own hand."""
+    optimizer = torch.optim.Adam(list(trained.parameters.values()), lr=rate)
+    inputs = drawn(task)
+    losses = []
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss = task.loss(inputs)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) -> None:
+    data, model = make_set(tmp_path / "set"), fresh_model()
+    said: dict[str, Any] = {"targets": "attention", **KINDS[kind], "train_text_encoders": True, "cache_text": False}
+    task = task_on(data, model=model, **said)
+    inputs = drawn(task)
+    with torch.no_grad():
+        bare = task.loss(inputs)
+    trained = add_networks(task.networks, task.config)
+    with torch.no_grad():
+        torch.testing.assert_close(task.loss(inputs), bare, rtol=1e-5, atol=1e-6, msg="a fresh adapter changes nothing")
+    losses = steps_on(task, trained)
+    assert losses[-1] < losses[0] - 1e-4 and sorted(losses, reverse=True) == losses
+    index = file_index(model)
+    for dialect in ("kohya", "diffusers") if kind in ("lora", "rslora") else ("kohya",):
+        file = store(
+            gathered(task.networks),
+            tmp_path / f"{dialect}.safetensors",
+            task.config.model_copy(update={"dialect": dialect}),
+            index,
+            {},
+        )
+        assert check(file, index).ok
+        with torch.no_grad():
+            learnt = task.loss(inputs)
+        other = fresh_model()
+        again = task_on(data, model=other, **said, start_from=str(file))
+        more = add_networks(again.networks, again.config, file_index(other))
+        with torch.no_grad():
+            torch.testing.assert_close(again.loss(inputs), learnt, rtol=1e-5, atol=1e-6)
+        assert more.parameters.keys() == trained.parameters.keys()
+        assert steps_on(again, more, 2)[-1] < float(learnt)
+
+
+def on_unet(model: Any, file: Path, **said: Any) -> None:
+    config = plain(start_from=str(file), train_text_encoders=True, cache_text=False, **said)
+    clips = {
+        f"te{n}": model.networks[f] for n, f in enumerate(("text_encoder", "text_encoder_2"), 1) if f in model.networks
+    }
+    clips = {name: clip for name, clip in clips.items() if "T5" not in type(clip).__name__}
+    add_networks({"unet": model.denoiser, **clips}, config, file_index(model))
+
+
+def told(model: Any, seed: int = 0) -> torch.Tensor:
+    """One prediction from text encoders and denoiser."""
+    from inweave.models.families import Conditioning, predict
+    from inweave.models.teaching import batched, encoded, token_inputs
+
+    draw = torch.Generator().manual_seed(seed)
+    latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=draw)
+    with torch.no_grad():
+        text = encoded(model, token_inputs(model, "a red apple"), None)
+        given = batched(model, text, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), tuple(latents.shape), 1.0)
+        return predict(model, latents, torch.tensor([500.0]), Conditioning(given, 0.0, guided=False))
+
+
+@pytest.mark.parametrize(
+    ("variant", "dialect"),
+    [("sd1.5", "kohya"), ("sd1.5", "diffusers"), ("sdxl", "kohya"), ("sdxl", "diffusers"), ("sd3-medium", "diffusers"),
+     ("flux1-dev", "kohya"), ("flux1-dev", "diffusers")],
+)  # fmt: skip
+def test_going_on_from_another_dialect(variant: str, dialect: str, tmp_path: Path) -> None:
+    """Layers that learn say what the merged weights say, denoiser and text encoders."""
+    fused = variant == "flux1-dev" and dialect == "kohya"  # q, k and v are one module there
+    file = tiny.lora(tmp_path / "style.safetensors", variant, dialect="diffusers" if fused else dialect)
+    if fused:
+        file = Path(convert(file, tmp_path / "kohya.safetensors", to="kohya", base=tiny.folder(variant)).path)
+    merged, live = shared_model(variant), fresh_model(variant)
+    before = told(merged)
+    merged.swap([(file, 1.0)])
+    try:
+        wanted = told(merged)
+    finally:
+        merged.swap([])
+    assert float((wanted - before).abs().max()) > 0.05
+    on_unet(live, file)
+    torch.testing.assert_close(told(live), wanted, rtol=1e-3, atol=2e-4)
+
+
+def test_peft_folders_go_on_too(tmp_path: Path) -> None:
+    model = fresh_model()
+    task = task_on(make_set(tmp_path / "set"), model=model)
+    trained = add_networks(task.networks, task.config)
+    steps_on(task, trained)
+    saved = store(
+        gathered(task.networks),
+        tmp_path / "out.safetensors",
+        task.config.model_copy(update={"dialect": "peft"}),
+        file_index(model),
+        {},
+    )
+    assert (saved / "adapter_config.json").is_file()
+    other = fresh_model()
+    add_networks({"unet": other.unet}, plain(start_from=str(saved)), file_index(other))
+    torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
+
+
+def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
+    file = tiny.lora(tmp_path / "style.safetensors", "sd1.5", dialect="kohya")
+    model = fresh_model()
+    on_unet(model, file, dropout=0.25)
+    assert {layer.term(NAME).dropout for layer in lora_layers(model.unet).values()} == {0.25}
+    index = file_index(shared_model())
+    with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
+        add_networks({"unet": fresh_model().unet}, plain(start_from=str(file)), index)
+    with pytest.raises(ConfigError, match="brings its own modules"):
+        rules = [{"pattern": "to_q", "rank": 2}]
+        add_networks({"unet": fresh_model().unet}, plain(start_from=str(file), rules=rules), index)
+    other = fresh_model()
+    rules = [{"pattern": "attn2.to_q", "learning_rate": 1e-3}]
+    config = plain(start_from=str(file), rules=rules, train_text_encoders=True, cache_text=False)
+    trained = add_networks({"unet": other.unet, "te1": other.text_encoder}, config, index)
+    assert {round(f, 6) for n, f in trained.multipliers.items() if "attn2.to_q" in n} == {10.0}
+    eject(other.unet)
+
+
+def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> None:
+    data, model = make_set(tmp_path / "set"), fresh_model()
+    task = task_on(data, model=model)
+    steps_on(task, add_networks(task.networks, task.config))
+    file = store(gathered(task.networks), tmp_path / "unet.safetensors", task.config, file_index(model), {})
+    other = fresh_model()
+    on_unet(other, file)
+    assert lora_layers(other.text_encoder)
+    torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["sdxl", "flux1-dev"])
+def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> None:
+    file = tiny.lora(
+        tmp_path / "style.safetensors", variant, dialect="diffusers" if variant == "flux1-dev" else "kohya"
+    )
+    model = fresh_model()
+    with pytest.raises(TargetError):
+        on_unet(model, file)
+    assert not lora_layers(model.unet)
+
+
+@pytest.mark.parametrize(
+    ("variant", "said"),
+    [
+        ("sd1.5", {"dialect": "peft", "train_text_encoders": True, "cache_text": False}),  # a folder holds one network
+        ("flux1-dev", {"network": "loha"}),  # kohya joins q, k and v, and products of products have no common factors
+    ],
+)
+def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, said: dict[str, Any]) -> None:
+    model = fresh_model(variant)
+    with pytest.raises(ConfigError, match="dialect"):
+        add_networks({"unet": model.denoiser, "te1": model.text_encoder}, plain(**said), file_index(model))
+    other = fresh_model(variant)
+    trained = add_networks({"unet": other.denoiser}, plain(targets="attention"), file_index(other))
+    bare = fresh_model(variant)
+    again = add_networks({"unet": bare.denoiser}, plain(targets="attention")).parameters
+    assert all(torch.equal(parameter, again[name]) for name, parameter in trained.parameters.items()), (
+        "looking changes nothing"
+    )

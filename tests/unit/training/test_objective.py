@@ -1,0 +1,271 @@
+"""What is asked of the denoiser is what diffusers' schedulers ask, the draws have the moments of their formulas, and the
+loss has the gradient it should.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+diffusers = pytest.importorskip("diffusers")
+
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift  # noqa: E402
+from diffusers.training_utils import compute_snr  # noqa: E402
+from torch import nn  # noqa: E402
+
+from inweave.errors import ConfigError  # noqa: E402
+from inweave.training.tasks.objective import Line, Objective, judged, make_objective  # noqa: E402
+
+CPU = torch.device("cpu")
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "sd": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
+    "zero": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "rescale_betas_zero_snr": True},
+}  # fmt: skip
+DRAWS = 40_000
+
+
+def model(scheduler: str = "DDPMScheduler", family: str = "sd", **config: Any) -> Any:
+    """As much of a model as an objective looks at."""
+    made = getattr(diffusers, scheduler)(**config)
+    flow = family in ("sd3", "flux")
+    prediction = "flow" if flow else made.config.prediction_type
+    return SimpleNamespace(scheduler=made, flow=flow, family=family, name="a model", prediction=prediction)
+
+
+def noise_and_all(count: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(count, 4, 2, 3), torch.randn(count, 4, 2, 3), torch.arange(1000)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction"])
+def test_diffusion_is_ddpm(schedule: str, kind: str) -> None:
+    ddpm = diffusers.DDPMScheduler(**SCHEDULES[schedule], prediction_type=kind)
+    latents, noise, times = noise_and_all()
+    found = make_objective(model(**SCHEDULES[schedule], prediction_type=kind), "auto", CPU)
+    noisy, target = found.noised(latents, noise, times)
+    torch.testing.assert_close(noisy, ddpm.add_noise(latents, noise, times))
+    wanted = noise if kind == "epsilon" else ddpm.get_velocity(latents, noise, times)
+    torch.testing.assert_close(target, wanted)
+    assert torch.equal(found.asked_time(times), times)
+    if schedule == "zero":
+        assert torch.equal(noisy[-1], noise[-1]), "the last step is pure noise"
+    else:
+        assert not torch.equal(noisy[-1], noise[-1])
+
+
+@pytest.mark.parametrize("sampler", ["EulerDiscreteScheduler", "DDIMScheduler", "PNDMScheduler", "DDPMScheduler"])
+def test_the_schedule_is_that_of_training_whatever_samples(sampler: str) -> None:
+    """Euler bends the last step of a zero terminal SNR, and PNDM knows none."""
+    said = SCHEDULES["sd" if sampler == "PNDMScheduler" else "zero"]
+    found = make_objective(model(sampler, **said), "auto", CPU)
+    assert found.alphas is not None
+    assert torch.equal(found.alphas, diffusers.DDPMScheduler(**said).alphas_cumprod)
+
+
+def test_flow_is_scale_noise() -> None:
+    latents, noise, _ = noise_and_all(50)
+    flow = diffusers.FlowMatchEulerDiscreteScheduler()
+    flow.set_timesteps(50)
+    found = make_objective(model("FlowMatchEulerDiscreteScheduler", "sd3"), "auto", CPU)
+    levels = flow.sigmas[:50]
+    noisy, target = found.noised(latents, noise, levels)
+    torch.testing.assert_close(noisy, flow.scale_noise(latents, flow.timesteps, noise))
+    torch.testing.assert_close(found.asked_time(levels), flow.timesteps)
+    torch.testing.assert_close(target, noise - latents)
+    # a whole step along the target leads from the noised latents to the clean ones
+    torch.testing.assert_close(noisy - levels.reshape(-1, 1, 1, 1) * target, latents, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize("gamma", [1.0, 5.0])
+def test_min_snr(kind: str, gamma: float) -> None:
+    ddpm = diffusers.DDPMScheduler(**SCHEDULES["sd"])
+    times = torch.arange(1000)
+    snr = compute_snr(ddpm, times)
+    wanted = torch.minimum(snr, torch.full_like(snr, gamma)) / (snr if kind == "epsilon" else snr + 1)
+    found = Objective(kind, ddpm.alphas_cumprod, min_snr_gamma=gamma).weights(times)
+    assert found is not None
+    torch.testing.assert_close(found, wanted)
+    assert found.min() < 0.5 * found.max()
+
+
+def test_min_snr_of_pure_noise_is_its_limit() -> None:
+    alphas = diffusers.DDPMScheduler(**SCHEDULES["zero"]).alphas_cumprod
+    last = torch.tensor([999])
+    for kind, wanted in (("epsilon", 1.0), ("v_prediction", 0.0)):
+        assert Objective(kind, alphas, min_snr_gamma=5.0).weights(last).tolist() == [wanted]
+    assert Objective("epsilon", alphas).weights(last) is None
+    assert Objective("flow", None, min_snr_gamma=5.0).weights(last) is None
+
+
+def test_offset_noise() -> None:
+    plain, moved = (
+        Objective("epsilon", None, noise_offset=size).draw_noise((500, 4, 16, 16), torch.Generator().manual_seed(1))
+        for size in (0.0, 0.5)
+    )
+    shift = moved - plain
+    assert torch.allclose(shift, shift[..., :1, :1], atol=1e-6), "one number a channel"
+    assert shift[:, :, 0, 0].std() == pytest.approx(0.5, rel=0.05)
+    assert shift[:, :, 0, 0].flatten().unique().numel() == 500 * 4
+    assert plain.std() == pytest.approx(1.0, rel=0.01)
+
+
+def draws(tokens: int = 1024, **said: Any) -> torch.Tensor:
+    found = Objective("flow", None, **said).draw_times(DRAWS, tokens, torch.Generator().manual_seed(2))
+    assert found.min() >= 0 and found.max() <= 1
+    return found.double()
+
+
+def test_uniform_times() -> None:
+    level = draws(timesteps="uniform")
+    assert level.mean() == pytest.approx(0.5, abs=0.01) and level.var() == pytest.approx(1 / 12, rel=0.02)
+    steps = Objective("epsilon", torch.ones(1000)).draw_times(DRAWS, 0, torch.Generator().manual_seed(2))
+    assert steps.dtype == torch.int64 and (steps.min(), steps.max()) == (0, 999)
+    assert steps.double().mean() == pytest.approx(499.5, rel=0.01)
+
+
+@pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 1.0), (-0.5, 0.4)])
+def test_logit_normal_times(mean: float, std: float) -> None:
+    logits = torch.logit(draws(timesteps="logit_normal", logit_mean=mean, logit_std=std))
+    assert logits.mean() == pytest.approx(mean, abs=0.02) and logits.std() == pytest.approx(std, rel=0.02)
+    skewness = ((logits - logits.mean()) ** 3).mean() / logits.std() ** 3
+    assert abs(float(skewness)) < 0.05
+
+
+def test_sigmoid_times_have_no_mean() -> None:
+    logits = torch.logit(draws(timesteps="sigmoid", logit_mean=0.7, logit_std=1.5))
+    assert logits.mean() == pytest.approx(0.0, abs=0.03) and logits.std() == pytest.approx(1.5, rel=0.02)
+
+
+def test_a_shift_moves_the_logit_by_its_logarithm() -> None:
+    """f s / (1 + (f - 1) s) has the logit of s plus log f; it is what diffusers does to noise levels."""
+    plain, shifted = draws(timesteps="sigmoid"), draws(timesteps="shift", shift=3.0)
+    torch.testing.assert_close(torch.logit(shifted), torch.logit(plain) + math.log(3), rtol=1e-3, atol=1e-3)
+    flow = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
+    flow.set_timesteps(sigmas=plain[:100].sort(descending=True).values.numpy())
+    torch.testing.assert_close(
+        flow.sigmas[:100].double(), shifted[:100].sort(descending=True).values, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("tokens", [64, 256, 1024, 4096, 9216])
+def test_flux_shifts_by_size(tokens: int) -> None:
+    dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True)
+    found = make_objective(dev, "auto", CPU)
+    assert found.timesteps == "shift" and found.shift is None
+    mu = calculate_shift(tokens)
+    assert found.line.at(tokens) == pytest.approx(mu)
+    plain = draws(timesteps="sigmoid")
+    level = found.draw_times(DRAWS, tokens, torch.Generator().manual_seed(2)).double()
+    torch.testing.assert_close(level, math.exp(mu) / (math.exp(mu) + (1 / plain - 1)), rtol=1e-4, atol=1e-5)
+    flow = dev.scheduler
+    flow.set_timesteps(sigmas=plain[:50].sort(descending=True).values.numpy(), mu=mu)
+    torch.testing.assert_close(flow.sigmas[:50].double(), level[:50].sort(descending=True).values, rtol=1e-4, atol=1e-5)
+
+
+def test_the_line_is_the_models_own() -> None:
+    dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True, base_shift=0.2, max_shift=2.0)
+    assert make_objective(dev, "auto", CPU).line == Line((256, 4096), (0.2, 2.0))
+    schnell = model("FlowMatchEulerDiscreteScheduler", "flux", shift=1.0)
+    assert make_objective(schnell, "auto", CPU).shift == 1.0, "schnell was never shifted by size"
+    sd3 = model("FlowMatchEulerDiscreteScheduler", "sd3", shift=3.0)
+    assert make_objective(sd3, "auto", CPU, timesteps="shift").shift == 3.0
+    assert make_objective(sd3, "auto", CPU, shift=2.0).timesteps == "shift", "a shift that is given is used"
+    assert make_objective(sd3, "auto", CPU).timesteps == "logit_normal"
+
+
+def test_what_does_not_fit_a_model() -> None:
+    sd, sd3 = model(**SCHEDULES["sd"]), model("FlowMatchEulerDiscreteScheduler", "sd3")
+    for which, wanted, options in (
+        (sd, "flow", {}), (sd3, "epsilon", {}), (sd, "auto", {"timesteps": "shift"}),
+        (model(**SCHEDULES["sd"], prediction_type="sample"), "auto", {}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            make_objective(which, wanted, CPU, **options)
+    assert make_objective(sd, "v_prediction", CPU).kind == "v_prediction"
+
+
+def test_a_mask_counts_only_its_open_part() -> None:
+    torch.manual_seed(3)
+    answer, target = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
+    mask = torch.zeros(2, 1, 6, 6)
+    mask[0, :, :2], mask[1, :, 4:, 4:] = 1.0, 1.0
+    found = judged(answer, target, None, mask)
+    parts = [(answer - target)[0, :, :2].square().mean(), (answer - target)[1, :, 4:, 4:].square().mean()]
+    torch.testing.assert_close(found, torch.stack(parts).mean())
+    other = torch.where(mask.bool(), answer, 1000 * torch.randn_like(answer))
+    assert torch.equal(judged(other, target, None, mask), found)
+    assert not torch.equal(judged(other, target, None, None), judged(answer, target, None, None))
+    answer.requires_grad_()
+    judged(answer, target, None, mask).backward()
+    assert answer.grad is not None and bool((answer.grad[(mask == 0).expand_as(answer)] == 0).all())
+    torch.testing.assert_close(judged(answer, target, None, torch.ones_like(mask)), judged(answer, target, None, None))
+    assert float(judged(answer, target, None, torch.zeros_like(mask))) == 0.0, (
+        "a closed mask teaches nothing, and breaks nothing"
+    )
+
+
+def test_weights_count_pictures() -> None:
+    torch.manual_seed(4)
+    answer, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
+    each = [judged(answer[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
+    found = judged(answer, target, torch.tensor([1.0, 0.5, 0.0]), None)
+    torch.testing.assert_close(found, (each[0] + 0.5 * each[1]) / 3)
+
+
+def test_half_precision_is_judged_in_float32() -> None:
+    answer, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
+    assert float(judged(answer.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
+
+
+class Denoiser(nn.Module):
+    """Two layers that also hear the time, in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.a = nn.Conv2d(2, 3, 3, padding=1, dtype=torch.float64)
+        self.b = nn.Conv2d(3, 2, 1, dtype=torch.float64)
+
+    def forward(self, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.b(torch.tanh(self.a(noisy) + time.double().reshape(-1, 1, 1, 1) / 1000))
+        return found
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("gamma", [None, 5.0])
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "flow"])
+def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked: bool) -> None:
+    flow = kind == "flow"
+    alphas = None if flow else diffusers.DDPMScheduler(**SCHEDULES["zero"]).alphas_cumprod.double()
+    objective = Objective(kind, alphas, min_snr_gamma=gamma)
+    network = Denoiser()
+    draw = torch.Generator().manual_seed(6)
+    latents, noise = (torch.randn(2, 2, 3, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    times = torch.tensor([0.3, 0.9], dtype=torch.float64) if flow else torch.tensor([200, 999])
+    mask = torch.rand(2, 1, 3, 3, generator=draw, dtype=torch.float64).round() if masked else None
+
+    def loss() -> torch.Tensor:
+        noisy, target = objective.noised(latents, noise, times)
+        return judged(network(noisy, objective.asked_time(times)), target, objective.weights(times), mask)
+
+    loss().backward()
+    step = 1e-6
+    for parameter in network.parameters():
+        assert parameter.grad is not None
+        for place in range(0, parameter.numel(), 5):
+            with torch.no_grad():
+                flat = parameter.view(-1)
+                before = flat[place].clone()
+                values = []
+                for sign in (1, -1):
+                    flat[place] = before + sign * step
+                    values.append(float(loss()))
+                flat[place] = before
+            wanted = (values[0] - values[1]) / (2 * step)
+            assert float(parameter.grad.view(-1)[place]) == pytest.approx(wanted, rel=1e-5, abs=1e-8)

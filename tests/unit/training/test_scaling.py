@@ -1,0 +1,103 @@
+"""Clipping, the loss scale and moving averages: all on the device, all against their formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load, save  # noqa: E402
+from torch import nn  # noqa: E402
+
+from inweave.errors import ConfigError  # noqa: E402
+from inweave.training.optim.adamw import Ema, LossScaler, clip  # noqa: E402
+from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from tests.unit.training.test_optimizers import (  # noqa: E402
+    EPS,
+    LR,
+    NO,
+    ONE,
+    SHAPES,
+    YES,
+    built,
+    gradients,
+    parameters,
+    same,
+    spoil,
+)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e6])
+def test_clip_is_clip_grad_norm(max_norm: float, scale: float) -> None:
+    flat, theirs = FlatParameters(parameters()), parameters()
+    for p in theirs.values():
+        p.grad = torch.zeros_like(p)
+    next(zip(gradients(flat.parameters, 1), gradients(theirs, 1), strict=True))
+    flat.grads.mul_(scale)
+    norm = nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+    grad_scale, ok, found = clip(flat.grads, max_norm, torch.tensor(scale))
+    assert bool(ok) and all(t.dim() == 0 for t in (grad_scale, ok, found))
+    # two sums of n squares, and their 1e-6 beside the norm
+    off = EPS * flat.grads.numel() ** 0.5 + 1e-6 / float(norm)
+    assert float(found) == pytest.approx(float(norm), rel=off)
+    for name, parameter in flat.parameters.items():
+        torch.testing.assert_close(parameter.grad * grad_scale, theirs[name].grad, rtol=2 * off, atol=0)
+
+
+def test_clip_at_the_edges() -> None:
+    assert [float(t) for t in clip(torch.zeros(5), 1.0)] == [1.0, 1.0, 0.0]
+    assert [float(t) for t in clip(torch.full((4,), 2.0), None, 8.0)] == [0.125, 1.0, 0.5]
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        assert not bool(clip(torch.tensor([1.0, bad]), 1.0)[1])
+    with pytest.raises(ConfigError):
+        clip(torch.zeros(5), 0.0)
+
+
+def test_loss_scale_grows_shrinks_and_stays_in_bounds() -> None:
+    scaler = LossScaler("cpu", interval=3)
+    seen = []
+    for ok in (1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1):
+        scaler.update(torch.tensor(bool(ok)))
+        seen.append(float(scaler.scale) / 65536)
+    assert seen == [1, 1, 2, 2, 2, 1, 1, 1, 0.5, 0.5, 0.5, 1]
+    assert int(scaler.skipped) == 2
+    other = LossScaler("cpu", interval=3)
+    other.load(load(save(scaler.state())))
+    assert same(scaler.state(), other.state())
+    for _ in range(40):
+        scaler.update(NO)
+    assert float(scaler.scale) == 1.0 and int(scaler.skipped) == 42
+    for _ in range(100):
+        scaler.update(YES)
+    assert float(scaler.scale) == 2.0**24
+    first = LossScaler("cpu")
+    for count in range(1, 2001):
+        first.update(YES)
+        assert float(first.scale) == (65536 if count < 2000 else 131072)
+
+
+def test_ema_is_its_formula_and_swaps_without_loss() -> None:
+    flat, optimizer = built("adamw")
+    ema, want = Ema(flat, 0.9), flat.values.double()
+    for count, _ in enumerate(gradients(flat.parameters, 20)):
+        ok = torch.tensor(count % 4 != 3)
+        if not ok:
+            spoil(flat, float("nan"))
+            kept = ema.values.clone()
+        optimizer.step(LR, ONE, ok)
+        ema.update(ok)
+        want = 0.9 * want + 0.1 * flat.values if ok else want
+        assert ok or torch.equal(ema.values, kept)
+    assert ((ema.values - want).abs() <= 20 * 2 * EPS * want.abs().max()).all()
+    before = flat.values.clone()
+    with pytest.raises(KeyError), ema.swapped():
+        assert torch.equal(flat.values, ema.values) and not torch.equal(flat.values, before)
+        assert torch.equal(flat.parameters["a"], ema.values[flat.segments["a"].place].view(SHAPES["a"]))
+        raise KeyError
+    assert torch.equal(flat.values, before)
+    other = Ema(flat, 0.9)
+    other.load(load(save(ema.state())))
+    assert same(ema.state(), other.state())
+    with pytest.raises(ConfigError):
+        Ema(flat, 1.0)

@@ -1,0 +1,115 @@
+"""One update: pieces and micro-batches add up to the large batch, and several processes to one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from inweave.training.distributed.world import World
+from inweave.training.loop import Run
+from inweave.training.tasks.base import Tensors, generator_for
+from tests.unit.training.tiny import state_bits, tiny
+
+EPS = 2.0**-24  # half an ulp: what one rounding costs
+
+
+def batches(run: Run, *rows: tuple[int, ...]) -> list[Tensors]:
+    return [run.task.draw(batch, generator_for(3, number)) for number, batch in enumerate(rows)]
+
+
+def joined(parts: list[Tensors]) -> Tensors:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def gradients(run: Run, given: list[Tensors]) -> tuple[torch.Tensor, float]:
+    run.step._accumulate(0, given)
+    return run.flat.grads.clone(), float(run.step.loss)
+
+
+def bound(run: Run, given: list[Tensors]) -> torch.Tensor:
+    """How far two orders of the same sums may lie apart.
+
+    A gradient is a sum over all rows of products; those of one row are computed alike in both orders. Each of the n
+    additions rounds by EPS of a partial sum, which is at most the sum of the rows' magnitudes; one more rounding a row
+    comes from its share of the mean.
+    """
+    rows = joined(given)
+    count = len(rows["rows"])
+    alone = [gradients(run, [{name: value[i : i + 1] for name, value in rows.items()}])[0].abs() for i in range(count)]
+    length = rows["rows"].shape[1]
+    return 2 * (count * length + 2) * EPS * torch.stack(alone).sum(0) / count + 1e-12
+
+
+@pytest.mark.parametrize("rows", [((1, 2), (4, 5)), ((1,), (2,), (4,), (5,))])
+def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
+    run = tiny(tmp_path)
+    for _ in range(2):  # "up" starts at zero, and "down" then has no gradient
+        run._one()
+    parts = batches(run, *rows)
+    added, loss = gradients(run, parts)
+    at_once, whole = gradients(run, [joined(parts)])
+    allowed = bound(run, parts)
+    assert (added - at_once).abs().le(allowed).all()
+    assert allowed.max() < 1e-4 * at_once.abs().max(), "the tolerance must be able to fail"
+    assert loss == pytest.approx(whole, rel=2 * 4 * 3 * 8 * EPS)
+    other, _ = gradients(run, [joined(batches(run, (1, 2), (4, 7)))])
+    assert not (added - other).abs().le(allowed).all()
+
+
+@pytest.mark.parametrize("split", [2, 3, 4])
+def test_pieces_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
+    """Of five rows no pieces are equal: each counts by its rows."""
+    run = tiny(tmp_path)
+    for _ in range(2):
+        run._one()
+    given = [joined(batches(run, (1, 2), (4, 5, 7)))]
+    whole, loss = gradients(run, given)
+    run.step.split = split
+    cut, same = gradients(run, given)
+    run.step.split = 1
+    assert (whole - cut).abs().le(bound(run, given)).all() and same == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
+    run.step.split = split
+    assert float(run.step.judge(given[0])) == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
+
+
+def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their gradients added up by hand: the same bits, dropout included."""
+    said = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
+    one = tiny(tmp_path / "one", accumulation=2, **said)
+    two = [tiny(tmp_path / str(rank), world=World(2, rank), **said) for rank in (0, 1)]
+    for number in range(3):
+        kept: list[list[torch.Tensor]] = [[], []]
+        for rank in (0, 1):  # first only to see what each would send
+            monkeypatch.setattr(World, "add_up", lambda self, tensor, kept=kept: kept[self.rank].append(tensor.clone()))
+            monkeypatch.setattr(two[rank].step.optimizer, "step", lambda *_: None)
+            two[rank]._one()
+            two[rank].number = number
+            monkeypatch.undo()
+        sums = [first + second for first, second in zip(*kept, strict=True)]
+        for rank in (0, 1):
+            answers = iter(sums)
+            monkeypatch.setattr(World, "add_up", lambda self, tensor, answers=answers: tensor.copy_(next(answers)))
+            two[rank]._one()
+            monkeypatch.undo()
+        one._one()
+        assert state_bits(two[0]) == state_bits(two[1])
+        assert {n: b for n, b in state_bits(two[0]).items() if n != "bad"} == {
+            n: b for n, b in state_bits(one).items() if n != "bad"
+        }
+    assert sorted(two[0].task.drawn[1::2] + two[1].task.drawn[1::2]) == sorted(one.task.drawn)
+
+
+def test_the_state_is_all_there_is(tmp_path: Path) -> None:
+    run = tiny(tmp_path / "a", ema=0.9, dropout=0.1, dtype=torch.float16)
+    for _ in range(3):
+        run._one()
+    run.step.split = 2
+    other = tiny(tmp_path / "b", ema=0.9, dropout=0.1, dtype=torch.float16)
+    other.step.load({name: value.clone() for name, value in run.step.state().items()})
+    other.number = run.number
+    for _ in range(2):
+        run._one()
+        other._one()
+        assert state_bits(run) == state_bits(other) and torch.equal(run.step.loss, other.step.loss)

@@ -16,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
+from inweave.training.config.fields import Rule
 from inweave.training.config.importers.kohya import KOHYA
-from inweave.training.config.presets import KINDS
-from inweave.training.config.schema import PRESETS, Rule, TrainConfig
+from inweave.training.config.presets import KINDS, PRESETS
+from inweave.training.config.schema import TrainConfig
 
 
 def of(**fields: Any) -> TrainConfig:

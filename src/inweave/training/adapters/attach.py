@@ -36,7 +36,8 @@ from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
 from inweave.training.adapters.summary import conflicts, shape_of
-from inweave.training.config.presets import TARGETS, Rule
+from inweave.training.config.fields import Rule
+from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
 
 NAME = "trained"

@@ -34,8 +34,8 @@ from inweave.generate.pipeline import Pipeline
 from inweave.generate.prompt import parse
 from inweave.models.families import Conditioning
 from inweave.models.model import Model
-from inweave.training.config.importers.translate import at_most, file_text, shown, toml_table
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.toml import at_most, for_message, parse_toml, read_text_file
 from inweave.training.output.log import Drawn
 
 #: by what a line calls it, what it sets
@@ -193,7 +193,7 @@ def _put(said: Said, field: str, called: str, value: Any, wrong: list[str]) -> N
     if fits:
         said[field] = called, value
     else:
-        wrong.append(f"{called}: {expected} is needed, got {shown(value)}")
+        wrong.append(f"{called}: {expected} is needed, got {for_message(value)}")
 
 
 def _request(said: Said) -> GenerateConfig:
@@ -211,7 +211,7 @@ def _of_file(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
     """(where it stands, the line or table) of every prompt in a file."""
     if not Path(name).is_file():
         raise ConfigError(f"{name}: there is no such file; a prompt itself cannot end in {', '.join(FILES)}")
-    text = file_text(name)
+    text = read_text_file(name)
     if name.lower().endswith(".txt"):
         lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
         prompts: list[Any] = [(f"{name}:{number}", line) for number, line in lines if line and line[0] != "#"]
@@ -224,7 +224,7 @@ def _of_file(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
 
 
 def _of_toml(text: str, name: str) -> list[Any]:
-    common = toml_table(text, name).get("prompt")
+    common = parse_toml(text, name).get("prompt")
     subsets = common.get("subset") if isinstance(common, dict) else None
     if not isinstance(common, dict) or not isinstance(subsets, list) or not all(isinstance(s, dict) for s in subsets):
         raise ConfigError(f"{name}: a [prompt] table with a [[prompt.subset]] for each prompt is needed")

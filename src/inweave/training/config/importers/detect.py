@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.importers import ai_toolkit, kohya, onetrainer
-from inweave.training.config.importers.translate import Dialect, at_most, file_text, flat, shown, toml_table, translate
-from inweave.training.config.schema import TrainConfig, checked
+from inweave.training.config.importers.translate import Dialect, translate
+from inweave.training.config.schema import TrainConfig
+from inweave.training.config.toml import at_most, flatten_sections, for_message, parse_toml, read_text_file
 
 MAX_LEAVES = 20_000
 MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
@@ -41,7 +42,7 @@ class Imported:
 
 def import_config(path: str | Path, **fields: Any) -> Imported:
     """The rival's file at ``path``; ``fields`` of ours replace what it says (or lacks, such as ``dataset``)."""
-    table = _parsed(file_text(path), Path(path))
+    table = _parsed(read_text_file(path), Path(path))
     try:
         kind, given = _recognised(table)
         if kind == "OneTrainer":
@@ -59,14 +60,14 @@ def import_config(path: str | Path, **fields: Any) -> Imported:
         ]
         said.unset += empty + [name for name in said.unknown if given.get(name) in _OFF]
         lost, said.no_equivalent, said.unknown = said.no_equivalent, [], []
-        config = checked(said)
+        config = TrainConfig.from_translation(said)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     notes = [
         *said.notes,
-        *(f"{name}: not in the file; {kind}'s default, {shown(v)}, is used" for name, v in silent.items()),
+        *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in silent.items()),
     ]
     notes += [f"{name}: is off, empty or as it is here" for name in said.unset]
     return Imported(config, {name: ours for name, ours in said.taken.items() if name not in silent}, lost, notes, kind)
@@ -88,7 +89,7 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(f"{path}: is no JSON: {error}") from None
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and path.suffix not in (".yaml", ".yml"):
-        table = toml_table(text, str(path))
+        table = parse_toml(text, str(path))
     else:
         table = _yaml(text, path)
     if not isinstance(table, dict) or not table:
@@ -128,7 +129,7 @@ def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
         if seen > MAX_LEAVES or len(name) > 1000:
             raise ConfigError("has too many settings, or too deep ones, for a training run")
         if isinstance(value, Mapping) and value:
-            inside = [(key if isinstance(key, str) else shown(key), each) for key, each in value.items()]
+            inside = [(key if isinstance(key, str) else for_message(key), each) for key, each in value.items()]
         elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
             inside = [(str(index), each) for index, each in enumerate(value)]
         else:
@@ -148,7 +149,7 @@ def _recognised(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return "OneTrainer", _leaves(table)
     if isinstance(table.get("datasets"), list) and not table.keys() - {"general", "datasets"}:
         raise ConfigError("is a dataset, not a training run; give it as dataset")
-    fields, problems = flat(table, keep=("parts", "optimizer_args"))
+    fields, problems = flatten_sections(table, keep=("parts", "optimizer_args"))
     if problems:
         raise ConfigError(problems)
     if {*kohya.KOHYA.plain, *kohya.KOHYA.readers} & fields.keys() - TrainConfig.model_fields.keys():
@@ -165,7 +166,7 @@ def _with_concepts(given: dict[str, Any], path: Path) -> dict[str, Any]:
         return given
     for folder in (path.parent, path.parent.parent, Path()):
         try:
-            listed = json.loads(file_text(folder / named))
+            listed = json.loads(read_text_file(folder / named))
         except (InweaveError, ValueError, OSError, RecursionError):
             continue
         return {**given, **_leaves({"concepts": listed})}

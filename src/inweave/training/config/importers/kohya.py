@@ -29,11 +29,11 @@ from inweave.training.config.importers.translate import (
     save_dtype,
     scalar,
     schedule,
-    shown,
     sizes,
     truth,
     whole,
 )
+from inweave.training.config.toml import for_message
 
 
 def _rates(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
@@ -82,7 +82,7 @@ def _resolution(out: Translation, name: str, value: Any, given: Mapping[str, Any
     sides = sizes(value)
     out.put(name, "resolution", round(math.sqrt(math.prod(sides))) if len(sides) == 2 else sides[0])
     if len(set(sides)) > 1:
-        out.note(name, f"{shown(value)} is read as the area; buckets choose the shape")
+        out.note(name, f"{for_message(value)} is read as the area; buckets choose the shape")
 
 
 def _unet_only(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ def _known(expected: Iterable[Any], why: str) -> Reader:
     """Harmless at the values that are the way of things here, without equivalent at others."""
     usual = {bare(each) for each in expected}
     return lambda out, name, value, given: (
-        out.note(name, "is how it is here") if bare(value) in usual else out.none(name, f"{shown(value)}: {why}")
+        out.note(name, "is how it is here") if bare(value) in usual else out.none(name, f"{for_message(value)}: {why}")
     )
 
 
@@ -130,7 +130,7 @@ def _timesteps(out: Translation, name: str, value: Any, given: Mapping[str, Any]
     drawn = {"uniform": "uniform", "sigmoid": "sigmoid", "shift": "shift", "fluxshift": "shift"}.get(bare(value))
     if bare(value) == "sigma":
         drawn = "logit_normal" if bare(given.get("weighting_scheme")) == "logitnormal" else "uniform"
-    out.put(name, "timesteps", drawn) if drawn else out.none(name, f"{shown(value)}: the model's preset decides")
+    out.put(name, "timesteps", drawn) if drawn else out.none(name, f"{for_message(value)}: the model's preset decides")
 
 
 def _shift(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ def _log_with(out: Translation, name: str, value: Any, given: Mapping[str, Any])
     if bare(value) in ("tensorboard", "all"):
         out.put(name, "tensorboard", True)
     else:
-        out.none(name, f"{shown(value)}: TensorBoard's files can be written")
+        out.none(name, f"{for_message(value)}: TensorBoard's files can be written")
 
 
 def _length(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ def _network(out: Translation, given: Mapping[str, Any]) -> None:
     if not given.get("network_module") and not given.get("network_args"):
         return
     named = given.get("network_module")
-    module = named[:100] if isinstance(named, str) else shown(named) if named else ""
+    module = named[:100] if isinstance(named, str) else for_message(named) if named else ""
     try:
         said = pairs(given.get("network_args") or [])
     except ValueError as error:
@@ -187,9 +187,9 @@ def _network(out: Translation, given: Mapping[str, Any]) -> None:
     if "network_module" in given:
         out.taken["network_module"] = "network"
     if algorithm not in _ALGORITHMS:
-        out.none("network_args.algo", f"{shown(said['algo'])} cannot be trained here; lora is")
+        out.none("network_args.algo", f"{for_message(said['algo'])} cannot be trained here; lora is")
     elif module and not module.startswith(("networks.lora", "lycoris")):
-        out.none("network_module", f"{shown(module)} cannot be trained here; lora is")
+        out.none("network_module", f"{for_message(module)} cannot be trained here; lora is")
     else:
         kind = _ALGORITHMS[algorithm]
         kind = "locon" if kind == "lora" and conv else kind
@@ -222,7 +222,7 @@ def _network_arg(out: Translation, theirs: str, name: str, value: Any, algorithm
         for each in str(value).split(","):
             pattern, _, said = each.strip().rpartition("=")
             if not pattern:
-                raise ValueError(f"pattern=number is needed, got {shown(each)}")
+                raise ValueError(f"pattern=number is needed, got {for_message(each)}")
             rules.setdefault(pattern, {"pattern": pattern})[ours] = scalar(said)
         out.fields["rules"] = list(rules.values())
         out.taken[theirs] = "rules"

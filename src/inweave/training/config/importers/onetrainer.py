@@ -34,11 +34,11 @@ from inweave.training.config.importers.translate import (
     save_dtype,
     scalar,
     schedule,
-    shown,
     truth,
     when,
     whole,
 )
+from inweave.training.config.toml import for_message
 
 Given = Mapping[str, Any]
 
@@ -46,7 +46,7 @@ Given = Mapping[str, Any]
 def _parts(given: Given) -> tuple[str, tuple[str, ...]]:
     """(the denoiser, the text encoders) of a type of model."""
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    kind = shown(given.get("model_type")).strip("'")
+    kind = for_message(given.get("model_type")).strip("'")
     if kind.startswith("STABLE_DIFFUSION_XL"):
         return "unet", encoders[:2]
     if kind.startswith("STABLE_DIFFUSION_3"):
@@ -76,13 +76,13 @@ def _part(out: Translation, name: str, value: Any, given: Given) -> None:
         out.fields["parts"] = {**out.fields.get("parts", {}), part: value}
         out.taken[name] = "parts"
     elif key == "weight_dtype" and bare(value) not in (*PRECISIONS, "none"):
-        out.none(name, f"{shown(value)}: {MEMORY}")
+        out.none(name, f"{for_message(value)}: {MEMORY}")
     elif key == "dropout_probability" and part in encoders and number(value) > 0:
         if out.fields.get("caption_dropout", number(value)) == number(value):
             out.put(name, "caption_dropout", number(value))
         else:
             out.none(name, "a caption is dropped from all text encoders at once")
-    elif key == "guidance_scale" and part == denoiser and shown(given.get("model_type")).startswith("'FLUX_DEV"):
+    elif key == "guidance_scale" and part == denoiser and for_message(given.get("model_type")).startswith("'FLUX_DEV"):
         out.put(name, "guidance", number(value))
     elif key == "gradient_checkpointing" and part == denoiser:
         out.put(name, "checkpointing", "full" if truth(value) else "off")
@@ -124,7 +124,7 @@ def _every(ours: str) -> Reader:
         if unit in ("step", "never"):
             out.put(name, ours, whole(value) if unit == "step" else 0)
         else:
-            out.none(name, f"counts in {shown(unit)}; {ours} counts steps")
+            out.none(name, f"counts in {for_message(unit)}; {ours} counts steps")
 
     return read
 
@@ -194,7 +194,7 @@ def _distribution(out: Translation, name: str, value: Any, given: Given) -> None
     if bare(value) == "uniform" and not (flow and (moves or shift != 1)):
         out.put(name, "timesteps", "uniform")
     elif bare(value) != "logitnormal" or not flow:
-        out.none(name, f"{shown(value)}, with a shift or without: the model's preset decides")
+        out.none(name, f"{for_message(value)}, with a shift or without: the model's preset decides")
     else:
         out.put(name, "timesteps", "shift" if moves or shift != 1 else "logit_normal")
         if shift != 1 and not moves:
@@ -210,7 +210,7 @@ def _weight(out: Translation, name: str, value: Any, given: Given) -> None:
     elif bare(value) == "constant":
         out.note(name, "is how it is here")
     else:
-        out.none(name, f"{shown(value)}: min-SNR is the weight there is")
+        out.none(name, f"{for_message(value)}: min-SNR is the weight there is")
 
 
 def _betas(first: str, second: str) -> Reader:
@@ -253,7 +253,7 @@ ONE_TRAINER: Final = Dialect(
     readers={
         "training_method": lambda out, name, value, given: (
             out.note(name, "adapters are what is trained") if value == "LORA"
-            else out.problems.append(f"{name}: {shown(value)} trains no adapter, which is all that can be done here")),
+            else out.problems.append(f"{name}: {for_message(value)} trains no adapter, which is all that can be done here")),
         "lora_rank": when("rank", lambda g: bare(g.get("peft_type", "lora")) != "lokr", "lokr_dim is read"),
         "lokr_dim": when("rank", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
         "lokr_decompose_factor": when("factor", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),

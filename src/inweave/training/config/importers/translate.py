@@ -12,20 +12,15 @@ tables may contain `*`. Text from files is bounded before it is parsed, and valu
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError
+from inweave.training.config.toml import for_message
 
-MAX_FILE = 2**20  # bytes; real ones have a few thousand
-_DOTS = 1000  # in a line; reading a key of very many parts costs the square of their number
 _OFF: tuple[Any, ...] = (None, "", 0, [], {}, ())  # 0 stands for False and 0.0 too
 
 
@@ -44,7 +39,7 @@ class Translation:
     def put(self, theirs: str, ours: str, value: Any) -> None:
         if ours in self.fields and self.fields[ours] != value:
             other = next((name for name, took in self.taken.items() if took == ours), ours)
-            said = f"{shown(self.fields[ours])} and {shown(value)}"
+            said = f"{for_message(self.fields[ours])} and {for_message(value)}"
             self.problems.append(f"{other} and {theirs} say different things for {ours}: {said}; keep one")
         self.fields.setdefault(ours, value)
         self.taken[theirs] = ours
@@ -113,7 +108,7 @@ def known_names(dialect: Dialect) -> list[str]:
 def bare(value: Any) -> str:
     """A name without its case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are one."""
     return "".join(
-        letter for letter in (value if isinstance(value, str) else shown(value))[:100].lower() if letter.isalnum()
+        letter for letter in (value if isinstance(value, str) else for_message(value))[:100].lower() if letter.isalnum()
     )
 
 
@@ -123,7 +118,7 @@ def truth(value: Any) -> bool:
         return True
     if said in ("false", "0", "no", "off", "none"):
         return False
-    raise ValueError(f"true or false is needed, got {shown(value)}")
+    raise ValueError(f"true or false is needed, got {for_message(value)}")
 
 
 def number(value: Any) -> float:
@@ -132,12 +127,12 @@ def number(value: Any) -> float:
             return made
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"a number is needed, got {shown(value)}")
+    raise ValueError(f"a number is needed, got {for_message(value)}")
 
 
 def whole(value: Any) -> int:
     if (made := number(value)) != int(made):
-        raise ValueError(f"a whole number is needed, got {shown(value)}")
+        raise ValueError(f"a whole number is needed, got {for_message(value)}")
     return int(made)
 
 
@@ -146,7 +141,7 @@ def choice(ours: str, table: Mapping[str, str], otherwise: str) -> Reader:
         if bare(value) in table:
             out.put(name, ours, table[bare(value)])
         else:
-            out.none(name, f"{shown(value)} is not known here; {otherwise}")
+            out.none(name, f"{for_message(value)} is not known here; {otherwise}")
 
     return read
 
@@ -161,7 +156,7 @@ def pairs(value: Any) -> dict[str, str]:
         return {str(name): each for name, each in value.items()}
     listed = value.split() if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and "=" in each for each in listed):
-        raise ValueError(f'a list such as ["name=value"] is needed, got {shown(value)}')
+        raise ValueError(f'a list such as ["name=value"] is needed, got {for_message(value)}')
     return {name.strip(): said.strip() for name, _, said in (each.partition("=") for each in listed)}
 
 
@@ -185,7 +180,7 @@ def sizes(value: Any) -> list[int]:
     listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
     found = [whole(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
     if not found or min(found) < 1:
-        raise ValueError(f"a size is needed, got {shown(value)}")
+        raise ValueError(f"a size is needed, got {for_message(value)}")
     return found
 
 
@@ -282,83 +277,3 @@ def sample_prompt(out: Translation, name: str, value: Any, given: Mapping[str, A
         out.taken[name] = "sample_prompts"
     else:
         out.note(name, "samples are made the model's own way")
-
-
-# --- text ----------------------------------------------------------------------------------------------------------
-
-
-def shown(value: Any) -> str:
-    """A value for a message: short, and whatever it is."""
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return "a very large number"  # too long to be written out
-    if isinstance(value, str | int | float | None):
-        text = repr(value)
-        return text if len(text) <= 80 else f"{text[:77]}..."
-    if hasattr(value, "isoformat"):  # TOML has dates and times
-        return f"the date or time {value.isoformat()}"
-    return (
-        "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "something else"
-    )
-
-
-def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
-    """Nobody reads more of them, and a file can make any number."""
-    return [*problems[:limit], *([f"and {len(problems) - limit} more"] if len(problems) > limit else [])]
-
-
-def file_text(path: str | Path) -> str:
-    """A configuration's text, if it can be one."""
-    place = Path(path)
-    try:
-        if not place.is_file():
-            raise ConfigError(f"{path}: there is no such file")
-        with place.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if len(data) > MAX_FILE:
-        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, which no configuration is")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is no text: byte {error.start} is not UTF-8") from None
-    if "\0" in text:
-        raise FormatError(f"{path}: is no text: byte {text.index(chr(0))} is zero")
-    return text
-
-
-def toml_table(text: str, where: str) -> dict[str, Any]:
-    if max(line.count(".") for line in text.split("\n")) > _DOTS:
-        raise FormatError(f"{where}: has a line with more than {_DOTS} dots")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise FormatError(f"{where}: is nested too deeply") from None
-    except ValueError as error:  # a number may be too long to read, which is no TOMLDecodeError
-        raise ConfigError(f"{where}: is no TOML: {error}") from None
-
-
-def flat(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """Sections only group: their settings move to the top, but for those that are tables themselves."""
-    fields: dict[str, Any] = {}
-    problems: list[str] = []
-    for name, value in table.items():
-        inside = value if isinstance(value, dict) and name not in keep else {name: value}
-        for key, each in inside.items():
-            if key in fields:
-                problems.append(f"{key}: is given twice, the second time in [{name}]")
-            fields[key] = each
-    return fields, problems
-
-
-def to_toml(value: Any) -> str:
-    """A value of a configuration, as TOML writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{to_toml(str(name))} = {to_toml(each)}" for name, each in value.items()) + "}"
-    return "[" + ", ".join(to_toml(each) for each in value) + "]"

@@ -179,14 +179,14 @@ def _prepare(
         task.prepare(tick, staged=staged, beside=beside)
     world.wait()
     if staged and not world.first:
-        task.park()
+        task.offload_unused()
 
 
 def _beside(task: DiffusionTask, sample: Sampler, networks: tuple[str, ...]) -> Sample:
     """Draw with these networks on the device too."""
 
     def draw(step: int) -> list[Drawn]:
-        with task.present(*networks):
+        with task.on_device(*networks):
             return sample(step)
 
     return draw

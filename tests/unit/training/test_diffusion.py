@@ -336,7 +336,7 @@ def test_what_is_cached_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
     assert firsts == ["out", "out", "out", "in"], "room is made first"
     moves.log.clear()
     inject(model.unet, 2, 2, ["to_q"], name="x")
-    task.park()
+    task.offload_unused()
     assert set(moves.log) == {("vae", "out"), ("text_encoder", "out"), ("text_encoder_2", "out")}
     assert lora_layers(model.unet), "a network with adapters is not moved: the optimizer knows its addresses"
 
@@ -348,7 +348,7 @@ def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(
     task = task_on(make_set(tmp_path / "set"), model=model)
     task.prepare(staged=True)
     moves = Moves(model, monkeypatch)
-    with task.present("vae"):
+    with task.on_device("vae"):
         assert ("vae", "in") in moves.log
         moves.log.clear()
     assert {("vae", "out"), ("text_encoder", "out")} <= set(moves.log)
@@ -358,7 +358,7 @@ def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(
 
     monkeypatch.setattr(model.vae, "to", lambda where: full() if where != "cpu" else moves.log.append(("vae", "out")))
     moves.log.clear()
-    with pytest.raises(MemoryBudgetError, match="no memory to bring vae to cpu"), task.present("vae", "text_encoder"):
+    with pytest.raises(MemoryBudgetError, match="no memory to bring vae to cpu"), task.on_device("vae", "text_encoder"):
         raise AssertionError
     assert moves.log[-1][1] != "in" or moves.log[-1][0] == "unet"
     assert ("text_encoder", "out") in moves.log[-4:]

@@ -10,16 +10,16 @@ What a table of the dataset's file says of its pictures counts; where it says no
 masked for all pictures (`masked_loss`) or for those of a table with `alpha_mask`; where it is for any, the others, and
 those without a mask, have one that is open everywhere.
 
-What a step does not need may leave the device: `prepare(staged=True)` has one encoder there at a time and the denoiser
-last (adapters come afterwards), `park` puts away what is cached, `present` brings it back for a while.
+What a step does not need may leave the device (`inweave.training.tasks.offload`): `prepare(staged=True)` has one encoder
+there at a time and the denoiser last, since adapters come afterwards.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,6 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
-from inweave.layers import lora_layers
 from inweave.models.blueprint import COMPONENTS, ENCODERS
 from inweave.models.families import Conditioning, predict
 from inweave.models.model import Model
@@ -44,6 +43,7 @@ from inweave.training.data.report import arrange
 from inweave.training.memory.oom import needing
 from inweave.training.tasks.base import Tensors, generator_for
 from inweave.training.tasks.objective import Objective, judged, make_objective
+from inweave.training.tasks.offload import Offloader
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
 
@@ -77,6 +77,7 @@ class DiffusionTask:
         self.chunks = chunks_of(model, self.captions)
         self._numbers: dict[str, Tensors] = {}
         self._identity = identity(model)
+        self.offloader = Offloader(model.networks, model.device)
 
     # data
 
@@ -91,13 +92,13 @@ class DiffusionTask:
         texts = sorted({"", *(text for found in self.captions for text in found)}) if self._keeps_text else []
         total = len(jobs) + len(texts)
         if staged and jobs:
-            self._only({"vae"})
+            self.offloader.keep_only({"vae"})
         for number, (example, flip, crop) in enumerate(jobs):
             self._latents(example, flip, crop)
             if tick is not None:
                 tick("encoding pictures", number + 1, total)
         if staged and (texts or beside):
-            self._only({T5[self.model.family]} if self.trains_text else set(ENCODERS))
+            self.offloader.keep_only({T5[self.model.family]} if self.trains_text else set(ENCODERS))
         if beside is not None:
             beside()
         for number, text in enumerate(texts):
@@ -105,7 +106,7 @@ class DiffusionTask:
             if tick is not None:
                 tick("encoding captions", len(jobs) + number + 1, total)
         if staged:
-            self._only(self.needed)
+            self.offloader.keep_only(self.needed)
 
     def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
         """Latents, noise, times and text of a batch, on the host."""
@@ -241,29 +242,13 @@ class DiffusionTask:
         vae = set() if self.config.cache_latents else {"vae"}
         return trained | encoders | vae | {self.model.blueprint.denoiser.folder}
 
-    def park(self) -> None:
-        """Put away what no step needs; `prepare` must have filled the caches."""
-        self._only(self.needed)
+    def offload_unused(self) -> None:
+        """Move what no step needs to the host; `prepare` must have filled the caches."""
+        self.offloader.keep_only(self.needed)
 
-    @contextmanager
-    def present(self, *more: str) -> Iterator[None]:
+    def on_device(self, *more: str) -> AbstractContextManager[None]:
         """These are on the device too inside the block, and what a step needs alone after it."""
-        try:
-            self._only({*self.needed, *more})
-            yield
-        finally:
-            self._only(self.needed)
-
-    def _only(self, wanted: set[str]) -> None:
-        """First out, then in: both at once may not fit. What has adapters stays: their addresses are the optimizer's."""
-        still = {folder: network for folder, network in self.model.networks.items() if not lora_layers(network)}
-        for folder in still.keys() - wanted:
-            still[folder].to("cpu")
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        for folder in still.keys() & wanted:
-            with needing(f"bring {folder} to {self.device}", "a larger `vram`, or another precision, is the only way"):
-                still[folder].to(self.device)
+        return self.offloader.also(self.needed, *more)
 
     # what the run says of itself
 

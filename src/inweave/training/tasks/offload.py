@@ -1,0 +1,47 @@
+"""Which networks are on the device: everything else waits in host memory until it is needed.
+
+    encode images      the VAE alone
+    encode captions    the text encoders alone
+    train              what a step works with
+    generate samples   that, and for a while whatever generating needs
+
+A network with trainable adapters never moves: the optimizer holds the addresses of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from inweave.layers import lora_layers
+from inweave.training.memory.oom import needing
+
+
+class Offloader:
+    """Moves the networks of a model, by their folder names, between the host and ``device``."""
+
+    def __init__(self, networks: Mapping[str, nn.Module], device: torch.device) -> None:
+        self._networks, self._device = networks, device
+
+    def keep_only(self, folders: Set[str]) -> None:
+        """Have these on the device and nothing else; out before in, since both at once may not fit."""
+        movable = {folder: network for folder, network in self._networks.items() if not lora_layers(network)}
+        for folder in movable.keys() - folders:
+            movable[folder].to("cpu")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        for folder in movable.keys() & folders:
+            with needing(f"bring {folder} to {self._device}", "a larger `vram`, or another precision, is the only way"):
+                movable[folder].to(self._device)
+
+    @contextmanager
+    def also(self, needed: Set[str], *more: str) -> Iterator[None]:
+        """Have ``more`` on the device inside the block, and ``needed`` alone after it."""
+        try:
+            self.keep_only({*needed, *more})
+            yield
+        finally:
+            self.keep_only(needed)

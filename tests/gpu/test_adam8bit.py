@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 
 from torch import nn  # noqa: E402
 
-from inweave.ops.adam8bit import code_book, corrections, dequantise, fresh, reference  # noqa: E402
+from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, reference  # noqa: E402
 from inweave.ops.adam8bit import triton as kernel  # noqa: E402
 from inweave.training.optim.adamw import Ema, LossScaler, clip, make_optimizer  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
@@ -58,7 +58,7 @@ def test_kernel_equals_the_reference(size: int) -> None:
         for at, signed in ((1, True), (3, False)):
             off = (ours[at + 1].abs() - plain[at + 1].abs()).abs()
             assert bool((off <= 4 * EPS * (summands if signed else plain[at + 1])).all())
-            one, two = (dequantise(each[at], each[at + 1], signed=signed) for each in (ours, plain))
+            one, two = (dequantize(each[at], each[at + 1], signed=signed) for each in (ours, plain))
             scale = plain[at + 1].abs().repeat_interleave(256)[:size]
             assert bool(((one - two).abs() <= 1.01 * gaps(plain[at], signed) * scale).all()), "at most one code"
             differing = int((ours[at] != plain[at]).sum())

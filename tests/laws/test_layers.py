@@ -36,7 +36,7 @@ from inweave.layers import (
     lora_layers,
     merge,
     model_index,
-    set_weight,
+    set_strength,
     trainable,
     unmerge,
 )
@@ -126,7 +126,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
                 else noise(parameter.shape, 0.5)
             )
             parameter.data = value.to(stored)
-        set_weight(model, name, weight)
+        set_strength(model, name, weight)
         text.append(f"{name}: {type(term).__name__}({term.extra_repr()}) weight={weight} in {stored}")
     x = (
         torch.randint(layer.num_embeddings, shape, generator=generator)
@@ -181,7 +181,7 @@ def exactly(case: Case) -> tuple[torch.Tensor, float]:
     total, plain = weight.clone(), applied(layer, x, weight)
     terms = with_bias(layer, plain).abs()
     for name in layer.active:
-        term, strength = layer.term(name), layer.weights[name]
+        term, strength = layer.term(name), layer.strengths[name]
         changed = changed_weight(layer, term, weight, 1.0)
         total += strength * (changed - weight)
         product = applied(layer, x, term.scale * product_of(term).reshape(weight.shape))
@@ -200,7 +200,7 @@ def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     plain = applied(layer, case.x, weight)
     beside, added = with_bias(layer, plain), weight.clone()
     for name in layer.active:
-        term, strength = layer.term(name), layer.weights[name]
+        term, strength = layer.term(name), layer.strengths[name]
         delta = term.scale * product_of(term, weight.dtype).reshape(weight.shape)
         product = beside_the_weight(layer, case.x, term, weight.dtype)
         if term.magnitude is not None:
@@ -270,7 +270,7 @@ def test_merging_is_the_formula_at_the_resolved_place(data: st.DataObject) -> No
     for name in layer.active:
         plan = resolve(collect(case.model, name), model_index(case.model))
         assert plan.report.clean and [place.tensor for place in plan.placements] == ["layer.weight"]
-        total = total + change(plan.placements[0].factors, weight, layer.weights[name])
+        total = total + change(plan.placements[0].factors, weight, layer.strengths[name])
     merge(case.model)
     assert bits(layer.weight) == bits(total.to(weight.dtype))
     unmerge(case.model)
@@ -287,14 +287,14 @@ def test_a_merged_source_is_inject_and_merge(data: st.DataObject) -> None:
     rows = weight.T if layer.transposed else weight
     exact, plain, size = rows.double(), rows.clone(), rows.double().abs()
     for name in layer.active:
-        strength = layer.weights[name]
+        strength = layer.strengths[name]
         changed = changed_weight(layer, layer.term(name), rows.double(), 1.0)
         exact = exact + strength * (changed - rows)
         plain = plain + strength * (changed - rows.double()).to(weight.dtype)
         size = size + abs(strength) * (changed.abs() + rows.abs())
     allowed = 2 * max(torch.finfo(weight.dtype).eps * float(size.max()), error(plain, exact))
     stack = [
-        (resolve(collect(case.model, name), model_index(case.model)), layer.weights[name]) for name in layer.active
+        (resolve(collect(case.model, name), model_index(case.model)), layer.strengths[name]) for name in layer.active
     ]
     loaded = MergedSource(DictSource({"layer.weight": weight}), stack).get("layer.weight")
     merge(case.model)
@@ -372,7 +372,7 @@ class Steps:
 
     def weight(self) -> None:
         if self.known():
-            set_weight(self.model, self.random.choice(self.known()), self.random.uniform(-3, 3))
+            set_strength(self.model, self.random.choice(self.known()), self.random.uniform(-3, 3))
 
     def merge(self) -> None:
         merge(self.model)

@@ -84,14 +84,6 @@ class Adapter:
         return _by_frequency(algorithm(e.factors) for e in self.entries)
 
 
-@dataclass(frozen=True, slots=True)
-class Weighted:
-    """An adapter and how strongly it is applied."""
-
-    adapter: Adapter
-    strength: float = 1.0
-
-
 def algorithm(factors: Factors) -> str:
     """The name users know: "lora", "locon", "dora", "lokr", "norm", ..."""
     name = factors.kind

@@ -50,7 +50,7 @@ class Factors:
     alpha: float | None = None
     stored_alpha: Tensor | None = None
     stored_scale: Tensor | None = None
-    stabilised: bool = False
+    rslora: bool = False
     magnitude: Magnitude | None = None
     residual: Residual | None = None
     transposed: bool = False
@@ -69,7 +69,7 @@ class Factors:
     @property
     def scale(self) -> float:
         explicit = self.stored_scale.item() if self.stored_scale else None
-        return scale(self.alpha, self.rank, stabilised=self.stabilised, explicit=explicit)
+        return scale(self.alpha, self.rank, rslora=self.rslora, explicit=explicit)
 
     def shape(self) -> tuple[int, ...]:
         """Of the change, before any arithmetic; `-1` where only the base can tell."""

@@ -32,7 +32,7 @@ class Full(Factors):
         if self.bias_rank is None:
             return 1.0
         explicit = self.stored_scale.item() if self.stored_scale else None
-        return scale(self.alpha, self.bias_rank, stabilised=self.stabilised, explicit=explicit)
+        return scale(self.alpha, self.bias_rank, rslora=self.rslora, explicit=explicit)
 
     def shape(self) -> tuple[int, ...]:
         return self.value.shape

@@ -123,7 +123,7 @@ def _glora(work: Work, config: PeftConfig | None) -> None:
     fields, keys = work.shared(config)
     keys = work.take(*_GLORA, "g_bm") + keys
     if is_true(network_args(work.context.metadata).get("rs_lora")) or is_true(work.context.metadata.get("rs_lora")):
-        fields["stabilised"] = True  # the one LyCORIS algorithm that does not fold it into the saved alpha
+        fields["rslora"] = True  # the one LyCORIS algorithm that does not fold it into the saved alpha
     factors = Glora(**parts, **fields)
     if any(len(tensor.shape) < 2 for tensor in parts.values()) or not (factors.layouts or factors.bm):
         work.malformed(keys, f"shapes fit no GLoRA layout: { {k: list(v.shape) for k, v in parts.items()} }")
@@ -266,9 +266,7 @@ def _scaled_bias(work: Work) -> None:
     if lora is None:
         return
     value = work.left["up_bias"]
-    made = Full(
-        value=value, bias_rank=lora.rank, alpha=lora.alpha, stored_scale=lora.stored_scale, stabilised=lora.stabilised
-    )
+    made = Full(value=value, bias_rank=lora.rank, alpha=lora.alpha, stored_scale=lora.stored_scale, rslora=lora.rslora)
     work.make(made, work.take("up_bias"), "bias")
 
 

@@ -38,7 +38,7 @@ class PeftConfig:
     alpha: float | None = None
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    stabilised: bool = False
+    rslora: bool = False
     fan_in_fan_out: bool = False
     feedforward: tuple[str, ...] | str = ()
     block_share: bool = False
@@ -94,7 +94,7 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
         alpha=float(cast("float", alpha)) if _is_finite(alpha) else None,
         alpha_pattern=_numbers(config, "alpha_pattern"),
         rank_pattern={key: int(value) for key, value in _numbers(config, "rank_pattern").items()},
-        stabilised=config.get("use_rslora") is True,
+        rslora=config.get("use_rslora") is True,
         fan_in_fan_out=config.get("fan_in_fan_out") is True,
         feedforward=feedforward,
         block_share=config.get("block_share") is True,

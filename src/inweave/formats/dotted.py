@@ -207,7 +207,7 @@ def _still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -
             continue
         if config is None:
             return False
-        said = scale(config.alpha_of(entry.ref.name), factors.rank, stabilised=config.stabilised)
+        said = scale(config.alpha_of(entry.ref.name), factors.rank, rslora=config.rslora)
         if abs(said - factors.scale) > 1e-6 * abs(factors.scale):
             return False
     return True
@@ -217,7 +217,7 @@ def _patterns(entries: Iterable[Entry]) -> dict[str, object]:
     """r, lora_alpha and the exceptions; alpha = rank where the file had none."""
     rows = {_config_name(e): e.factors for e in entries if isinstance(e.factors, Lora | Loha)}
     ranks = {name: f.rank for name, f in rows.items()}
-    alphas = {name: f.scale * f.rank if not f.stabilised else f.scale * f.rank**0.5 for name, f in rows.items()}
+    alphas = {name: f.scale * f.rank if not f.rslora else f.scale * f.rank**0.5 for name, f in rows.items()}
     alphas = {name: rows[name].alpha or value for name, value in alphas.items()}
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 0
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 0.0
@@ -250,7 +250,7 @@ def lora_config(entries: list[Entry]) -> dict[str, object]:
     return {
         **_patterns(loras),
         "target_modules": sorted({_config_name(entry) for entry in loras}),
-        "use_rslora": any(entry.factors.stabilised for entry in loras),
+        "use_rslora": any(entry.factors.rslora for entry in loras),
         "use_dora": any(entry.factors.magnitude is not None for entry in loras),
         "lora_bias": any(isinstance(e.factors, Full) and e.factors.bias_rank is not None for e in entries),
         "bias": "none",

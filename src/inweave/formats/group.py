@@ -123,7 +123,7 @@ class Work:
         elif config and config.peft_type in ("LORA", "LOHA", "LOKR"):
             fields["alpha"] = config.alpha_of(self.config_name())
         if config:
-            fields["stabilised"] = config.stabilised
+            fields["rslora"] = config.rslora
             fields["transposed"] = config.fan_in_fan_out
         if "scale" in left and left["scale"].numel == 1:
             taken = self.take_keys("scale")

@@ -119,14 +119,14 @@ def _full_tensors(entry: Entry, factors: Full, *, norms: bool, sets: bool) -> di
 
 def _alpha_tensor(factors: Factors) -> dict[str, Tensor]:
     """The stored alpha, or one made from the number where the source kept it elsewhere."""
-    if factors.stored_alpha is not None and not factors.stabilised:
+    if factors.stored_alpha is not None and not factors.rslora:
         return {"alpha": factors.stored_alpha}
     if factors.alpha is None:
         return {}
     if isinstance(factors, Glora):
         return {"alpha": factors.stored_alpha or scalar(factors.alpha, "F64")}
     alpha = factors.alpha
-    if factors.stabilised and factors.rank:
+    if factors.rslora and factors.rank:
         alpha = factors.scale * factors.rank  # the kohya family has no rs-LoRA: folded, as LyCORIS does it
     return {"alpha": _smallest(alpha)}
 

@@ -12,10 +12,10 @@ from inweave.layers.collect import collect
 from inweave.layers.from_adapter import model_index
 from inweave.layers.inject import eject, inject
 from inweave.layers.layer import LoraLayer
-from inweave.layers.state import activate, delete, disabled, lora_layers, merge, set_weight, unmerge
+from inweave.layers.state import activate, delete, disabled, lora_layers, merge, set_strength, unmerge
 from inweave.layers.training import freeze, trainable
 
 __all__ = [
     "LoraLayer", "activate", "collect", "delete", "disabled", "eject", "freeze", "inject", "lora_layers", "merge",
-    "model_index", "set_weight", "trainable", "unmerge",
+    "model_index", "set_strength", "trainable", "unmerge",
 ]  # fmt: skip

@@ -45,7 +45,7 @@ def to_factors(term: Term, *, transposed: bool, embedding: bool = False) -> Fact
         alpha=term.alpha,
         stored_alpha=term.stored_alpha,
         stored_scale=term.stored_scale,
-        stabilised=term.stabilised,
+        rslora=term.rslora,
         transposed=transposed,
     )
 
@@ -121,7 +121,7 @@ def to_term(
     shared: Shared = {
         "magnitude": None if factors.magnitude is None else read(factors.magnitude.tensor).reshape(out),
         "alpha": factors.alpha,
-        "stabilised": factors.stabilised,
+        "rslora": factors.rslora,
         "dropout": dropout,
         "stored_alpha": factors.stored_alpha,
         "stored_scale": factors.stored_scale,

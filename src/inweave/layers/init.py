@@ -135,7 +135,7 @@ def fresh_term(layer: LoraLayer, options: Options) -> Term:
     shared: Shared = {
         "magnitude": _row_norms(layer, weight, dtype) if options.dora else None,
         "alpha": rules.alpha_of(name),
-        "stabilised": options.rslora,
+        "rslora": options.rslora,
         "dropout": options.dropout,
     }
     if options.network == "lora":

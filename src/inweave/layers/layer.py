@@ -61,7 +61,7 @@ class LoraLayer(nn.Module):
         self.names = tuple(names)
         self.tied = tied
         self.adapters = nn.ModuleDict()
-        self.weights: dict[str, float] = {}
+        self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
         self._off = False
         self._merged = False
@@ -100,7 +100,7 @@ class LoraLayer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         plain: torch.Tensor = self.base(x)
         result = plain
-        for term, weight in self._acting:
+        for term, strength in self._acting:
             given = functional.dropout(x, term.dropout, self.training) if term.dropout and not self.embedding else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
             if isinstance(term, Pair):
@@ -109,9 +109,9 @@ class LoraLayer(nn.Module):
                 branch = self.through(given, term.product().to(dtype).reshape(self.out, *self.into))
             branch = branch.to(plain.dtype)
             if term.magnitude is None:
-                result = torch.add(result, branch, alpha=weight * term.scale)
+                result = torch.add(result, branch, alpha=strength * term.scale)
             else:
-                result = torch.add(result, self._decomposed(plain, branch, term), alpha=weight)
+                result = torch.add(result, self._decomposed(plain, branch, term), alpha=strength)
         return result
 
     def _decomposed(self, plain: torch.Tensor, branch: torch.Tensor, term: Term) -> torch.Tensor:
@@ -144,20 +144,20 @@ class LoraLayer(nn.Module):
         """The same, of an adapter that is known to be LoRA."""
         return cast("Pair", self.adapters[name])
 
-    def add(self, name: str, term: Term, weight: float = 1.0) -> None:
+    def add(self, name: str, term: Term, strength: float = 1.0) -> None:
         """A new adapter, active from the start."""
         self.require_unmerged("add an adapter")
         if name in self.adapters:
             raise ConfigError(f"{self.label}: an adapter {name!r} is already there; delete it or take another name")
         self.adapters[name] = term
-        self.weights[name] = weight
+        self.strengths[name] = strength
         self.active = (*self.active, name)
         self._refresh()
 
     def delete(self, name: str) -> None:
         self.require_unmerged("delete an adapter")
         self._require_known([name])
-        del self.adapters[name], self.weights[name]
+        del self.adapters[name], self.strengths[name]
         self.active = tuple(other for other in self.active if other != name)
         self._refresh()
 
@@ -167,14 +167,14 @@ class LoraLayer(nn.Module):
         chosen = tuple(dict.fromkeys(names))
         self._require_known(chosen)
         if isinstance(names, Mapping):
-            self.weights |= {name: finite_weight(names[name]) for name in chosen}
+            self.strengths |= {name: finite_strength(names[name]) for name in chosen}
         self.active = chosen
         self._refresh()
 
-    def set_weight(self, name: str, weight: float) -> None:
-        self.require_unmerged("change a weight")
+    def set_strength(self, name: str, strength: float) -> None:
+        self.require_unmerged("change a strength")
         self._require_known([name])
-        self.weights[name] = finite_weight(weight)
+        self.strengths[name] = finite_strength(strength)
         self._refresh()
 
     @property
@@ -188,8 +188,8 @@ class LoraLayer(nn.Module):
 
     def _refresh(self) -> None:
         stopped = self._off or self._merged
-        self._live = () if stopped else tuple(name for name in self.active if self.weights[name] != 0)
-        self._acting = tuple((self.term(name), self.weights[name]) for name in self._live)
+        self._live = () if stopped else tuple(name for name in self.active if self.strengths[name] != 0)
+        self._acting = tuple((self.term(name), self.strengths[name]) for name in self._live)
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]
@@ -248,7 +248,7 @@ class LoraLayer(nn.Module):
         total = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
         for name in self._live:
             factors = to_factors(self.term(name), transposed=self.transposed, embedding=self.embedding)
-            total += change(factors, weight, self.weights[name])
+            total += change(factors, weight, self.strengths[name])
         return total
 
     # being the module it stands for
@@ -271,7 +271,7 @@ class LoraLayer(nn.Module):
         return f"{self.base!r}, {state}"
 
 
-def finite_weight(weight: float) -> float:
-    if not math.isfinite(weight):
-        raise ConfigError(f"an adapter's weight must be a finite number, got {weight!r}")
-    return float(weight)
+def finite_strength(strength: float) -> float:
+    if not math.isfinite(strength):
+        raise ConfigError(f"an adapter's strength must be a finite number, got {strength!r}")
+    return float(strength)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from inweave.errors import AlreadyMerged, ConfigError, NotMerged
-from inweave.layers.layer import LoraLayer, finite_weight
+from inweave.layers.layer import LoraLayer, finite_strength
 from inweave.layers.sites import sites
 
 
@@ -22,29 +22,29 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float]) -> None:
-    """Exactly these adapters act from now on, and add up; a mapping gives each its weight. None: `[]`."""
+    """Exactly these adapters act from now on, and add up; a mapping also sets their strengths. `[]` activates none."""
     layers = _layers(model, "switch adapters")
-    wanted: dict[str, float | None]
+    strengths: dict[str, float | None]
     if isinstance(names, Mapping):
-        wanted = {name: finite_weight(weight) for name, weight in names.items()}
+        strengths = {name: finite_strength(strength) for name, strength in names.items()}
     else:
-        wanted = dict.fromkeys([names] if isinstance(names, str) else names)
-    _require_known(layers, wanted)
+        strengths = dict.fromkeys([names] if isinstance(names, str) else names)
+    _require_known(layers, strengths)
     for layer in layers:
-        for name, weight in wanted.items():
-            if weight is not None and name in layer.adapters:
-                layer.set_weight(name, weight)
-        layer.activate([name for name in wanted if name in layer.adapters])
+        for name, strength in strengths.items():
+            if strength is not None and name in layer.adapters:
+                layer.set_strength(name, strength)
+        layer.activate([name for name in strengths if name in layer.adapters])
 
 
-def set_weight(model: nn.Module, name: str, weight: float) -> None:
-    """How strongly an adapter acts, wherever it is; any finite number, 0 switches it off."""
-    finite_weight(weight)
-    layers = _layers(model, "change a weight")
+def set_strength(model: nn.Module, name: str, strength: float) -> None:
+    """Change an adapter's strength wherever it is present; any finite number, 0 switches it off."""
+    finite_strength(strength)
+    layers = _layers(model, "change a strength")
     _require_known(layers, [name])
     for layer in layers:
         if name in layer.adapters:
-            layer.set_weight(name, weight)
+            layer.set_strength(name, strength)
 
 
 def delete(model: nn.Module, name: str) -> None:
@@ -71,7 +71,7 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the active adapters into the weights, at their weights; the model then costs what the base costs."""
+    """Put the active adapters into the weights, at their strengths; the model then costs what the base costs."""
     layers = all_layers(model)
     if merged := [layer for layer in layers if layer.merged]:
         raise AlreadyMerged(f"{len(merged)} of {len(layers)} layers are merged already, {merged[0].label} the first")

@@ -31,7 +31,7 @@ class Shared(TypedDict, total=False):
 
     magnitude: torch.Tensor | None
     alpha: float | None
-    stabilised: bool
+    rslora: bool
     dropout: float
     stored_alpha: Tensor | None
     stored_scale: Tensor | None
@@ -50,12 +50,12 @@ class Term(nn.Module):
             self.register_parameter(role, None if value is None else nn.Parameter(value))
         self.rank = rank
         self.alpha = shared.get("alpha")
-        self.stabilised = shared.get("stabilised", False)
+        self.rslora = shared.get("rslora", False)
         self.dropout = shared.get("dropout", 0.0)
         self.stored_alpha = _owned(shared.get("stored_alpha"))
         self.stored_scale = _owned(shared.get("stored_scale"))
         explicit = None if self.stored_scale is None else self.stored_scale.item()
-        self.scale = scale(self.alpha, rank, stabilised=self.stabilised, explicit=explicit)
+        self.scale = scale(self.alpha, rank, rslora=self.rslora, explicit=explicit)
 
     def roles(self) -> dict[str, nn.Parameter]:
         """The factors that are there, without the magnitude."""
@@ -68,9 +68,7 @@ class Term(nn.Module):
     def extra_repr(self) -> str:
         shown = ["full" if self.rank is None else f"rank={self.rank}"]
         shown += [] if self.alpha is None else [f"alpha={self.alpha:g}"]
-        shown += [
-            name for name, is_set in (("rslora", self.stabilised), ("dora", self.magnitude is not None)) if is_set
-        ]
+        shown += [name for name, is_set in (("rslora", self.rslora), ("dora", self.magnitude is not None)) if is_set]
         return ", ".join([*shown, *([f"dropout={self.dropout:g}"] if self.dropout else [])])
 
 

@@ -203,7 +203,7 @@ def _join_lora(
         up = stacked([p.up if p is not None else _zero_rows(first.up, n) for p, n in zip(parts, sizes, strict=True)])
         return replace(first, up=up, magnitude=magnitude), Blocks(ranks, alphas, shared=True)
     total = sum(ranks)
-    alpha = None if first.alpha is None else scales.pop() * (total**0.5 if first.stabilised else total)
+    alpha = None if first.alpha is None else scales.pop() * (total**0.5 if first.rslora else total)
     up = _block_diagonal(parts, sizes, total, first.up)
     down = stacked([part.down for part in there])
     stored = _stored(alpha, first.stored_alpha)

@@ -82,7 +82,7 @@ def _with_tensors(factors: object, new: Mapping[int, Tensor]) -> Lora:
         up=new[id(factors.up)],
         alpha=alpha,
         stored_alpha=stored,
-        stabilised=factors.stabilised,
+        rslora=factors.rslora,
     )
 
 

@@ -18,7 +18,7 @@ from inweave.layers import (
     inject,
     lora_layers,
     merge,
-    set_weight,
+    set_strength,
     unmerge,
 )
 from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
@@ -66,9 +66,9 @@ def test_a_new_adapter_is_active_beside_the_others() -> None:
 
 def test_weights_scale_and_zero_is_the_base_bit_for_bit() -> None:
     model = stacked()
-    set_weight(model, "first", 2.5)
-    set_weight(model, "second", -0.5)
-    assert layer_of(model).weights == {"first": 2.5, "second": -0.5}
+    set_strength(model, "first", 2.5)
+    set_strength(model, "second", -0.5)
+    assert layer_of(model).strengths == {"first": 2.5, "second": -0.5}
     close(model, reference(model, X))
     plain = layer_of(model).base(X)
     activate(model, {"first": 0.0, "second": -0.0})
@@ -151,13 +151,13 @@ def test_merging_twice_and_unmerging_nothing_are_errors() -> None:
     "act",
     [
         lambda model: activate(model, ["first"]),
-        lambda model: set_weight(model, "first", 0.5),
+        lambda model: set_strength(model, "first", 0.5),
         lambda model: delete(model, "first"),
         lambda model: disabled(model).__enter__(),
         lambda model: inject(model, 2, targets=["layer"], name="third"),
         lambda model: eject(model),
         lambda model: layer_of(model).activate(["first"]),
-        lambda model: layer_of(model).set_weight("first", 0.5),
+        lambda model: layer_of(model).set_strength("first", 0.5),
         lambda model: layer_of(model).delete("first"),
         lambda model: layer_of(model).enable(False),
     ],
@@ -201,13 +201,13 @@ def test_ejecting_merged_weights_keeps_them_only_when_told() -> None:
 def test_weights_must_be_finite(weight: float) -> None:
     model = stacked()
     with pytest.raises(ConfigError, match="finite"):
-        set_weight(model, "first", weight)
+        set_strength(model, "first", weight)
     with pytest.raises(ConfigError, match="finite"):
         activate(model, {"second": 0.5, "first": weight})
-    assert layer_of(model).weights == {"first": 1.0, "second": 1.0}
+    assert layer_of(model).strengths == {"first": 1.0, "second": 1.0}
 
 
-@pytest.mark.parametrize("act", [activate, delete, lambda model, name: set_weight(model, name, 1.0)])
+@pytest.mark.parametrize("act", [activate, delete, lambda model, name: set_strength(model, name, 1.0)])
 def test_unknown_names_say_what_there_is(act) -> None:
     with pytest.raises(ConfigError, match=r"'frist'.*first, second"):
         act(stacked(), "frist")
@@ -228,7 +228,7 @@ def test_adapters_on_different_layers() -> None:
                     layer.pair(name).up.normal_()
     activate(model, {"back": 0.5, "both": 2.0})
     assert [layer.active for layer in lora_layers(model).values()] == [("both",), ("back", "both")]
-    assert model[1].weights["back"] == 0.5
+    assert model[1].strengths["back"] == 0.5
     merge(model)
     unmerge(model)
     delete(model, "front")

@@ -110,7 +110,7 @@ def test_several_networks_on_one_layer() -> None:
     for name in ("loha", "lokr"):
         inject(model, 2, 3.0, ["layer"], name=name, network=name)  # type: ignore[arg-type]
         fill(model, name=name)
-        layer_of(model).set_weight(name, -0.7)
+        layer_of(model).set_strength(name, -0.7)
     function, inputs = as_function(model, KINDS["conv2d-groups"].input(dtype=torch.float64))
     assert torch.autograd.gradcheck(function, inputs, **EXACT)
 

@@ -159,7 +159,7 @@ def reference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     weight = stored.T if layer.transposed else stored
     total = weight.clone()
     for name in layer.active:
-        total += changed_weight(layer, layer.term(name), weight, layer.weights[name]) - weight
+        total += changed_weight(layer, layer.term(name), weight, layer.strengths[name]) - weight
     base.weight = nn.Parameter(total.T.contiguous() if layer.transposed else total)
     with torch.no_grad():
         return base(x.double() if x.is_floating_point() else x)

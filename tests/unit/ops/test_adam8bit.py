@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from inweave.ops.adam8bit import code_book, corrections, dequantise, fresh, quantise, reference, step  # noqa: E402
+from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, quantize, reference, step  # noqa: E402
 
 CPU = torch.device("cpu")
 EPS = torch.finfo(torch.float32).eps
@@ -56,7 +56,7 @@ def test_codes_are_the_nearest(signed: bool) -> None:
     share = torch.cat([torch.linspace(-1 if signed else 0, 1, 3001), torch.logspace(-8, 0, 2000)])
     share = share[: share.numel() // 255 * 255].view(-1, 255)
     share = torch.cat([torch.ones(len(share), 1), share], 1).flatten()  # a 1 in every block: the scale is 1
-    codes, scales = quantise(share, signed=signed)
+    codes, scales = quantize(share, signed=signed)
     assert (scales == 1).all()
     distance = (share.double()[:, None] - book).abs()
     nearest = distance.argmin(1)  # the first of equals: the lower
@@ -67,12 +67,12 @@ def test_codes_are_the_nearest(signed: bool) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("signed", [True, False])
-def test_quantising_what_was_dequantised_changes_nothing(signed: bool, size: int) -> None:
+def test_quantizing_dequantized_values_changes_nothing(signed: bool, size: int) -> None:
     for seed in range(4):
         values = wide(size, seed)
         values = values if signed else values.square()
-        codes, scales = quantise(values, signed=signed)
-        again = quantise(dequantise(codes, scales, signed=signed), signed=signed)
+        codes, scales = quantize(values, signed=signed)
+        again = quantize(dequantize(codes, scales, signed=signed), signed=signed)
         assert torch.equal(again[0], codes) and torch.equal(again[1], scales)
 
 
@@ -80,8 +80,8 @@ def test_quantising_what_was_dequantised_changes_nothing(signed: bool, size: int
 def test_error_is_at_most_half_a_gap_of_the_block(signed: bool) -> None:
     values = torch.cat([wide(5000, 1), torch.zeros(300), -wide(200, 2).abs()])
     values = values if signed else values.square()
-    codes, scales = quantise(values, signed=signed)
-    error = (dequantise(codes, scales, signed=signed) - values).abs()
+    codes, scales = quantize(values, signed=signed)
+    error = (dequantize(codes, scales, signed=signed) - values).abs()
     half = 0.9 / (128 if signed else 256)  # the widest gap is in the top decade
     bound = scales.abs().repeat_interleave(256)[: values.numel()] * (half + 2 * EPS)
     assert (error <= bound).all()
@@ -91,7 +91,7 @@ def test_error_is_at_most_half_a_gap_of_the_block(signed: bool) -> None:
 
 def test_the_sign_of_the_first_moment_survives() -> None:
     values = wide(4096, 3)
-    kept = dequantise(*quantise(values, signed=True), signed=True)
+    kept = dequantize(*quantize(values, signed=True), signed=True)
     large = values.abs() > 1e-6 * values.view(-1, 256).abs().amax(1).repeat_interleave(256)
     assert (values < 0).sum() > 1000 and torch.equal(kept.sign()[large], values.sign()[large])
     values, moments = torch.zeros(600), fresh(600, CPU)

@@ -60,7 +60,7 @@ def test_lora_matrix_and_1x1_convolution(base: Shape, kernel: Shape) -> None:
 @pytest.mark.parametrize("core", [False, True])
 def test_lora_convolution(core: bool) -> None:
     up, down, image = numbers(7, 3, 1, 1), numbers(3, 5, 3, 2), numbers(2, 5, 6, 6)
-    lora = built(wa.Lora, up=up, down=down, alpha=2.0, stabilised=True)
+    lora = built(wa.Lora, up=up, down=down, alpha=2.0, rslora=True)
     inner = torch.conv2d(image, down) / math.sqrt(3)
     if core:
         mid, down = numbers(3, 4, 3, 2), numbers(4, 5, 1, 1)

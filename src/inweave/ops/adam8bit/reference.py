@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 from inweave.ops.adam8bit.work import BLOCK, code_book, middles
 
 
-def quantise(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes uint8, scales float32) of a flat float32 tensor."""
     blocks = _blocks(values)
     high, low = blocks.amax(1), blocks.amin(1)
@@ -20,8 +20,8 @@ def quantise(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch
     return codes.to(torch.uint8).reshape(-1)[: values.numel()], scales
 
 
-def dequantise(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
-    """The float32 values of `quantise`'s answer."""
+def dequantize(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
+    """The float32 values of `quantize`'s answer."""
     table = code_book(signed, codes.device)
     return (_blocks(table[codes.int()]) * scales[:, None]).reshape(-1)[: codes.numel()]
 
@@ -46,10 +46,10 @@ def step(
     """One step in place; ``inverse`` is `work.corrections`, the rest as `dispatch.step` says."""
     rate = lr if lr.dim() == 0 else lr.repeat_interleave(BLOCK)[: values.numel()]
     g = grads * grad_scale
-    m = dequantise(m_codes, m_scales, signed=True) * beta1 + g * (1 - beta1)
-    v = dequantise(v_codes, v_scales, signed=False) * beta2 + (g * g) * (1 - beta2)
+    m = dequantize(m_codes, m_scales, signed=True) * beta1 + g * (1 - beta1)
+    v = dequantize(v_codes, v_scales, signed=False) * beta2 + (g * g) * (1 - beta2)
     moved = m / (v.sqrt() * inverse[1] + epsilon) * (rate * inverse[0])
-    new = (values * (1 - rate * weight_decay) - moved, *quantise(m, signed=True), *quantise(v, signed=False))
+    new = (values * (1 - rate * weight_decay) - moved, *quantize(m, signed=True), *quantize(v, signed=False))
     taken = ok != 0
     for old, made in zip((values, m_codes, m_scales, v_codes, v_scales), new, strict=True):
         torch.where(taken, made, old, out=old)

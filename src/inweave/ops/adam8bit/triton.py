@@ -2,7 +2,7 @@
 
 Per value: x, g and two codes are read, x and two codes are written: 16 bytes. Both tables stay in the L1 cache.
 
-Requantising is a binary search over the 255 borders between codes. Its first levels, where all values of a program
+Requantizing is a binary search over the 255 borders between codes. Its first levels, where all values of a program
 ask for the same few borders, are sums of comparisons with scalars instead of gathers:
 
     code = 2^(8-c) * #{k in 1 .. 2^c - 1 : border[k 2^(8-c) - 1] < x}, then one gather for each of the 8 - c bits left

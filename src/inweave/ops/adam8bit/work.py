@@ -10,7 +10,7 @@ entry of a sorted table nearest to value / scale, ties to the lower. D(code) = t
 
 The tables are the dynamic tree of "8-Bit Approximations for Parallelism in Deep Learning" (arXiv 1511.04561) as
 "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861) uses it: decade i = 0..6 covers 10^(i-6) * [0.1, 1]
-with the centres of 2^i equal parts (2^(i+1) where there is no sign), and 0 and 1 complete the 256:
+with the centers of 2^i equal parts (2^(i+1) where there is no sign), and 0 and 1 complete the 256:
 
     signed    0, 1, +-10^(i-6) (0.1 + 0.9 (k + 1/2) / 2^i)          -0.993 .. 1, smallest 5.5e-7
     unsigned  0, 1,   10^(i-6) (0.1 + 0.9 (k + 1/2) / 2^(i+1))           0 .. 1, smallest 3.25e-7
@@ -38,16 +38,16 @@ def code_book(signed: bool, device: torch.device) -> torch.Tensor:
     values = [0.0, 1.0]
     for decade in range(7):
         parts = 2**decade if signed else 2 ** (decade + 1)
-        centres = [10.0 ** (decade - 6) * (0.1 + 0.9 * (k + 0.5) / parts) for k in range(parts)]
-        values += centres
+        centers = [10.0 ** (decade - 6) * (0.1 + 0.9 * (k + 0.5) / parts) for k in range(parts)]
+        values += centers
         if signed:
-            values += [-centre for centre in centres]
+            values += [-center for center in centers]
     return torch.tensor(sorted(values), dtype=torch.float32, device=device)
 
 
 @cache
 def middles(signed: bool, device: torch.device) -> torch.Tensor:
-    """The 255 borders between neighbouring codes: a code is the number of borders below the value."""
+    """The 255 borders between neighboring codes: a code is the number of borders below the value."""
     book = code_book(signed, torch.device("cpu")).double()
     return ((book[1:] + book[:-1]) / 2).float().to(device)
 

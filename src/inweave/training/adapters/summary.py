@@ -30,7 +30,7 @@ class Shape:
     alphas: Counter[Any] = field(default_factory=Counter)
     wide_ranks: Counter[Any] = field(default_factory=Counter)
     wide_alphas: Counter[Any] = field(default_factory=Counter)
-    stabilised: Counter[bool] = field(default_factory=Counter)
+    rslora: Counter[bool] = field(default_factory=Counter)
     scales: Counter[float] = field(default_factory=Counter)
     modules: set[str] = field(default_factory=set)
 
@@ -55,7 +55,7 @@ def shape_of(networks: Mapping[str, nn.Module], name: str) -> Shape:
             found.kinds["loha" if isinstance(term, Hadamard) else "lokr" if isinstance(term, Kronecker) else plain] += 1
             (found.wide_ranks if wide else found.ranks)[term.rank] += 1
             (found.wide_alphas if wide else found.alphas)[term.alpha if term.alpha is not None else term.rank] += 1
-            found.stabilised[term.stabilised] += 1
+            found.rslora[term.rslora] += 1
             found.scales[term.scale] += 1
             found.modules.add(f"{component}.{module}")
     return found
@@ -66,7 +66,7 @@ def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
     said = config.said
     wide_ranks, wide_alphas = shape.wide_ranks or shape.ranks, shape.wide_alphas or shape.alphas
     rank = shape.usual("ranks") or config.rank
-    asked = scale(config.alpha or float(rank), rank, stabilised=config.stabilised)
+    asked = scale(config.alpha or float(rank), rank, rslora=config.stabilised)
     # a file may say alpha / sqrt(rank) as another alpha over the rank, and LoKr's full factors have no rank
     same = any(math.isclose(asked, each, rel_tol=1e-3) for each in shape.scales) or None in shape.ranks
     found = {
@@ -76,9 +76,9 @@ def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
         "conv_rank": (config.conv_rank not in (None, *wide_ranks), config.conv_rank, shape.usual("wide_ranks")),
         "conv_alpha": (config.conv_alpha not in (None, *wide_alphas), config.conv_alpha, shape.usual("wide_alphas")),
         "stabilised": (
-            config.stabilised not in shape.stabilised and not same,
+            config.stabilised not in shape.rslora and not same,
             config.stabilised,
-            shape.usual("stabilised"),
+            shape.usual("rslora"),
         ),
     }
     told = [

@@ -298,7 +298,7 @@ def _network(shape: Shape) -> dict[str, str]:
     said = {
         "algo": shape.network if set(shape.kinds) <= {"loha", "lokr"} else "lora",
         "dora_wd": str("dora" in shape.kinds),
-        "rs_lora": str(True in shape.stabilised),
+        "rs_lora": str(True in shape.rslora),
     }
     if shape.wide_ranks:
         said |= {"conv_dim": str(shape.usual("wide_ranks")), "conv_alpha": f"{shape.usual('wide_alphas'):g}"}

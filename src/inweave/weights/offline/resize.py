@@ -175,7 +175,7 @@ def _made(
     new_up = encode(up.reshape(len(up), -1, *[1] * (len(shape) - 2)), dtype, name)
     new_down = encode(down.reshape(-1, *shape[1:]), dtype, name)
     pair = replace(like, up=new_up, down=new_down, mid=None, alpha=alpha)
-    return replace(pair, stored_alpha=None, stored_scale=None, stabilised=False)
+    return replace(pair, stored_alpha=None, stored_scale=None, rslora=False)
 
 
 def is_pair(factors: Factors) -> TypeGuard[Lora]:
@@ -292,9 +292,9 @@ def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry]
 
 def _config(config: Mapping[str, object] | None, loras: Sequence[Lora]) -> dict[str, object] | None:
     """PEFT's configuration where one rank and alpha describe every module; else its writer makes a new one."""
-    found = {(factors.rank, factors.alpha, factors.stabilised) for factors in loras}
+    found = {(factors.rank, factors.alpha, factors.rslora) for factors in loras}
     if config is None or len(found) != 1:
         return None
-    ((rank, alpha, stabilised),) = found
-    patterns: dict[str, object] = {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": stabilised}
+    ((rank, alpha, rslora),) = found
+    patterns: dict[str, object] = {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": rslora}
     return {**config, "r": rank, "lora_alpha": alpha, **patterns} if alpha is not None else None

@@ -21,44 +21,42 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Adapter": "inweave.adapter",
-    "ConfigError": "inweave.errors",
-    "FormatError": "inweave.errors",
-    "GenerateConfig": "inweave.generate.config",
-    "MergedSource": "inweave.weights.merged",
-    "Strength": "inweave.weights.stack",
-    "TargetError": "inweave.errors",
-    "TrainConfig": "inweave.training.config.schema",
-    "Weaver": "inweave.weights.weaver",
-    "InweaveError": "inweave.errors",
-    "activate": "inweave.layers",
-    "build": "inweave.weights.build",
-    "check": "inweave.exchange.check",
-    "collect": "inweave.layers",
-    "convert": "inweave.exchange.convert",
-    "disabled": "inweave.layers",
-    "eject": "inweave.layers",
-    "hash_file": "inweave.exchange.hashes",
-    "inject": "inweave.layers",
-    "inspect": "inweave.exchange.inspect",
-    "load": "inweave.exchange.load",
-    "merge": "inweave.layers",
-    "pipeline": "inweave.generate.pipeline",
-    "resolve": "inweave.targets.resolve",
-    "save": "inweave.exchange.convert",
-    "train": "inweave.training.session",
-    "trainable": "inweave.layers",
-    "unmerge": "inweave.layers",
+#: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares them
+_EXPORTS = {
+    "inweave.errors": "AlreadyMerged CancelledError ConfigError FormatError InweaveError LostPeerError MemoryBudgetError MergeStateError NotMerged RequestError TargetError",
+    "inweave.adapter": "Adapter",
+    "inweave.exchange.load": "load",
+    "inweave.exchange.inspect": "inspect",
+    "inweave.exchange.check": "check",
+    "inweave.exchange.convert": "convert save",
+    "inweave.exchange.hashes": "hash_file",
+    "inweave.targets.resolve": "resolve",
+    "inweave.weights.weaver": "Weaver",
+    "inweave.weights.stack": "Strength",
+    "inweave.weights.merged": "MergedSource",
+    "inweave.weights.build": "build",
+    "inweave.layers": "activate collect disabled eject inject merge trainable unmerge",
+    "inweave.generate.config": "GenerateConfig",
+    "inweave.generate.pipeline": "pipeline",
+    "inweave.training.config.schema": "TrainConfig",
+    "inweave.training.session": "train",
 }
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
     "Adapter",
+    "AlreadyMerged",
+    "CancelledError",
     "ConfigError",
     "FormatError",
     "GenerateConfig",
     "InweaveError",
+    "LostPeerError",
+    "MemoryBudgetError",
+    "MergeStateError",
     "MergedSource",
+    "NotMerged",
+    "RequestError",
     "Strength",
     "TargetError",
     "TrainConfig",
@@ -85,7 +83,19 @@ __all__ = [
 
 if TYPE_CHECKING:
     from inweave.adapter import Adapter
-    from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
+    from inweave.errors import (
+        AlreadyMerged,
+        CancelledError,
+        ConfigError,
+        FormatError,
+        InweaveError,
+        LostPeerError,
+        MemoryBudgetError,
+        MergeStateError,
+        NotMerged,
+        RequestError,
+        TargetError,
+    )
     from inweave.exchange.check import check
     from inweave.exchange.convert import convert, save
     from inweave.exchange.hashes import hash_file

@@ -1,17 +1,18 @@
 """Every error inweave raises on purpose.
 
     InweaveError
-    |-- FormatError        a file or its contents cannot be read (names the file and the byte or tensor)
+    |-- FormatError        a file or its contents cannot be read
     |-- TargetError        an adapter and a base model do not fit each other
     |-- MergeStateError    the adapters of a model are not in the state an operation needs
     |   |-- AlreadyMerged  merged twice
     |   `-- NotMerged      unmerged before merging
-    |-- ConfigError        options or a configuration file; collects all problems before it is raised
+    |-- ConfigError        invalid options or settings; lists every problem, not only the first
     |-- RequestError       a request that cannot be served
-    |-- Cancelled          stopped between steps because somebody asked for it
-    `-- MemoryBudgetError  the work does not fit the memory it was given
+    |-- MemoryBudgetError  the work does not fit in the memory it may use
+    |-- CancelledError     stopped between two steps because the caller asked for it
+    `-- LostPeerError      another process of a distributed run ended
 
-A message names the thing, what was expected, what came and what to do.
+A message names the thing, what was expected, what came and what to do. All of these are exported: `inweave.FormatError`.
 """
 
 from __future__ import annotations
@@ -20,31 +21,34 @@ from collections.abc import Sequence
 
 
 class InweaveError(Exception):
-    """The root: catching it catches everything inweave raises on purpose."""
+    """Base class: catching it catches everything inweave raises on purpose."""
 
 
 class FormatError(InweaveError):
-    """A file or its contents cannot be read."""
+    """A file or its contents cannot be read; the message names the file and the byte or tensor."""
 
 
 class TargetError(InweaveError):
-    """An adapter and a base model do not fit each other."""
+    """An adapter and a base model do not fit each other; the message names the tensors."""
 
 
 class MergeStateError(InweaveError):
-    """An adapter is already merged, or not merged yet."""
+    """The adapters of a model are not in the state that an operation needs."""
 
 
 class AlreadyMerged(MergeStateError):
-    """The adapter is merged; merging it again would apply it twice."""
+    """The adapter is already merged; merging it again would apply it twice."""
 
 
 class NotMerged(MergeStateError):
-    """There is nothing merged to undo."""
+    """No adapter is merged, so there is nothing to unmerge."""
 
 
 class ConfigError(InweaveError):
-    """Options that contradict each other or name nothing; lists every problem found."""
+    """Options or settings that are unknown, invalid or contradict each other.
+
+    All problems are collected before it is raised: `problems` holds one message per problem.
+    """
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
@@ -55,9 +59,13 @@ class RequestError(InweaveError):
     """A request that cannot be served."""
 
 
-class Cancelled(InweaveError):
-    """The work was stopped on request; nothing is wrong."""
-
-
 class MemoryBudgetError(InweaveError):
-    """The work does not fit the memory it was given."""
+    """The work does not fit in the memory it may use."""
+
+
+class CancelledError(InweaveError):
+    """The work was stopped because the caller asked for it; nothing is wrong."""
+
+
+class LostPeerError(InweaveError):
+    """Another process of a distributed run ended, so this one cannot continue; that process reports the cause."""

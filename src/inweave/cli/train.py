@@ -61,7 +61,7 @@ def train(
             )
         _imported(import_, as_json)
     need_torch(as_json)
-    from inweave.errors import ConfigError, FormatError, InweaveError
+    from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError
     from inweave.training.config.schema import TrainConfig
 
     given: dict[str, Any] = {
@@ -98,7 +98,7 @@ def train(
         except (ConfigError, FormatError):
             raise
         except InweaveError as error:
-            fail(str(error), as_json, LOST if type(error).__name__ == "LostPeer" else PROBLEMS)
+            fail(str(error), as_json, LOST if isinstance(error, LostPeerError) else PROBLEMS)
 
 
 def _trained(config: Any, as_json: bool, said: Sequence[str] = ()) -> None:

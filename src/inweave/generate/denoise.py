@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from inweave.errors import Cancelled
+from inweave.errors import CancelledError
 from inweave.generate.pictures import to_picture
 from inweave.models.families import Conditioning, predict
 from inweave.models.model import Model
@@ -97,7 +97,7 @@ def draw(model: Model, job: Job, watch: Watch, place: tuple[int, int] = (0, 1)) 
     started = time.perf_counter()
     for number, t in enumerate(times[begin:]):
         if watch.cancelled is not None and watch.cancelled():
-            raise Cancelled(f"cancelled before step {number + 1} of {len(times) - begin}")
+            raise CancelledError(f"cancelled before step {number + 1} of {len(times) - begin}")
         rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
         found = predict(model, rows if shown is None else torch.cat([rows, shown], 1), t, job.told)
         latents = scheduler.step(found, t, latents, return_dict=False, **options)[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from inweave.errors import Cancelled, ConfigError
+from inweave.errors import CancelledError, ConfigError
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Progress
 from inweave.generate.pipeline import Pipeline, pipeline
@@ -152,7 +152,7 @@ def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipe
 
 def test_cancelling_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
     seen: list[int] = []
-    with pytest.raises(Cancelled):
+    with pytest.raises(CancelledError):
         pipe("cat face", progress=lambda at: seen.append(at.step), cancelled=lambda: len(seen) == 2, steps=9, seed=1)
     assert seen == [1, 2]
     assert pipe("cat face", steps=1, seed=1).images

@@ -97,5 +97,7 @@ def test_a_process_that_is_left_alone_says_so() -> None:
         })
         for rank in (0, 1)
     ]  # fmt: skip
-    assert started[0].communicate(timeout=120)[0].strip() == "LostPeer another process of this run has ended, and wh"
+    assert (
+        started[0].communicate(timeout=120)[0].strip() == "LostPeerError another process of this run has ended, and wh"
+    )
     started[1].communicate(timeout=60)

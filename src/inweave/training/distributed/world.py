@@ -20,16 +20,12 @@ from datetime import timedelta
 
 import torch
 
-from inweave.errors import ConfigError, InweaveError
+from inweave.errors import ConfigError, LostPeerError
 from inweave.training.distributed.env import launched
 from inweave.training.memory.oom import out_of_memory
 
 #: how long processes wait for the first one, which encodes the data and draws the samples
 PATIENCE = timedelta(hours=24)
-
-
-class LostPeer(InweaveError):
-    """This process could go on; another one could not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,9 @@ def _peers() -> Iterator[None]:
         if out_of_memory(error):
             raise
         told = " ".join(str(error).split())
-        raise LostPeer(f"another process of this run has ended, and what it said tells why ({told[:200]})") from None
+        raise LostPeerError(
+            f"another process of this run has ended, and what it said tells why ({told[:200]})"
+        ) from None
 
 
 def join(device: str | None = None) -> World:

@@ -13,8 +13,10 @@ from torch import nn  # noqa: E402
 
 from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, reference  # noqa: E402
 from inweave.ops.adam8bit import triton as kernel  # noqa: E402
-from inweave.training.optim.adamw import Ema, LossScaler, clip, make_optimizer  # noqa: E402
+from inweave.training.optim.adamw import make_optimizer  # noqa: E402
+from inweave.training.optim.ema import Ema  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from inweave.training.optim.loss_scale import LossScaler, clip  # noqa: E402
 
 CUDA = torch.device("cuda")
 EPS = torch.finfo(torch.float32).eps

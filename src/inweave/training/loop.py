@@ -364,7 +364,7 @@ class Run:
                     module.training = mode
 
     def _best_weights(self) -> Any:
-        return self.step.ema.swapped() if self.step.ema is not None else self.step.optimizer.evaluating()
+        return (self.step.ema or self.step.optimizer).eval_weights()
 
     def _file(self, ending: str) -> Path:
         return self.output / f"{self.config.name}{ending}.safetensors"

@@ -22,8 +22,9 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 from inweave.training.memory.oom import needing, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
+from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters
-from inweave.training.optim.scaling import Ema, LossScaler, clip
+from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.tasks.base import Task, Tensors, number_for
 
 

@@ -81,13 +81,13 @@ def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
     averaged = tiny(tmp_path / "a", ema=0.5)
     path = averaged.train().path
     assert averaged.step.ema is not None
-    with averaged.step.ema.swapped():
+    with averaged.step.ema.eval_weights():
         wanted = {value.numpy().tobytes() for value in averaged.flat.state().values()}
     assert set(file_bits(path).values()) == wanted
     assert wanted != {value.numpy().tobytes() for value in averaged.flat.state().values()}
     free = tiny(tmp_path / "f", optimizer="schedulefree")
     path = free.train().path
-    with free.step.optimizer.evaluating():
+    with free.step.optimizer.eval_weights():
         wanted = {value.numpy().tobytes() for value in free.flat.state().values()}
     assert set(file_bits(path).values()) == wanted
     assert wanted != {value.numpy().tobytes() for value in free.flat.state().values()}

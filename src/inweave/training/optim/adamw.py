@@ -4,34 +4,41 @@
                x = (1 - lr weight_decay) x - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
     AdamW8bit  the same, m and v in 8 bits: `inweave.ops.adam8bit`
 
-lr is the given one times the multiplier of the parameter. A step of these two is a function of tensors at fixed
-addresses: no number comes to the host, so it can be captured in a CUDA graph after one ordinary step. Where ok is 0,
-values, moments and counter keep their bits, whatever the gradients hold.
+lr is the scheduled rate times the parameter's multiplier. A step of these two is a function of tensors at fixed
+addresses: no number comes to the host, so it can be captured in a CUDA graph after one ordinary step (`capturable`).
+Where ok is 0, values, moments and counter keep their bits, whatever the gradients hold.
 
-`prodigy`, `schedulefree` and `adafactor` are other people's optimizers on views of the same buffers (`libraries`);
-they read lr and ok on the host and change the gradients, and so cannot be captured.
+`prodigy`, `schedulefree` and `adafactor` are other libraries' optimizers on views of the same buffers (`third_party`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch.optim.adamw import adamw
 
 from inweave.errors import ConfigError
 from inweave.ops import adam8bit
-from inweave.training.optim.flat import FlatParameters
-from inweave.training.optim.scaling import Ema, LossScaler, clip, restore
-
-__all__ = ["NAMES", "AdamW", "AdamW8bit", "Ema", "LossScaler", "Optimizer", "clip", "make_optimizer"]
+from inweave.training.optim.flat import FlatParameters, restore
 
 NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
 
 
 class Optimizer(Protocol):
+    """Updates flat parameters in place.
+
+    ``capturable``: whether a step can be captured in a CUDA graph; if not, ``capture_problem`` says why.
+    """
+
+    @property
+    def capturable(self) -> bool: ...
+
+    @property
+    def capture_problem(self) -> str: ...
+
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
         """Move the parameters along ``grad_scale * grads``; where ``ok`` is 0 nothing changes. All are 0-dim."""
 
@@ -39,14 +46,17 @@ class Optimizer(Protocol):
         """Everything but the parameters, as plain tensors (live ones: the next step changes them)."""
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Continue exactly where `state` was taken."""
+        """Continue exactly where `state` was called."""
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    def eval_weights(self) -> AbstractContextManager[None]:
         """Inside the block the parameters are those to evaluate and to save; after it, those to train, bit for bit."""
 
 
 class _Adam:
-    """What both flat Adams share: settings, the counter and the rates."""
+    """What both flat Adams share: settings, the step counter and the saved state."""
+
+    capturable: ClassVar[bool] = True
+    capture_problem: ClassVar[str] = ""
 
     def __init__(
         self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
@@ -62,12 +72,12 @@ class _Adam:
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         restore(self.state(), state, type(self).__name__)
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    def eval_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class AdamW(_Adam):
-    """float32 moments: torch's fused kernel, one launch for each multiplier; it leaves scaled gradients behind."""
+    """float32 moments: torch's fused kernel, one launch per multiplier; it leaves scaled gradients behind."""
 
     def __init__(
         self, flat: FlatParameters, *, weight_decay: float, betas: tuple[float, float], epsilon: float
@@ -78,12 +88,12 @@ class AdamW(_Adam):
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
-        missing, divisor = 1.0 - ok.float(), 1.0 / grad_scale.float()
+        found_inf, divisor = 1.0 - ok.float(), 1.0 / grad_scale.float()
         flat, (beta1, beta2) = self._flat, self._betas
         for place, multiplier in flat.runs:
             x, grad, m, v = ([each[place]] for each in (flat.values, flat.grads, self._m, self._v))
             adamw(
-                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=missing, amsgrad=False,
+                x, grad, m, v, [], [self._count.float()], fused=True, grad_scale=divisor, found_inf=found_inf, amsgrad=False,
                 beta1=beta1, beta2=beta2, lr=lr * multiplier, weight_decay=self._decay, eps=self._epsilon, maximize=False,
             )  # fmt: skip
         self._count.add_(ok.bool())
@@ -101,8 +111,8 @@ class AdamW8bit(_Adam):
 
     @torch.no_grad()
     def step(self, lr: torch.Tensor, grad_scale: torch.Tensor, ok: torch.Tensor) -> None:
-        taken = ok.bool()
-        self._count.add_(taken)
+        finite = ok.bool()
+        self._count.add_(finite)
         adam8bit.step(
             self._flat.values,
             self._flat.grads,
@@ -113,7 +123,7 @@ class AdamW8bit(_Adam):
             epsilon=self._epsilon,
             weight_decay=self._decay,
             count=self._count,
-            ok=taken,
+            ok=finite,
             grad_scale=grad_scale,
         )
 
@@ -127,12 +137,12 @@ def make_optimizer(
     epsilon: float = 1e-8,
     args: Mapping[str, Any] | None = None,
 ) -> Optimizer:
-    """The optimizer called ``name``; ``args`` are further options of a library's own.
+    """Build the optimizer called ``name``; ``args`` are further options of a third-party one.
 
-    Adafactor has neither betas nor Adam's epsilon: it takes ``weight_decay`` and ``args`` alone.
+    Adafactor has neither betas nor Adam's epsilon: it gets ``weight_decay`` and ``args`` only.
     """
     args = dict(args or {})
-    problems = [] if name in NAMES else [f"there is no optimizer {name!r}; choose one of {', '.join(NAMES)}"]
+    problems = [] if name in NAMES else [f"unknown optimizer {name!r}; choose one of {', '.join(NAMES)}"]
     problems += [f"weight_decay must be 0 or more, got {weight_decay!r}"] * (not weight_decay >= 0)
     problems += [f"betas must lie in [0, 1), got {betas!r}"] * (not all(0 <= beta < 1 for beta in betas))
     problems += [f"epsilon must be a positive number, got {epsilon!r}"] * (not epsilon > 0)

@@ -3,12 +3,12 @@
     values = | a . . | b . | 0 | c . . . | 0 |         parameters a, b of one learning rate, c of another
     grads  = the same layout                           p.data and p.grad are views of the two
 
-A segment starts at a multiple of 64 values (256 bytes, which suits every wide load); parameters of one learning-rate
-multiplier lie together and each such run starts at a multiple of 256, so every block of 256 has one multiplier.
-What lies between segments is 0 and stays 0: a zero with a zero gradient is a fixed point of every optimizer.
+A segment starts at a multiple of 64 values (256 bytes, which suits every wide load); parameters that share a
+learning-rate multiplier are contiguous, and each such run starts at a multiple of 256, so every block of 256 has one
+multiplier. The padding between segments is 0 and stays 0: a zero with a zero gradient is a fixed point of every optimizer.
 
-So norms, clipping, AdamW and averages are a handful of launches however many parameters there are, at addresses that
-never change.
+Norms, clipping, AdamW and EMA are therefore a handful of kernel launches however many parameters there are, at addresses
+that never change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,8 @@ from inweave.errors import ConfigError, FormatError
 from inweave.ops.adam8bit import BLOCK
 
 _ALIGN = 64
+#: rows of 256 values that temporaries hold at once: 16 MiB of float32, which stays in a large GPU's L2 cache
+ROWS = 1 << 14
 
 
 class Segment(NamedTuple):
@@ -36,10 +39,10 @@ class Segment(NamedTuple):
 
 
 class FlatParameters:
-    """Owns the storage of ``named``; move the model to its device first, and do not move it afterwards.
+    """Owns the storage of ``parameters``; move the model to its device first, and do not move it afterwards.
 
-    ``groups``       parameter name -> multiplier of the learning rate; those not named have 1
-    ``device``       where the parameters go; they stay where they are unless told
+    ``groups``       parameter name -> learning-rate multiplier; 1 for parameters that are not listed
+    ``device``       where the parameters go; without it they stay on their device
     ``values``       (size,) float32, size a multiple of 256
     ``grads``        the same for gradients: backward passes add to it, `zero_grads` clears it
     ``multipliers``  (size / 256,) float32: the multiplier of each block of 256
@@ -47,40 +50,40 @@ class FlatParameters:
 
     def __init__(
         self,
-        named: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         groups: Mapping[str, float] | None = None,
         device: torch.device | None = None,
     ) -> None:
         groups = groups or {}
-        _check(named, groups)
+        _check(parameters, groups)
         self.segments: dict[str, Segment] = {}
         multipliers: list[float] = []
         runs: list[tuple[slice, float]] = []
         size = 0
-        for multiplier in dict.fromkeys(float(groups.get(name, 1.0)) for name in named):
-            for name, parameter in named.items():
+        for multiplier in dict.fromkeys(float(groups.get(name, 1.0)) for name in parameters):
+            for name, parameter in parameters.items():
                 if groups.get(name, 1.0) == multiplier:
                     self.segments[name] = Segment(slice(size, size + parameter.numel()), parameter.shape)
                     size = _up(size + parameter.numel(), _ALIGN)
             size = _up(size, BLOCK)
             runs.append((slice(len(multipliers) * BLOCK, size), multiplier))
             multipliers += [multiplier] * (size // BLOCK - len(multipliers))
-        device = device or next(iter(named.values())).device
+        device = device or next(iter(parameters.values())).device
         self.values = torch.zeros(size, device=device)
         self.grads = torch.zeros(size, device=device)
         self.multipliers = torch.tensor(multipliers, dtype=torch.float32, device=device)
-        #: no block has another multiplier than 1
+        #: every multiplier is 1
         self.uniform = all(multiplier == 1.0 for multiplier in multipliers)
-        #: (where, multiplier) of the parameters that have one together
+        #: (slice, multiplier) of each contiguous run of parameters with the same multiplier
         self.runs = runs
         #: the multiplier of each parameter
         self.factors = {name: float(groups.get(name, 1.0)) for name in self.segments}
-        self.parameters: dict[str, nn.Parameter] = {name: named[name] for name in self.segments}
+        self.parameters: dict[str, nn.Parameter] = {name: parameters[name] for name in self.segments}
         self._grads = {name: self.grads[place].view(shape) for name, (place, shape) in self.segments.items()}
         for name, (place, shape) in self.segments.items():
             view = self.values[place].view(shape)
-            view.copy_(named[name].detach())
-            named[name].data = view
+            view.copy_(parameters[name].detach())
+            parameters[name].data = view
         self._attach()
 
     @property
@@ -90,7 +93,7 @@ class FlatParameters:
         return torch.tensor(list(hashlib.sha256(json.dumps(rows).encode()).digest()), dtype=torch.uint8)
 
     def zero_grads(self) -> None:
-        """Clear all gradients, also where somebody set `p.grad` to None or to another tensor."""
+        """Clear all gradients, even where `p.grad` was set to None or to another tensor."""
         self.grads.zero_()
         self._attach()
 
@@ -99,8 +102,8 @@ class FlatParameters:
         return {name: self.values[place].view(shape) for name, (place, shape) in self.segments.items()}
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take all values from `state`'s answer, bit for bit where they are float32."""
-        fits(state, {name: tuple(shape) for name, (_, shape) in self.segments.items()}, "the trained parameters")
+        """Copy all values from what `state` returned, bit for bit where they are float32."""
+        check_state(state, {name: tuple(shape) for name, (_, shape) in self.segments.items()}, "the trained parameters")
         for name, view in self.state().items():
             view.copy_(state[name])
 
@@ -110,37 +113,67 @@ class FlatParameters:
                 parameter.grad = self._grads[name]
 
 
-def fits(state: Mapping[str, torch.Tensor], wanted: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Refuse a saved state that has other names or shapes than ``wanted``, before anything is overwritten."""
-    if missing := sorted(wanted.keys() - state.keys()):
+def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
+    """Refuse a saved state whose names or shapes differ from ``shapes``, before anything is overwritten."""
+    if missing := sorted(shapes.keys() - state.keys()):
         raise FormatError(f"the saved state lacks {missing[0]!r} ({len(missing)} missing) of {what}")
-    if unknown := sorted(state.keys() - wanted.keys()):
-        raise FormatError(f"the saved state has {unknown[0]!r} ({len(unknown)} unknown), which is none of {what}")
-    for name, shape in wanted.items():
+    if unknown := sorted(state.keys() - shapes.keys()):
+        raise FormatError(
+            f"the saved state has {unknown[0]!r} ({len(unknown)} unknown), which does not belong to {what}"
+        )
+    for name, shape in shapes.items():
         if tuple(state[name].shape) != shape:
             raise FormatError(f"{what}: {name!r} has shape {shape}, the saved state has {tuple(state[name].shape)}")
+
+
+@torch.no_grad()
+def restore(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], what: str) -> None:
+    """Copy a saved state over the live tensors of ``own``; all or nothing."""
+    check_state(saved, {name: tuple(tensor.shape) for name, tensor in own.items()}, what)
+    if "layout" in own and not torch.equal(own["layout"], saved["layout"].cpu()):
+        raise FormatError(f"{what}: the saved state belongs to other parameters (their names, shapes or order differ)")
+    for name, tensor in own.items():
+        if tensor.dtype != saved[name].dtype:
+            raise FormatError(f"{what}: {name!r} is {tensor.dtype}, the saved state has {saved[name].dtype}")
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+
+
+@contextmanager
+def preserve_values(flat: FlatParameters) -> Iterator[None]:
+    """Whatever the block writes into the parameters, they have their bits back after it."""
+    original = flat.values.clone()
+    try:
+        yield
+    finally:
+        flat.values.copy_(original)
+
+
+def row_chunks(*flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the same rows of several flat buffers, as matrices of 256 columns, a few megabytes at a time."""
+    return zip(*(torch.split(tensor.view(-1, BLOCK), ROWS) for tensor in flat), strict=True)
 
 
 def _up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _check(named: Mapping[str, nn.Parameter], groups: Mapping[str, float]) -> None:
+def _check(parameters: Mapping[str, nn.Parameter], groups: Mapping[str, float]) -> None:
     problems = []
-    if not named:
+    if not parameters:
         problems.append("nothing to train: there is no parameter")
-    if unknown := sorted(groups.keys() - named.keys()):
-        problems.append(f"a learning-rate multiplier is given for {unknown[0]!r}, which is not trained")
+    if unknown := sorted(groups.keys() - parameters.keys()):
+        problems.append(f"there is a learning-rate multiplier for {unknown[0]!r}, which is not trained")
     for name, factor in groups.items():
         if not (math.isfinite(factor) and factor >= 0):
-            problems.append(f"the learning-rate multiplier of {name!r} must be a number from 0 on, got {factor!r}")
+            problems.append(f"the learning-rate multiplier of {name!r} must be 0 or more, got {factor!r}")
     seen: dict[int, str] = {}
-    for name, parameter in named.items():
+    for name, parameter in parameters.items():
         if (other := seen.setdefault(id(parameter), name)) != name:
-            problems.append(f"{name!r} and {other!r} are one parameter; train it under one name")
+            problems.append(f"{name!r} and {other!r} are the same parameter; train it under one name")
         if not parameter.is_floating_point():
             problems.append(f"{name!r} is {parameter.dtype}; only floating-point parameters can be trained")
-    if len(devices := sorted({str(parameter.device) for parameter in named.values()})) > 1:
+    if len(devices := sorted({str(parameter.device) for parameter in parameters.values()})) > 1:
         problems.append(f"all trained parameters must be on one device, got {', '.join(devices)}")
     if problems:
         raise ConfigError(problems)

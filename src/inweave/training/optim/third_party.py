@@ -4,8 +4,8 @@
     schedulefree  schedulefree.AdamWScheduleFree    trains y, evaluates the average x; needs no decaying schedule
     adafactor     torch.optim.Adafactor             second moments as row and column sums
 
-They know nothing of device-side decisions: `step` reads lr and ok on the host (a synchronisation a step), scales the
-gradients in place, and leaves parameters and state alone when ok is 0.
+They know nothing of device-side decisions: `step` reads lr and ok on the host (one synchronization per step), scales the
+gradients in place, and does nothing when ok is 0. A step that reads numbers on the host cannot be captured.
 
 A state is tensors alone, so that a safetensors file holds it:
 
@@ -13,7 +13,7 @@ A state is tensors alone, so that a safetensors file holds it:
     numbers              JSON as bytes: every number the library changes on its own, exactly as Python prints it
     layout               which parameters they belong to
 
-Numbers the caller chose (learning rate, betas, decay, ...) are not part of it: a run continues with its own settings.
+Numbers the caller chose (learning rate, betas, decay, ...) are not part of it: a resumed run uses its own settings.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from inweave.errors import ConfigError, FormatError
-from inweave.training.optim.flat import FlatParameters
-from inweave.training.optim.scaling import held
+from inweave.training.optim.flat import FlatParameters, preserve_values
 
 #: name -> (module, class)
 _CLASSES = {
@@ -41,7 +40,10 @@ _CLASSES = {
 
 
 class LibraryOptimizer:
-    """A torch optimizer with one parameter group for each learning-rate multiplier."""
+    """A torch optimizer with one parameter group per learning-rate multiplier."""
+
+    capturable: ClassVar[bool] = False
+    capture_problem: ClassVar[str] = "its step reads the learning rate and the finite check on the host"
 
     def __init__(self, name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> None:
         self._name, self._flat = name, flat
@@ -53,7 +55,7 @@ class LibraryOptimizer:
         rows = [{"params": [flat.parameters[name] for name in names]} for names in groups.values()]
         with contextlib.redirect_stdout(io.StringIO()):  # Prodigy prints which decay it uses
             try:
-                self._inner: Any = _found(name)(rows, **settings)
+                self._inner: Any = _optimizer_class(name)(rows, **settings)
             except (TypeError, ValueError) as error:
                 raise ConfigError(f"optimizer {name}: {error}") from None
 
@@ -95,24 +97,24 @@ class LibraryOptimizer:
         except (ValueError, KeyError, TypeError) as error:
             raise FormatError(f"optimizer {self._name}: the saved numbers cannot be read: {error!r}") from None
         if kind != self._name or count != len(self._inner.param_groups):
-            raise FormatError(f"optimizer {self._name}: the saved state is of {kind!r} with {count} groups")
-        made: dict[str, dict[str, Any]] = {name: dict(values) for name, values in own.items()}
+            raise FormatError(f"optimizer {self._name}: the saved state belongs to {kind!r} with {count} groups")
+        states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in own.items()}
         for full, tensor in tensors.items():
             name, _, key = full.rpartition(":")
             # torch keeps step counters on the host unless a graph is captured
             device = "cpu" if key == "step" else self._flat.values.device
-            made.setdefault(name, {})[key] = tensor.to(device, copy=True)
-        if unknown := sorted(made.keys() - self._flat.parameters.keys()):
+            states.setdefault(name, {})[key] = tensor.to(device, copy=True)
+        if unknown := sorted(states.keys() - self._flat.parameters.keys()):
             raise FormatError(f"optimizer {self._name}: the saved state has {unknown[0]!r}, which is not trained")
         self._inner.state.clear()
-        for name, values in made.items():
+        for name, values in states.items():
             self._inner.state[self._flat.parameters[name]] = values
         for group, values in zip(self._inner.param_groups, groups, strict=True):
             for key, value in values.items():
                 if key not in self._chosen:
                     group[key] = tuple(value) if isinstance(value, list) else value
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    def eval_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -125,13 +127,15 @@ class ScheduleFree(LibraryOptimizer):
 
     def state(self) -> dict[str, torch.Tensor]:
         if not self._inner.param_groups[0]["train_mode"]:
-            raise ConfigError("a state to continue from is taken outside of evaluating(): inside, values are averages")
+            raise ConfigError(
+                "the state can only be saved outside of eval_weights(): inside it, the values are averages"
+            )
         return super().state()
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """The library's own way back (y from x and z) rounds; the kept bits do not."""
-        with held(self._flat):
+    def eval_weights(self) -> Iterator[None]:
+        """The library's own way back (y from x and z) rounds; a copy of the bits does not."""
+        with preserve_values(self._flat):
             self._inner.eval()
             try:
                 yield
@@ -140,15 +144,17 @@ class ScheduleFree(LibraryOptimizer):
 
 
 def make(name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> LibraryOptimizer:
-    """The library optimizer called ``name``."""
+    """Build the third-party optimizer called ``name``."""
     if name == "schedulefree":
         return ScheduleFree(flat, settings)
     if name == "prodigy" and len(set(flat.factors.values()) - {0.0}) > 1:
-        raise ConfigError("prodigy estimates one learning rate for all: leave out the learning-rate multipliers")
+        raise ConfigError(
+            "prodigy estimates one learning rate for all parameters; leave out the learning-rate multipliers"
+        )
     return LibraryOptimizer(name, flat, settings)
 
 
-def _found(name: str) -> Any:
+def _optimizer_class(name: str) -> Any:
     module, kind = _CLASSES[name]
     try:
         return getattr(importlib.import_module(module), kind)

@@ -1,4 +1,4 @@
-"""Clipping, the loss scale and moving averages: all on the device, all against their formulas."""
+"""Gradient clipping and the loss scale: on the device, against their formulas."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
-from inweave.training.optim.adamw import Ema, LossScaler, clip  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from tests.unit.training.test_optimizers import (  # noqa: E402
+from inweave.training.optim.loss_scale import LossScaler, clip  # noqa: E402
+from tests.unit.training.optim.test_optimizers import (  # noqa: E402
     EPS,
-    LR,
     NO,
-    ONE,
-    SHAPES,
     YES,
-    built,
     gradients,
     parameters,
     same,
-    spoil,
 )
 
 
@@ -75,29 +70,3 @@ def test_loss_scale_grows_shrinks_and_stays_in_bounds() -> None:
     for count in range(1, 2001):
         first.update(YES)
         assert float(first.scale) == (65536 if count < 2000 else 131072)
-
-
-def test_ema_is_its_formula_and_swaps_without_loss() -> None:
-    flat, optimizer = built("adamw")
-    ema, want = Ema(flat, 0.9), flat.values.double()
-    for count, _ in enumerate(gradients(flat.parameters, 20)):
-        ok = torch.tensor(count % 4 != 3)
-        if not ok:
-            spoil(flat, float("nan"))
-            kept = ema.values.clone()
-        optimizer.step(LR, ONE, ok)
-        ema.update(ok)
-        want = 0.9 * want + 0.1 * flat.values if ok else want
-        assert ok or torch.equal(ema.values, kept)
-    assert ((ema.values - want).abs() <= 20 * 2 * EPS * want.abs().max()).all()
-    before = flat.values.clone()
-    with pytest.raises(KeyError), ema.swapped():
-        assert torch.equal(flat.values, ema.values) and not torch.equal(flat.values, before)
-        assert torch.equal(flat.parameters["a"], ema.values[flat.segments["a"].place].view(SHAPES["a"]))
-        raise KeyError
-    assert torch.equal(flat.values, before)
-    other = Ema(flat, 0.9)
-    other.load(load(save(ema.state())))
-    assert same(ema.state(), other.state())
-    with pytest.raises(ConfigError):
-        Ema(flat, 1.0)

@@ -13,7 +13,8 @@ from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.adamw import NAMES, Ema, Optimizer, make_optimizer  # noqa: E402
+from inweave.training.optim.adamw import NAMES, Optimizer, make_optimizer  # noqa: E402
+from inweave.training.optim.ema import Ema  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 
 EPS = torch.finfo(torch.float32).eps
@@ -81,12 +82,12 @@ def test_adamw_is_torch_adamw(groups: dict[str, float], decay: float, betas: tup
         assert (parameter - theirs[name]).abs().max() <= bound, name
 
 
-def test_padding_stays_zero_and_large_buffers_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from inweave.training.optim import scaling
+def test_padding_stays_zero_and_large_buffers_are_processed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from inweave.training.optim import flat as flat_module
 
     results = []
     for rows in (1 << 14, 3):
-        monkeypatch.setattr(scaling, "ROWS", rows)
+        monkeypatch.setattr(flat_module, "ROWS", rows)
         flat, optimizer = built("adamw", GROUPS)
         ema = Ema(flat, 0.5)
         for _ in gradients(flat.parameters, 3):
@@ -197,7 +198,7 @@ def test_schedulefree_evaluates_the_average_and_trains_on() -> None:
     for _ in gradients(flat.parameters, 20):
         optimizer.step(LR, ONE, YES)
     before = snapshot(flat, optimizer)
-    with pytest.raises(KeyError), optimizer.evaluating():
+    with pytest.raises(KeyError), optimizer.eval_weights():
         for name, parameter in flat.parameters.items():
             y, z = before["values"][flat.segments[name].place], before[f"{name}:z"].flatten()
             x = (y - (1 - 0.9) * z) / 0.9  # y = (1 - beta1) z + beta1 x
@@ -211,8 +212,15 @@ def test_schedulefree_evaluates_the_average_and_trains_on() -> None:
         optimizer.step(LR, ONE, YES)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_tells_whether_its_step_can_be_captured(name: str) -> None:
+    _, optimizer = built(name)
+    assert optimizer.capturable is (name in ("adamw", "adamw8bit"))
+    assert bool(optimizer.capture_problem) is not optimizer.capturable
+
+
 @pytest.mark.parametrize("name", sorted(PACKAGES))
-def test_a_missing_library_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     with pytest.raises(ConfigError, match=r"pip install 'inweave\[train\]'"):
         make_optimizer(name, FlatParameters(parameters()))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from inweave.adapter import Adapter, Entry
 from inweave.targets.bases import KNOWN, Known, known_index, listing
+from inweave.targets.index import DENOISER_TABLES
 from inweave.targets.links import Naming
 from inweave.targets.locate import fits
 from inweave.targets.resolve import resolve
@@ -158,7 +159,7 @@ def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
     """(family, does it know this form), the UNets first."""
     yield "unet", lambda form: _UNET.match(form) is not None
     for name, table in TABLES.items():
-        if isinstance(table, RuleTable) and name != "openclip":
+        if isinstance(table, RuleTable) and name in DENOISER_TABLES:
             yield name, table.module_forms().__contains__
     for known in KNOWN:
         part = known.parts[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inweave.targets.causal_vae import CAUSAL_VAE
 from inweave.targets.links import IdentityTable, Table
 from inweave.targets.rules import RuleTable
 from inweave.targets.unet import UnetTable
@@ -260,5 +261,6 @@ text_model.final_layer_norm                              ln_final
 OWN = IdentityTable()
 
 TABLES: dict[str, Table] = {
-    table.name: table for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, VaeTable(), OWN)
+    table.name: table
+    for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, VaeTable(), CAUSAL_VAE, OWN)
 }

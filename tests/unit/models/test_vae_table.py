@@ -5,7 +5,7 @@ from __future__ import annotations
 import diffusers
 import pytest
 import torch
-from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint
+from diffusers.loaders.single_file_utils import convert_ldm_vae_checkpoint, convert_wan_vae_to_diffusers
 
 from inweave.models import bundled
 from inweave.targets.index import Component, component_from_names
@@ -93,3 +93,20 @@ def test_linear_attention_in_the_file_and_unknown_names_stay() -> None:
         "loss.logvar": ("loss.logvar", ()),
         "decoder.up.3.block.0.conv1.bias": ("decoder.up_blocks.0.resnets.0.conv1.bias", (4,)),
     }
+
+
+def test_the_causal_autoencoder_of_qwen_image_has_two_namings_too() -> None:
+    """Wan's original names, as ComfyUI's files have them; diffusers converts each to the same place."""
+    with torch.device("meta"):
+        model = diffusers.AutoencoderKLQwenImage()
+    parts = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    table = component_from_names("vae", parts).table
+    assert table is TABLES["causal-vae"]
+    original = {link.original: link.shape for link in table.links(parts, "diffusers")}
+    assert len(original) == len(parts)
+    read = component_from_names("vae", original, PREFIX)
+    assert (read.table, read.naming) == (table, "original")
+    assert {link.part: link.shape for link in table.links(original, "original")} == parts
+    numbers = {name: float(number) for number, name in enumerate(original)}
+    theirs = convert_wan_vae_to_diffusers(dict(numbers))
+    assert theirs == {part: numbers[home.tensor.removeprefix(PREFIX)] for part, home in read.homes.items()}

@@ -206,10 +206,10 @@ def test_a_failure_at_any_tensor_leaves_no_half_merged_model(
         weaver.apply([(one, 1.0)])
         calls = itertools.count()
 
-        def fail(self, place, found, calls=calls, failing=failing):  # type: ignore[no-untyped-def]
+        def fail(self, place, items, scratch, calls=calls, failing=failing):  # type: ignore[no-untyped-def]
             if next(calls) == failing:
                 raise Injected
-            write(self, place, found)
+            write(self, place, items, scratch)
 
         monkeypatch.setattr(Weaver, "_write_one", fail)
         try:

@@ -61,8 +61,10 @@ def build(
                 owner._parameters[leaf] = new
             else:
                 owner._buffers[leaf] = new
-        if later and isinstance(source, MergedSource):
-            source.weave(later)
+        if isinstance(source, MergedSource):
+            if later:
+                source.weave(later)
+            source.release()
     return model
 
 

@@ -1,22 +1,25 @@
 """One base tensor and what a stack adds to it: W' = round(W + sum_i strength_i * delta_i).
 
-Everything is accumulated in float32 and rounded once, to the wanted dtype. Each delta is taken from the
+Everything is accumulated in float32 and rounded once, to the dtype of the result. Each delta is taken from the
 original W, so the order of a stack does not matter. Plain LoRA pairs of a stack are joined along the rank
 and added by a single addmm; every other algorithm adds the change of the one formula (`inweave.ops.delta`).
+The sum and the joined factors live in a `Scratch` that the caller owns and hands in again for the next tensor.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from inweave.adapter import Lora
+from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
-from inweave.ops.decode import decode
+from inweave.ops.decode import TORCH, decode
 from inweave.ops.delta import change, padded
 from inweave.targets.plan import Piece, Placement
+from inweave.weights.scratch import Scratch, padded_size
 from inweave.weights.stack import Item
 
 #: reads a base tensor by name, as stored
@@ -30,31 +33,61 @@ def merged(
     dtype: torch.dtype | None = None,
     *,
     owned: bool = False,
+    scratch: Scratch | None = None,
 ) -> torch.Tensor:
     """``base`` with every item added, in ``dtype``.
 
     ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
-    otherwise it is left alone.
+    otherwise it is left alone. ``scratch``: memory for the sum that serves one call after another.
     """
-    wanted = dtype or base.dtype
+    dtype = dtype or base.dtype
     for item in items:
         if item.placement.widen is not None:
             wider = padded(base, item.placement.widen)
             base, owned = wider, owned or wider is not base
+    out = base if owned and base.dtype == dtype else torch.empty(base.shape, dtype=dtype, device=base.device)
+    merge_into(out, base, items, read, owned=owned, scratch=scratch)
+    return out
+
+
+def merge_into(
+    out: torch.Tensor,
+    base: torch.Tensor,
+    items: Sequence[Item],
+    read: ReadBase,
+    *,
+    owned: bool = False,
+    scratch: Scratch | None = None,
+) -> None:
+    """Write ``base`` with every item added to ``out``, of the same shape; ``out`` may be ``base`` itself."""
     wide = torch.float64 if base.dtype == torch.float64 else torch.float32
-    products, others, needing = _sorted(items)
+    products, additive, base_dependent = _sorted(items)
     # an original is needed while changes are computed from it, and the first of them finds it in the sum
-    in_place = owned and base.dtype == wide and len(needing) < 2
-    total = base if in_place else base.to(wide, copy=True)
-    for number, item in enumerate((*needing, *others)):
-        target = _rows(total, item.placement)
-        original = _rows(base, item.placement) if 0 < number < len(needing) else target
-        target += placed_change(item.placement, original, item.strength, read).reshape(target.shape)
-    for (start, stop), pairs in products.items():
-        _add_products(total[start:stop] if (start, stop) != (0, total.shape[0]) else total, pairs)
-    if owned and not in_place and base.dtype == wanted:
-        return base.copy_(total)
-    return total.to(wanted)
+    reusable = len(base_dependent) < 2
+    scratch = scratch or Scratch()
+    with scratch.lock:
+        needed = sum(_factor_bytes(pairs, wide) for pairs in products.values())
+        if _takes_sum(out, wide) and (out is not base or reusable):
+            total = out
+            scratch.reset(base.device, needed)
+        elif owned and _takes_sum(base, wide) and reusable:
+            total = base
+            scratch.reset(base.device, needed)
+        else:
+            shape = tuple(base.shape)
+            scratch.reset(base.device, needed + padded_size(shape, wide))
+            total = scratch.take(shape, wide, base.device)
+        if total is not base:
+            total.copy_(base)
+        for number, item in enumerate((*base_dependent, *additive)):
+            target = _rows(total, item.placement)
+            original = _rows(base, item.placement) if 0 < number < len(base_dependent) else target
+            target += placed_change(item.placement, original, item.strength, read).reshape(target.shape)
+        for (start, stop), pairs in products.items():
+            whole = (start, stop) == (0, total.shape[0])
+            _add_products(total if whole else total[start:stop], pairs, scratch)
+        if total is not out:
+            out.copy_(total)
 
 
 Pairs = list[tuple[Lora, float, Placement]]
@@ -63,15 +96,15 @@ Pairs = list[tuple[Lora, float, Placement]]
 def _sorted(items: Sequence[Item]) -> tuple[dict[tuple[int, int], Pairs], list[Item], list[Item]]:
     """Products by the rows they share, what else only adds, and what is computed from the original numbers."""
     products: dict[tuple[int, int], Pairs] = {}
-    others, needing = list[Item](), list[Item]()
+    additive, base_dependent = list[Item](), list[Item]()
     for item in items:
         place, factors = item.placement, item.placement.factors
         if isinstance(factors, Lora) and is_product(place):
             rows = place.rows()
             products.setdefault((rows.start, rows.stop), []).append((factors, item.strength, place))
         else:
-            (needing if factors.needs_base() and not place.whole else others).append(item)
-    return products, others, needing
+            (base_dependent if factors.needs_base() and not place.whole else additive).append(item)
+    return products, additive, base_dependent
 
 
 def _rows(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
@@ -105,19 +138,45 @@ def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
     return found
 
 
-def _add_products(target: torch.Tensor, pairs: Pairs) -> None:
+def _takes_sum(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether changes can be summed in this tensor itself: its dtype is that of the sum, and rows are matrices."""
+    return tensor.dtype == dtype and (tensor.dim() <= 2 or tensor.is_contiguous())
+
+
+def _factor_bytes(pairs: Pairs, dtype: torch.dtype) -> int:
+    """The scratch memory that the joined factors of one run of rows need."""
+    rank, rows, columns = _joined_shape(pairs)
+    return padded_size((rows, rank), dtype) + padded_size((rank, columns), dtype)
+
+
+def _joined_shape(pairs: Pairs) -> tuple[int, int, int]:
+    """(rank, rows, columns) of a stack's factors side by side."""
+    first, _, place = pairs[0]
+    rank = sum(factors.down.shape[0] for factors, _, _ in pairs)
+    return rank, len(place.rows()), math.prod(first.down.shape[1:])
+
+
+def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
     """target += [s1*up1 s2*up2 ..] @ [down1; down2; ..], one addmm for the whole stack."""
     device, dtype = target.device, target.dtype
-    ups, downs = [], []
+    rank, rows, columns = _joined_shape(pairs)
+    up, down = scratch.take((rows, rank), dtype, device), scratch.take((rank, columns), dtype, device)
+    at = 0
     for factors, strength, place in pairs:
-        up = decode(factors.up, dtype=dtype, device=device).flatten(1)
+        stop = at + factors.down.shape[0]
+        stored = _stored(factors.up, device).flatten(1)
         if place.source is not None:
-            up = up[place.source[0] : sum(place.source)]
-        ups.append(up * (factors.scale * strength))
-        downs.append(decode(factors.down, dtype=dtype, device=device).flatten(1))
-    up, down = (ups[0], downs[0]) if len(ups) == 1 else (torch.cat(ups, 1), torch.cat(downs, 0))
+            stored = stored[place.source[0] : sum(place.source)]
+        up[:, at:stop].copy_(stored).mul_(factors.scale * strength)
+        down[at:stop].copy_(_stored(factors.down, device).flatten(1))
+        at = stop
     flat = target.view(target.shape[0], -1)
     torch.addmm(flat, up, down, out=flat)
+
+
+def _stored(factor: Tensor, device: torch.device) -> torch.Tensor:
+    """A factor in the dtype of its file, which on the CPU is a view of the file."""
+    return decode(factor, dtype=TORCH[factor.dtype], device=device)
 
 
 def placed_change(place: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:

@@ -2,9 +2,10 @@
 
     MergedSource(base, [(plan, strength), ...]).get(name) = round(base + sum_i strength_i * delta_i)
 
-Tensors no adapter touches come straight from the base, uncopied. One that is touched is read into memory of its
-own, never through a map, and summed there: besides the result and the adapters, at most one tensor (in float32)
-is in memory, and what a change other than a plain LoRA's needs to be computed.
+Tensors that no adapter changes come straight from the base, uncopied. One that is changed is read into memory of
+its own, never through a map: besides the result and the adapters, at most one tensor (in float32) is in memory, and
+what a change other than a plain LoRA's needs to be computed. That one tensor is a `Scratch` which belongs to the
+source: it grows to the largest tensor, serves all of them, and goes with the source or with `release`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.merge import is_product, merged, on_rows
+from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
 from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
 
@@ -43,6 +45,7 @@ class MergedSource:
     ) -> None:
         self.base = self._base = base
         self._component, self._index = component, index
+        self._scratch = Scratch()
         self._pending = stack if isinstance(stack, Future) else None
         if not isinstance(stack, Future):
             self._take(stack)
@@ -106,6 +109,10 @@ class MergedSource:
             [t for name, tensor in tensors.items() for t, _ in targets_of(tensor, tensor, self._items[name], owners)]
         )
 
+    def release(self) -> None:
+        """Give the memory for merging back; the next merge takes new memory."""
+        self._scratch.release()
+
     def names(self) -> Collection[str]:
         self.settle()
         return self._names
@@ -139,6 +146,7 @@ class MergedSource:
             base = self._base.get(name, device=device, rows=cut, owned=True)
         if cut is not None:
             items = on_rows(items, cut[0], sum(cut))
-        result = merged(base, items, partial(self._base.get, device=device, owned=True), dtype, owned=True)
+        read = partial(self._base.get, device=device, owned=True)
+        result = merged(base, items, read, dtype, owned=True, scratch=self._scratch)
         # a copy of the rows, so that the others are let go
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from inweave.errors import FormatError
+from inweave.weights.scratch import host_buffer
 
 BUFFER = 64 * 1024**2
 READERS = 8
@@ -73,8 +74,7 @@ def _read_into(file: BinaryIO, target: np.ndarray, offset: int, readers: ThreadP
 
 def read_bytes(file: BinaryIO, offset: int, length: int) -> memoryview:
     """Bytes of a file in new host memory, by plain reads."""
-    # numpy asks for huge pages from 4 MB on; below that torch's allocator is the faster one to fill
-    buffer = np.empty(length, np.uint8) if length >= 4 * 1024**2 else torch.empty(length, dtype=torch.uint8).numpy()
+    buffer = host_buffer(length).numpy()
     _fill(file, buffer, offset)
     return buffer.data
 

@@ -29,9 +29,10 @@ from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
 from inweave.weights.factors import AdapterCache, Loaded, targets_of
 from inweave.weights.gc_pause import collector_waits
-from inweave.weights.merge import is_product, merged
+from inweave.weights.merge import is_product, merge_into
 from inweave.weights.pristine import Keep, Pristine
 from inweave.weights.resolved import Planned
+from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
 
@@ -257,14 +258,15 @@ class Weaver:
         self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]], owners: Mapping[int, Loaded]
     ) -> None:
         targets: list[Target] = []
+        scratch = Scratch()  # for all tensors of this stack
         for place in changed:
             if self._groupable(place, items[place]):
                 targets += [target for target, _ in self._targets(place, items[place], owners)]
             else:
-                self._write_one(place, items[place])
+                self._write_one(place, items[place], scratch)
         merge_products(targets)
 
-    def _write_one(self, place: Place, found: Sequence[Item]) -> None:
+    def _write_one(self, place: Place, found: Sequence[Item], scratch: Scratch) -> None:
         component, tensor = place
         network = self._networks[component]
         live = network.tensors[tensor]
@@ -273,7 +275,7 @@ class Weaver:
             beside = network.tensors[name]
             return network.pristine.get(name, beside).to(beside.device)
 
-        live.copy_(merged(original(tensor), found, original, live.dtype))
+        merge_into(live, original(tensor), found, original, scratch=scratch)
 
     def _groupable(self, place: Place, found: Sequence[Item]) -> bool:
         """All products, on any rows, and the original beside the weight: the kernel's case."""

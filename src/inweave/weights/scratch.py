@@ -1,0 +1,77 @@
+"""Memory that is allocated once and used for one tensor after another.
+
+A merge needs room for one tensor in float32 and for the factors of its stack. Taking that room from `malloc` for
+every tensor and giving it back fragments the heap: the weights that stay land between the blocks that go, and
+the process keeps both. So host memory comes in anonymous maps, which go back to the system as soon as nothing
+refers to them, and one `Scratch` serves every tensor of a load. Other devices have allocators made for this.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+
+import torch
+
+#: views start at multiples of this, for vector loads
+_ALIGNMENT = 64
+#: below this a block of the heap is cheaper than a map of its own
+MAP_FROM = 4 * 1024**2
+
+
+def host_buffer(size: int) -> torch.Tensor:
+    """``size`` bytes of new host memory, uninitialized or zero; large ones are maps of their own, never heap."""
+    if size < MAP_FROM or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.empty(size, dtype=torch.uint8)
+    private = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        private.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(private, dtype=torch.uint8)
+
+
+class Scratch:
+    """One growing buffer per device. Tensors from `take` are valid until the next `reset`.
+
+    Hold ``lock`` from `reset` to the last use: one merge at a time uses the memory.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._buffers: dict[torch.device, torch.Tensor] = {}
+        self._used: dict[torch.device, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """What is held at present."""
+        return sum(buffer.numel() for buffer in self._buffers.values())
+
+    def reset(self, device: torch.device, needed: int) -> None:
+        """Make room for ``needed`` bytes on ``device``; everything taken before may be overwritten."""
+        buffer = self._buffers.get(device)
+        if buffer is None or buffer.numel() < needed:
+            self._buffers.pop(device, None)
+            del buffer  # the old memory goes before the new comes
+            on_host = device.type == "cpu"
+            self._buffers[device] = (
+                host_buffer(needed) if on_host else torch.empty(needed, dtype=torch.uint8, device=device)
+            )
+        self._used[device] = 0
+
+    def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """An uninitialized tensor in the room that `reset` made."""
+        start = self._used[device]
+        stop = start + math.prod(shape) * dtype.itemsize
+        self._used[device] = start + padded_size(shape, dtype)
+        return self._buffers[device][start:stop].view(dtype).view(shape)
+
+    def release(self) -> None:
+        """Give all of it back."""
+        with self.lock:
+            self._buffers.clear()
+            self._used.clear()
+
+
+def padded_size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """The bytes `take` uses for a tensor."""
+    return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

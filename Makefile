@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo demo-reading test soak test-gpu check bench bench-gpu gpu-bundle format clean
+.PHONY: demo demo-reading test test-all soak test-gpu check bench bench-gpu gpu-bundle format clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -30,11 +30,18 @@ demo: $(VENV)/.generate
 demo-reading: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
-# one worker a core, one thread a worker: threads that wait for each other's cores cost many times what they bring
-test: $(VENV)/.dev check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+# one worker per core, one thread per worker: threads that wait for each other's cores cost many times what they bring
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 
-# kill -9 at any moment, a hundred runs over; `make test` does a few
+# a sample of what takes long: fuzzing, kills, launchers; minutes on two cores
+test: $(VENV)/.dev check
+	$(PYTEST)
+
+# everything at full size
+test-all: $(VENV)/.dev check
+	$(PYTEST) --full
+
+# kill -9 at any moment, over a hundred runs; `make test` does a few
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --rounds 100
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,7 +17,13 @@ from inweave.formats.files import write_file
 from inweave.targets.compact import expand
 
 DATA = Path(__file__).parent / "data"
+FULL = "INWEAVE_FULL_TESTS"
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
+
+
+def sized(sample: int, full: int) -> int:
+    """How many: a sample by default, all with `pytest --full`."""
+    return full if os.environ.get(FULL) else sample
 
 
 def tensor(values: object, dtype: str = "F32") -> Tensor:

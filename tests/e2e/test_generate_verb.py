@@ -13,8 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from inweave.cli.app import app
+from inweave.demo import story
 from inweave.generate.record import read_record
-from tests.support import DATA
+from tests.support import DATA, sized
 
 SD15 = DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
 
@@ -157,8 +158,10 @@ def test_what_is_wrong_is_said_in_words(
     assert "Traceback" not in told
 
 
-def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path) -> None:
+def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole story with a few training steps: the sheets, the curve, every command, and a LoRA that loads."""
+    monkeypatch.setattr(story, "BASE", story.BASE[: sized(1, len(story.BASE))])
+    monkeypatch.setattr(story, "SUBJECTS", story.SUBJECTS[: sized(1, len(story.SUBJECTS))])
     told = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--picture-steps", 2, "--json"))
     page = Path(told["page"]).read_text()
     for image in told["images"]:
@@ -171,6 +174,10 @@ def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path) -> None:
 
 
 def test_bench_reports_recall_and_styles() -> None:
-    told = json.loads(inweave("bench", "embedded", "--captions", 6, "--styled", 4, "--steps", 8, "--json"))
+    told = json.loads(
+        inweave(
+            "bench", "embedded", "--captions", sized(2, 6), "--styled", sized(2, 4), "--steps", sized(5, 8), "--json"
+        )
+    )
     assert told["recall"]["top5"] >= 0.8
     assert set(told["styles"]) == {"ink", "pixel"} and all(row["ratio"] < 1 for row in told["styles"].values())

@@ -115,7 +115,9 @@ def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return found
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", [name if name == "inweave" else pytest.param(name, marks=pytest.mark.full) for name in LAUNCHERS]
+)
 def test_every_launcher_makes_the_adapter_of_one_process(
     launcher: str, alone: dict[str, Any], cache: Path, tmp_path: Path
 ) -> None:

@@ -80,7 +80,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", CASES)
+@pytest.mark.parametrize("variant", ["flux1-dev", pytest.param("sd1.5", marks=pytest.mark.full)])
 def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> None:
     captions = {f"p{number}": f"a picture of {number}" for number in range(7)}
     said = {
@@ -110,8 +110,9 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     assert f"holds {spread[0][0]:,} of {spread[0][1]:,} bytes" in lines[0]["text"] and lines[0]["event"] == "memory"
 
 
-def test_killed_and_gone_on(tmp_path: Path) -> None:
-    """A language model; one process is killed after step 3, and both go on from step 2."""
+@pytest.mark.full
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    """A language model; one process is killed after step 3, and both resume from step 2."""
     texts = tmp_path / "song.txt"
     texts.write_text("\n\n".join(["a cat on a mat", "a dog on a log", "a cat and a dog", "a mat and a log"]))
     said = {

@@ -8,7 +8,7 @@ import random as stdlib_random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.support import random, tensor
+from tests.support import random, sized, tensor
 
 from inweave.adapter import Tensor
 from inweave.exchange.convert import rewrite
@@ -29,7 +29,7 @@ BASES = (
     "qwen-image",
     "flux2-dev",
 )
-RELAXED = settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+RELAXED = settings(deadline=None, max_examples=sized(15, 60), suppress_health_check=list(HealthCheck))
 
 
 @st.composite

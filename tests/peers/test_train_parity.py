@@ -26,11 +26,12 @@ from inweave.training.data.cache import TensorCache  # noqa: E402
 from inweave.training.data.reader import read_dataset  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
 from inweave.training.tasks.diffusion import DiffusionTask  # noqa: E402
+from tests.support import sized  # noqa: E402
 
-STEPS = 100
+STEPS = sized(20, 100)
 RATE, DECAY, RANK, CLIP = 2e-3, 0.01, 4, 1.0
 PICTURES = 6
-SIDE = 64  # half of what the model draws: a hundred steps of both take half a minute on one core
+SIDE = 64  # half of the model's own resolution: a hundred steps of both take half a minute on one core
 CLOSE = 0.01
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
 
@@ -126,7 +127,7 @@ def test_every_loss_is_that_of_diffusers_and_peft(tmp_path: Path) -> None:
     apart = [abs(mine - other) / other for mine, other in zip(found, wanted, strict=True)]
     assert max(apart) < CLOSE, f"step {apart.index(max(apart))} is {max(apart):.2%} apart"
     moved = sum(float((layer.term(NAME).up.detach() - factors[name][1]).norm()) for name, layer in layers.items())
-    assert moved > 1.0, "nothing was learnt: equal losses would prove nothing"
+    assert moved > STEPS / 100, "nothing was trained: equal losses would prove nothing"
     modules = {n: m for n, m in theirs.unet.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
     for name, layer in layers.items():
         torch.testing.assert_close(

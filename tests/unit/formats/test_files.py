@@ -13,9 +13,10 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,8 +132,20 @@ def test_the_payload_is_live(tmp_path: Path) -> None:
         assert executed(place)
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".PT", ""])
-@pytest.mark.parametrize("protocol", range(6))
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".PT", "")
+VALUES = ({}, [], {"a": 1}, [1, 2], [[]], ({}, 1), {"a": {"b": b"c"}})
+
+
+def with_protocols(values: Sequence[object]) -> list[Any]:
+    """Every value with every protocol of pickle; without --full each value once and each protocol at least once."""
+    return [
+        pytest.param(protocol, value, marks=() if protocol == row % 6 else pytest.mark.full, id=f"{value!r}-{protocol}")
+        for row, value in enumerate(values)
+        for protocol in range(6)
+    ]
+
+
+@pytest.mark.parametrize(("protocol", "suffix"), with_protocols(SUFFIXES))
 def test_pickles_are_known_by_content_and_never_opened(protocol: int, suffix: str, tmp_path: Path) -> None:
     path = pickled(protocol, f"model{suffix}")(tmp_path)
     for reader in (inweave.load, inweave.inspect, inweave.hash_file, open_container, read_header):
@@ -145,8 +158,7 @@ def test_pickles_are_known_by_content_and_never_opened(protocol: int, suffix: st
     assert not executed(tmp_path)
 
 
-@pytest.mark.parametrize("protocol", range(6))
-@pytest.mark.parametrize("value", [{}, [], {"a": 1}, [1, 2], [[]], ({}, 1), {"a": {"b": b"c"}}], ids=repr)
+@pytest.mark.parametrize(("protocol", "value"), with_protocols(VALUES))
 def test_any_pickled_value_is_known(protocol: int, value: object, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pickle.dumps({"state_dict": value}, protocol))

@@ -1,4 +1,4 @@
-"""Every sampler and schedule on offer lays out noise that only falls; what cannot work is refused beforehand."""
+"""Noise falls at every step, for every pair of sampler and schedule on offer; all other pairs are refused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,51 @@ from inweave.models import bundled, samplers
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("variant", ["sd1.5", "sd2.1", "sdxl-turbo", "sd3-medium", "flux1-dev", "flux1-schnell"])
-@pytest.mark.parametrize("schedule", samplers.SCHEDULES)
-@pytest.mark.parametrize("sampler", samplers.SAMPLERS)
-def test_what_is_offered_works(sampler: str, schedule: str, variant: str) -> None:
-    flow = variant.startswith(("sd3", "flux"))
+SPACINGS = ("simple", "sgm_uniform", "ddim_uniform")
+#: every pair that is offered: {model predicts a flow: {sampler: schedules}}
+OFFERED: dict[bool, dict[str, tuple[str, ...]]] = {
+    False: {
+        "euler": samplers.SCHEDULES,
+        "euler_ancestral": SPACINGS,
+        "ddim": SPACINGS,
+        "ddpm": SPACINGS,
+        "dpm_solver_multistep": samplers.SCHEDULES,
+        "uni_pc": samplers.SCHEDULES,
+    },
+    True: {
+        "euler": ("simple", "karras", "exponential"),
+        "dpm_solver_multistep": ("simple",),
+        "uni_pc": ("simple",),
+    },
+}
+VARIANTS = {
+    False: ("sd1.5", "sd2.1", "sdxl-turbo"),
+    True: ("sd3-medium", "flux1-dev", "flux1-schnell"),
+}
+
+
+@pytest.mark.parametrize("flow", [False, True])
+def test_pairs_that_are_not_offered_are_refused(flow: bool) -> None:
+    accepted = {
+        sampler: tuple(s for s in samplers.SCHEDULES if not samplers.problems(sampler, s, flow=flow))
+        for sampler in samplers.SAMPLERS
+    }
+    assert {sampler: schedules for sampler, schedules in accepted.items() if schedules} == OFFERED[flow]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "schedule", "variant"),
+    [
+        (sampler, schedule, variant)
+        for flow, table in OFFERED.items()
+        for sampler, schedules in table.items()
+        for schedule in schedules
+        for variant in VARIANTS[flow]
+    ],
+)
+def test_noise_only_falls(sampler: str, schedule: str, variant: str) -> None:
+    flow = variant in VARIANTS[True]
     _, config = bundled.component_config(variant, "scheduler")
-    wrong = samplers.problems(sampler, schedule, flow=flow)
-    if wrong:
-        assert sampler not in samplers.FLOW_SAMPLERS or schedule != "simple"
-        return
     made = samplers.make_scheduler(config, sampler, schedule, flow=flow)
     times = samplers.set_steps(made, 7, CPU, tokens=1024 if flow else None, even=variant.startswith("flux"))
     assert len(times) == 7

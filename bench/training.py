@@ -128,7 +128,7 @@ def trained(model: Path, pictures: Path, batch: int, vram: str | None, mode: str
     command = [
         sys.executable, "-m", "inweave", "train", "--model", str(model), "--dataset", str(pictures), "--output", str(output),
         "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json", "--set", f"targets={json.dumps(TARGETS)}",
-        "--set", "log_every=5", "--set", f"checkpointing={mode}", "--set", f"cache_dir={place / 'cache'}",
+        "--set", "log_every=5", "--set", f"gradient_checkpointing={mode}", "--set", f"cache_dir={place / 'cache'}",
         *(["--vram", vram, "--set", 'sample_prompts=["a picture"]', "--set", "sample_every=8", "--set", "sample_steps=4"]
           if vram else []),
     ]  # fmt: skip

@@ -42,7 +42,7 @@ MOST_KILLS = 12
 
 def settings(optimizer: str) -> dict[str, Any]:
     return {**EVERYTHING, "optimizer": optimizer, "steps": 12, "save_every": 1, "keep_last": KEPT, "resume": "auto",
-            "validation": 0.2}  # fmt: skip
+            "validation_split": 0.2}  # fmt: skip
 
 
 def die_at(count: int) -> None:

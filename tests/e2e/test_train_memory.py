@@ -22,7 +22,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_emoji(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
     return (
         "--model", "inweave/emoji", "--dataset", style_folder("pixel"), "--output", output, "--rank", 2, "--seed", 3,
-        "--set", "device=cpu", "--set", "schedule=constant", "--set", "warmup=0", "--set", f"cache_dir={cache}",
+        "--set", "device=cpu", "--set", "lr_scheduler=constant", "--set", "warmup=0", "--set", f"cache_dir={cache}",
         "--set", 'targets=["to_q"]', "--set", "save_dtype=fp32", *more,
     )  # fmt: skip
 
@@ -40,7 +40,9 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
     """Less than batches of two need with everything loaded: the encoders leave and batches of four are cut in two."""
     limit = needed(tmp_path, cache, "-b", 2)["total_bytes"] - 1024
     plan = needed(tmp_path, cache, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB")
-    assert (plan["config"]["batch_size"], plan["config"]["accumulation"]) == (2, 2) and plan["total_bytes"] <= limit
+    assert (plan["config"]["batch_size"], plan["config"]["gradient_accumulation"]) == (2, 2) and plan[
+        "total_bytes"
+    ] <= limit
     assert plan["seconds"] > 0 and any("batch_size 4 becomes 2" in reason for reason in plan["choices"])
 
     sampled = ("--set", "sample_every=2", "--set", "sample_prompts=red apple", "--set", "sample_steps=1")
@@ -55,12 +57,12 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
     ]
 
     by_hand = tmp_path / "by_hand"
-    invoked(*on_emoji(by_hand, cache, "--steps", 2, "-b", 2, "--set", "accumulation=2"))
+    invoked(*on_emoji(by_hand, cache, "--steps", 2, "-b", 2, "--set", "gradient_accumulation=2"))
     assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
 
     # more memory on another day: the run goes on with the numbers it began with
     invoked(*on_emoji(planned, cache, "--steps", 3, "-b", 4, "--vram", "64GiB", "--resume", "auto"))
-    invoked(*on_emoji(by_hand, cache, "--steps", 3, "-b", 2, "--set", "accumulation=2", "--resume", "auto"))
+    invoked(*on_emoji(by_hand, cache, "--steps", 3, "-b", 2, "--set", "gradient_accumulation=2", "--resume", "auto"))
     assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
 
 
@@ -85,7 +87,7 @@ def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None
     epochs = on_emoji(tmp_path, cache, "-b", 2, "--check", "--json", "--set", "epochs=2")
     plain, held, shared = (
         json.loads(invoked(*epochs, *more))["dataset"]["total_steps"]
-        for more in ((), ("--set", "validation=0.5"), ("--gpus", 2))
+        for more in ((), ("--set", "validation_split=0.5"), ("--gpus", 2))
     )
     assert (plain, held, shared) == (24, 12, 12)
     large = needed(tmp_path, cache, "-b", 2, "--set", "resolution=256", "--set", "upscale=true")

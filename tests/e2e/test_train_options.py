@@ -46,12 +46,12 @@ def test_an_adapter_to_go_on_from_brings_its_own_and_other_wishes_are_refused(
         "--set",
         "network=loha",
         "--set",
-        "stabilised=true",
+        "rslora=true",
         "--set",
         'targets=["to_k"]',
     )
     told = invoked(*going_on(first, tmp_path / "out", cache, *wishes), code=2)
-    for name in ("network", "rank", "alpha", "stabilised", "targets"):
+    for name in ("network", "rank", "alpha", "rslora", "targets"):
         assert f"{name}: start_from brings its own" in told, told
     assert not (tmp_path / "out" / "lora.safetensors").exists()
 
@@ -77,7 +77,7 @@ def test_the_file_tells_of_the_adapter_that_was_trained(first: Path, tmp_path: P
 
 
 def test_a_warm_up_that_was_asked_for_is_kept_or_refused(tmp_path: Path, cache: Path) -> None:
-    asked = ("--steps", 4, "--set", "schedule=constant", "--lr", 1e-3)
+    asked = ("--steps", 4, "--set", "lr_scheduler=constant", "--lr", 1e-3)
     invoked(*quick(tmp_path / "out", cache, *asked, "--set", "warmup=3"))
     rates = [json.loads(line).get("lr") for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
     assert [rate for rate in rates if rate] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
@@ -89,9 +89,9 @@ def test_a_warm_up_that_was_asked_for_is_kept_or_refused(tmp_path: Path, cache: 
 def test_a_check_finds_what_a_run_would_refuse(first: Path, tmp_path: Path, cache: Path) -> None:
     told = json.loads(invoked(*quick(first.parent, cache, "--steps", 2, "--check", "--json"), code=2))
     assert not told["ok"] and "checkpoints of an earlier run" in told["problems"][0] and told["dataset"]
-    wrong = ("--set", "start_from=nope.safetensors", "--set", "validation=0.001")
+    wrong = ("--set", "start_from=nope.safetensors", "--set", "validation_split=0.001")
     told_ = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--check", *wrong), code=2)
-    assert "this run would be refused: validation: a share of 0.001" in told_
+    assert "this run would be refused: validation_split: a share of 0.001" in told_
     assert "this run would be refused: start_from: nope.safetensors" in told_ and "steps:" in told_
 
 
@@ -118,7 +118,7 @@ def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     (photos / "a.txt").write_text("a cat")
     (photos / "b.txt").write_text("word " * 300)
     arguments = [photos if each == style_folder("pixel") else each for each in quick(tmp_path / "out", cache)]
-    told = invoked(*arguments, "--steps", 1, "--skip-bad")
+    told = invoked(*arguments, "--steps", 1, "--skip-unreadable")
     records = [json.loads(line) for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
     logged = "\n".join(record["text"] for record in records if record.get("event") == "dataset")
     for name in ("bad.png", "scan.tiff", "extra", "c.png"):
@@ -127,7 +127,9 @@ def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     found = []
     for words in (300, 3):
         (photos / "b.txt").write_text("word " * words)
-        checked = json.loads(invoked(*arguments[:4], "--output", tmp_path / "new", "--skip-bad", "--check", "--json"))
+        checked = json.loads(
+            invoked(*arguments[:4], "--output", tmp_path / "new", "--skip-unreadable", "--check", "--json")
+        )
         found.append(checked["estimate"])
         assert any("captions: the longest" in line for line in checked["estimate"]["choices"]) == (words == 300)
     assert found[0]["kept_bytes"] > found[1]["kept_bytes"], "what captions are padded to is kept too"

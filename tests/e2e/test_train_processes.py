@@ -49,8 +49,8 @@ world.leave()
 
 def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> None:
     """Of two numbers the sum is the same in any order, so here every bit is."""
-    said = {**EVERYTHING, "accumulation": 1, "validation": 0.2, "save_every": 3}
-    one = tiny(tmp_path / "one", **{**said, "accumulation": 2})
+    said = {**EVERYTHING, "gradient_accumulation": 1, "validation_split": 0.2, "save_every": 3}
+    one = tiny(tmp_path / "one", **{**said, "gradient_accumulation": 2})
     done = one.train()
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
@@ -74,7 +74,9 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     state = [load_state(checkpoints(tmp_path / name / "t-state")[0]).tensors for name in ("one", "two")]
     assert all(state[0][name].equal(state[1][name]) for name in state[0])
     again = tiny(
-        tmp_path / "on", **{**said, "accumulation": 2}, resume=str(tmp_path / "two" / "t-state" / "step-000003")
+        tmp_path / "on",
+        **{**said, "gradient_accumulation": 2},
+        resume=str(tmp_path / "two" / "t-state" / "step-000003"),
     )
     assert again.train().losses == done.losses[3:], "one process goes on from what two began"
 
@@ -109,7 +111,7 @@ def arguments(cache: Path) -> list[str]:
 def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process makes that adds up twice as many batches."""
     output = tmp_path_factory.mktemp("one")
-    done = CliRunner().invoke(app, [*arguments(cache), "--set", "accumulation=2", "-o", str(output)])
+    done = CliRunner().invoke(app, [*arguments(cache), "--set", "gradient_accumulation=2", "-o", str(output)])
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -74,9 +74,9 @@ def bits(file: Path) -> dict[str, bytes]:
 
 #: of a UNet only what lies after its last skip connection: what comes before is added up in another order
 CASES: dict[str, dict[str, Any]] = {
-    "flux1-dev": {"targets": "attention-mlp", "network": "dora", "checkpointing": "full", "sample_every": 2,
+    "flux1-dev": {"targets": "attention-mlp", "network": "dora", "gradient_checkpointing": "full", "sample_every": 2,
                   "sample_prompts": ["a boat --w 64 --h 64 --s 2", "a cat --w 64 --h 64 --s 1"]},
-    "sd1.5": {"targets": "up_blocks.*to_[qv]", "checkpointing": "selective"},
+    "sd1.5": {"targets": "up_blocks.*to_[qv]", "gradient_checkpointing": "selective"},
 }  # fmt: skip
 
 
@@ -85,8 +85,8 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     captions = {f"p{number}": f"a picture of {number}" for number in range(7)}
     said = {
         "model": str(tiny_models.folder(variant)), "dataset": str(make_set(tmp_path / "set", captions)), "rank": 2,
-        "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema": 0.5, "dropout": 0.1,
-        "validation": 0.4, "learning_rate": 1e-2, **CASES[variant],
+        "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema_decay": 0.5, "dropout": 0.1,
+        "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
     }  # fmt: skip
     for name, shard in (("whole", False), ("spread", True)):
         done = launched(tmp_path / name, {**said, "shard": shard})
@@ -117,7 +117,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     texts.write_text("\n\n".join(["a cat on a mat", "a dog on a log", "a cat and a dog", "a mat and a log"]))
     said = {
         "model": str(llama(tmp_path / "llama")), "dataset": str(texts), "steps": 6, "rank": 2, "batch_size": 1,
-        "save_every": 2, "learning_rate": 1e-2, "targets": "attention-mlp", "checkpointing": "full",
+        "save_every": 2, "learning_rate": 1e-2, "targets": "attention-mlp", "gradient_checkpointing": "full",
     }  # fmt: skip
     straight = launched(tmp_path / "whole", said)
     assert straight.returncode == 0, straight.stderr[-3000:]

@@ -131,8 +131,8 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
 
 
 def test_a_real_run_goes_on_exactly_and_samples_change_nothing(tmp_path: Path, cache: Path) -> None:
-    more = ("--steps", 4, "--save-every", 2, "--lr", 0.05, "--set", "flip=true", "--set", "dropout=0.1", "--set", "ema=0.9",
-            "--set", "accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
+    more = ("--steps", 4, "--save-every", 2, "--lr", 0.05, "--set", "flip=true", "--set", "dropout=0.1", "--set", "ema_decay=0.9",
+            "--set", "gradient_accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
     straight = json.loads(invoked(*quick(tmp_path / "a", cache, *more), "--json"))
     sampled = ("--set", "sample_every=2", "--set", 'sample_prompts=["red apple", "cat"]', "--set", "sample_steps=2")
     place = tmp_path / "a" / "lora-state" / "step-000002"
@@ -204,9 +204,9 @@ def test_bad_usage_is_told_in_a_line(arguments: tuple[str, ...], told: str) -> N
 
 def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
-    file.write_text('dataset = "x"\nrank = 0\nshedule = "cosine"\n')
+    file.write_text('dataset = "x"\nrank = 0\nlr_schedule = "cosine"\n')
     told = invoked(file, code=2)
-    assert "bad.toml:2: rank" in told and "did you mean 'schedule'" in told and "2 problems" in told
+    assert "bad.toml:2: rank" in told and "did you mean 'lr_scheduler'" in told and "2 problems" in told
 
 
 def test_another_trainers_configuration_is_turned_into_ours(tmp_path: Path) -> None:

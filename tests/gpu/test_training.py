@@ -34,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def said(place: Path, cache: Path, **more: Any) -> Any:
     usual: dict[str, Any] = {
         "dataset": "inweave/pixel", "output": str(place / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
-        "cache_dir": str(cache), "batch_size": 4, "save_dtype": "fp32", "schedule": "constant", "warmup": 0,
+        "cache_dir": str(cache), "batch_size": 4, "save_dtype": "fp32", "lr_scheduler": "constant", "warmup": 0,
     }  # fmt: skip
     return inweave.TrainConfig.of(**{**usual, **more})
 
@@ -54,7 +54,9 @@ def apart(one: Path, two: Path) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_learns_in_every_precision(network: str, precision: str, tmp_path: Path, cache: Path) -> None:
-    done = inweave.train(said(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema=0.9))
+    done = inweave.train(
+        said(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema_decay=0.9)
+    )
     assert done.bad == 0 and len(done.losses) == 12 and all(loss == loss for loss in done.losses)
     assert all(value.isfinite().all() for value in learnt(done.path).values())
 
@@ -70,18 +72,24 @@ def test_a_gpu_learns_what_a_cpu_does(optimizer: str, tmp_path: Path, cache: Pat
     assert apart(on_cpu.path, on_gpu.path) < 0.02
 
 
-@pytest.mark.parametrize("checkpointing", ["selective", "full"])
-def test_computing_again_changes_nothing_but_memory(checkpointing: str, tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_computing_again_changes_nothing_but_memory(mode: str, tmp_path: Path, cache: Path) -> None:
     common = {"precision": "fp32", "steps": 3, "learning_rate": 1e-4}
     plain = inweave.train(said(tmp_path / "plain", cache, **common))
-    again = inweave.train(said(tmp_path / "again", cache, checkpointing=checkpointing, **common))
+    again = inweave.train(said(tmp_path / "again", cache, gradient_checkpointing=mode, **common))
     assert again.losses == pytest.approx(plain.losses, rel=1e-4)
     assert apart(plain.path, again.path) < 0.02
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_run_goes_on_where_it_stopped(precision: str, tmp_path: Path, cache: Path) -> None:
-    common = {"precision": precision, "optimizer": "adamw8bit", "ema": 0.9, "dropout": 0.1, "accumulation": 2}
+    common = {
+        "precision": precision,
+        "optimizer": "adamw8bit",
+        "ema_decay": 0.9,
+        "dropout": 0.1,
+        "gradient_accumulation": 2,
+    }
     straight = inweave.train(said(tmp_path / "straight", cache, steps=6, **common))
     first = inweave.train(said(tmp_path / "twice", cache, steps=3, **common))
     rest = inweave.train(said(tmp_path / "twice", cache, steps=6, resume="auto", **common))
@@ -91,7 +99,9 @@ def test_a_run_goes_on_where_it_stopped(precision: str, tmp_path: Path, cache: P
 
 
 def test_text_encoders_learn_too(tmp_path: Path, cache: Path) -> None:
-    done = inweave.train(said(tmp_path, cache, train_text_encoders=True, precision="bf16", validation=0.2, steps=4))
+    done = inweave.train(
+        said(tmp_path, cache, train_text_encoders=True, precision="bf16", validation_split=0.2, steps=4)
+    )
     assert len(done.validation) >= 1 and any(key.startswith("lora_te") for key in learnt(done.path))
 
 
@@ -158,7 +168,7 @@ def test_a_language_model_learns(tmp_path: Path) -> None:
         done = inweave.train(
             inweave.TrainConfig.of(
                 model=str(folder), dataset=str(tmp_path / "song.txt"), output=str(tmp_path / precision), steps=8,
-                batch_size=2, device="cuda", precision=precision, learning_rate=1e-2, schedule="constant", warmup=0,
+                batch_size=2, device="cuda", precision=precision, learning_rate=1e-2, lr_scheduler="constant", warmup=0,
                 seed=2, vram="2GiB",
             )
         )  # fmt: skip

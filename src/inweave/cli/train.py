@@ -43,7 +43,7 @@ def train(
     resume: Annotated[str | None, typer.Option("--resume", help="auto: go on from the last checkpoint; or a checkpoint.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Any other setting; again for more.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Read everything, report, train nothing.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable pictures out.")] = False,
+    skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave unreadable pictures out.")] = False,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Processes, one a GPU.")] = 1,
     vram: Annotated[str | None, typer.Option("--vram", help="Stay within this memory: 12GiB.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Turn another trainer's configuration into ours.")] = None,
@@ -53,7 +53,7 @@ def train(
     if import_ is not None:
         given_too = [config, model, dataset, output, name, trigger, rank, alpha, steps, lr, batch_size, save_every, seed,
                      resume, set_, vram]  # fmt: skip
-        if check or fp16 or skip_bad or gpus > 1 or any(value is not None for value in given_too):
+        if check or fp16 or skip_unreadable or gpus > 1 or any(value is not None for value in given_too):
             fail(
                 "--import prints a configuration and does nothing else: save it, then train with it",
                 as_json,
@@ -67,7 +67,7 @@ def train(
     given: dict[str, Any] = {
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha, "steps": steps,
         "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume, "vram": vram,
-        "precision": "fp16" if fp16 else None, "skip_bad": True if skip_bad else None,
+        "precision": "fp16" if fp16 else None, "skip_unreadable": True if skip_unreadable else None,
     }  # fmt: skip
     with reporting_errors(as_json):
         for text in set_ or []:

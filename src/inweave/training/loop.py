@@ -64,7 +64,7 @@ class Run:
     def __init__(
         self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
     ) -> None:
-        if config.validation and not task.held_out:
+        if config.validation_split and not task.held_out:
             raise ConfigError(no_validation(config))
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
@@ -72,7 +72,7 @@ class Run:
         self.trained: Trained = add_networks(task.networks, config, index)
         self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
-        self._per_step = per_step = config.accumulation * self.world.size
+        self._per_step = per_step = config.gradient_accumulation * self.world.size
         self.total = config.steps or -(-(config.epochs or 1) * len(task.order) // per_step)
         share_of(config, 0, self.total)  # a warm-up as long as the run is told before it
         self.number = 0  # steps done
@@ -142,7 +142,9 @@ class Run:
     def _facts(self) -> dict[str, Any]:
         config = self.config.model_dump(mode="json")
         config["steps"], config["epochs"] = self.total, None
-        config["accumulation"] = self.world.size * self.config.accumulation  # of all processes together
+        config["gradient_accumulation"] = (
+            self.world.size * self.config.gradient_accumulation
+        )  # of all processes together
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
             "validation": self.validation,
@@ -214,7 +216,7 @@ class Run:
                     journal.write(self._record(losses[-1], pace))
             if last or told or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
                 self._check_health(journal)
-            if config.validation and (last or self.number % self._validate_every == 0):
+            if config.validation_split and (last or self.number % self._validate_every == 0):
                 self.validation.append((self.number, self.validate()))
                 if config.patience and self.validation[-1][1] <= min(loss for _, loss in self.validation):
                     self._store(self._file("-best"))
@@ -248,7 +250,9 @@ class Run:
     def _one(self) -> None:
         """One update."""
         config, world = self.config, self.world
-        batches = self.task.order.step(self.number, accumulation=config.accumulation, world=world.size, rank=world.rank)
+        batches = self.task.order.step(
+            self.number, accumulation=config.gradient_accumulation, world=world.size, rank=world.rank
+        )
         drawn = []
         for micro, batch in enumerate(batches):
             place = micro * world.size + world.rank
@@ -295,7 +299,7 @@ class Run:
     def _check_health(self, journal: Journal | None, most: int | None = None) -> None:
         """Stop where no step has been taken for too long; bad steps change nothing, so what is saved is good."""
         row = int(self.step.bad_in_a_row)
-        if row < (most or self.config.max_bad_steps):
+        if row < (most or self.config.max_skipped_steps):
             return
         causes = {
             "fp16": "fp16 overflows: train in bf16 or fp32",

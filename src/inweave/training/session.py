@@ -109,7 +109,7 @@ def diffusion_run(config: TrainConfig, world: World, tick: Tick | None) -> tuple
         run.meter = Meter(device, planned.estimate["kept_bytes"])
     if config.shard:
         run.choices.append(shard_model(model, task.networks, world))
-    apply_checkpointing(task.networks, config.checkpointing)
+    apply_checkpointing(task.networks, config.gradient_checkpointing)
     if sample is None or not (staged or config.shard):
         return run, sample
     # encoders that never change were asked before, by the process that draws
@@ -196,7 +196,10 @@ def read(config: TrainConfig) -> Dataset:
     shipped = config.dataset.startswith("inweave/") and not Path(config.dataset).exists()
     where = embedded.style_folder(config.dataset) if shipped else config.dataset
     return read_dataset(
-        where, caption=config.caption, caption_extensions=config.caption_extensions, skip_bad=config.skip_bad
+        where,
+        caption=config.caption,
+        caption_extensions=config.caption_extensions,
+        skip_unreadable=config.skip_unreadable,
     )
 
 
@@ -220,7 +223,7 @@ def _report(config: TrainConfig, dataset: Dataset, rules: Rules, processes: int)
         dataset,
         rules,
         batch_size=config.batch_size,
-        accumulation=config.accumulation * processes,
+        accumulation=config.gradient_accumulation * processes,
         steps=config.steps,
         epochs=None if config.steps else config.epochs or 1,
         masked_loss=config.masked_loss,

@@ -38,7 +38,7 @@ class Step:
             config.optimizer, flat, weight_decay=config.weight_decay, betas=config.betas, epsilon=config.epsilon,
             args=config.optimizer_args,
         )  # fmt: skip
-        self.ema = Ema(flat, config.ema) if config.ema else None
+        self.ema = Ema(flat, config.ema_decay) if config.ema_decay else None
         half = getattr(task, "dtype", torch.float32) == torch.float16
         self.scaler = LossScaler(device) if half else None
         self.rate = torch.zeros((), device=device)
@@ -122,7 +122,7 @@ class Step:
             # outside of the handler: the error holds its frames, and they hold what was computed
             if self.config.shard:  # the other processes wait inside the network, and would not begin again
                 raise MemoryBudgetError(
-                    f'out of memory; set checkpointing = "full", or lower batch_size or resolution ({told})'
+                    f'out of memory; set gradient_checkpointing = "full", or lower batch_size or resolution ({told})'
                 )
             largest = max(_rows(batch) for batch in batches)
             self.flat.zero_grads()
@@ -131,7 +131,7 @@ class Step:
                 torch.cuda.empty_cache()
             if self.split >= largest:
                 raise MemoryBudgetError(
-                    f'out of memory with one example at a time; set checkpointing = "full" or lower resolution ({told})'
+                    f'out of memory with one example at a time; set gradient_checkpointing = "full" or lower resolution ({told})'
                 )
             self.split *= 2
 

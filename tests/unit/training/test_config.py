@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
-from inweave.training.config.fields import Rule
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.presets import KINDS, PRESETS
+from inweave.training.config.reference import update_markdown
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.types import Rule
 
 
 def of(**fields: Any) -> TrainConfig:
@@ -38,8 +39,8 @@ def problems(**fields: Any) -> str:
 def test_defaults() -> None:
     c = of()
     assert (c.model, c.output, c.name, c.network, c.rank, c.alpha) == ("inweave/emoji", "out", "lora", "lora", 16, None)
-    assert (c.steps, c.epochs, c.learning_rate, c.optimizer, c.schedule) == (None, None, 1e-4, "adamw", "constant")
-    assert (c.precision, c.objective, c.timesteps, c.resume, c.dialect, c.vram) == (
+    assert (c.steps, c.epochs, c.learning_rate, c.optimizer, c.lr_scheduler) == (None, None, 1e-4, "adamw", "constant")
+    assert (c.precision, c.objective, c.timestep_sampling, c.resume, c.dialect, c.vram) == (
         "auto", "auto", "auto", "never", "kohya", None,
     )  # fmt: skip
     assert c.model_fields_set == {"dataset"}
@@ -83,14 +84,14 @@ def test_presets_know_the_emoji_model_and_what_suits_an_objective() -> None:
     assert of(steps=None).with_preset("sd").steps == PRESETS["sd"]["steps"]
     assert of(objective="flow").with_preset("sdxl").min_snr_gamma is None
     assert of(min_snr_gamma=None).with_preset("sdxl").min_snr_gamma is None
-    assert of(timesteps="logit_normal").with_preset("sd3").shift is None
-    assert of(timesteps="shift").with_preset("sd3").shift == 3.0
+    assert of(timestep_sampling="logit_normal").with_preset("sd3").timestep_shift is None
+    assert of(timestep_sampling="shift").with_preset("sd3").timestep_shift == 3.0
     assert of(optimizer="prodigy").with_preset("sdxl").learning_rate == 1.0
     assert of(optimizer="prodigy", learning_rate=0.5).with_preset("sdxl").learning_rate == 0.5
     with pytest.raises(ConfigError, match=r"min_snr_gamma.*flux"):
         of(min_snr_gamma=5).with_preset("flux")
     with pytest.raises(ConfigError, match=r"shift.*sdxl"):
-        of(shift=3.0).with_preset("sdxl")
+        of(timestep_shift=3.0).with_preset("sdxl")
     with pytest.raises(ConfigError, match="no preset"):
         of().with_preset("sd9")
     assert set(KINDS) <= set(PRESETS)
@@ -104,7 +105,7 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("--rank", 9, {"rank": 9}),
     ("fp16", True, {"precision": "fp16"}),
     ("fp16", False, {}),
-    ("gradient_accumulation", 3, {"accumulation": 3}),
+    ("gradient_accumulation", 3, {"gradient_accumulation": 3}),
     ("network_dim", 8, {"rank": 8}),
     ("network_alpha", 4, {"alpha": 4.0}),
     ("network_alpha", 0, {"alpha": None}),
@@ -115,8 +116,8 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("network_module", "lycoris.kohya", {"network": "locon"}),
     ("network_args", ["algo=loha", "conv_dim=4", "conv_alpha=2"], {"network": "loha", "conv_rank": 4, "conv_alpha": 2}),
     ("network_args", ["conv_dim=4"], {"network": "locon", "conv_rank": 4}),
-    ("network_args", ["algo=lokr", "factor=8"], {"network": "lokr", "factor": 8}),
-    ("network_args", ["algo=lora", "dora_wd=True", "rs_lora=true"], {"network": "dora", "stabilised": True}),
+    ("network_args", ["algo=lokr", "factor=8"], {"network": "lokr", "lokr_factor": 8}),
+    ("network_args", ["algo=lora", "dora_wd=True", "rs_lora=true"], {"network": "dora", "rslora": True}),
     (
         "network_args",
         "algo=locon preset=attn-only dropout=0.1",
@@ -143,9 +144,9 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("max_train_steps", 100, {"steps": 100}),
     ("max_train_epochs", 10, {"epochs": 10}),
     ("train_batch_size", 4, {"batch_size": 4}),
-    ("gradient_accumulation_steps", 4, {"accumulation": 4}),
-    ("gradient_checkpointing", True, {"checkpointing": "full"}),
-    ("gradient_checkpointing", False, {"checkpointing": "off"}),
+    ("gradient_accumulation_steps", 4, {"gradient_accumulation": 4}),
+    ("gradient_checkpointing", True, {"gradient_checkpointing": "full"}),
+    ("gradient_checkpointing", False, {"gradient_checkpointing": "off"}),
     ("mixed_precision", "bf16", {"precision": "bf16"}),
     ("mixed_precision", "no", {"precision": "fp32"}),
     ("min_snr_gamma", 5, {"min_snr_gamma": 5}),
@@ -184,8 +185,8 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
             "optimizer_args": {"d_coef": 2, "safeguard_warmup": True},
         },
     ),
-    ("lr_scheduler", "constant_with_warmup", {"schedule": "constant"}),
-    ("lr_scheduler", "polynomial", {"schedule": "polynomial"}),
+    ("lr_scheduler", "constant_with_warmup", {"lr_scheduler": "constant"}),
+    ("lr_scheduler", "polynomial", {"lr_scheduler": "polynomial"}),
     ("lr_warmup_steps", 0.05, {"warmup": 0.05}),
     ("max_grad_norm", 0.5, {"max_grad_norm": 0.5}),
     ("output_dir", "there", {"output": "there"}),
@@ -208,17 +209,17 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("clip_g", "c", {"parts": {"text_encoder_2": "c"}}),
     ("t5xxl", "t", {"parts": {"text_encoder_2": "t"}}),
     ("v_parameterization", True, {"objective": "v_prediction"}),
-    ("prior_loss_weight", 0.5, {"prior_weight": 0.5}),
+    ("prior_loss_weight", 0.5, {"prior_loss_weight": 0.5}),
     ("masked_loss", True, {"masked_loss": True}),
-    ("timestep_sampling", "sigmoid", {"timesteps": "sigmoid"}),
-    ("timestep_sampling", "flux_shift", {"timesteps": "shift"}),
-    ("timestep_sampling", "sigma", {"timesteps": "uniform"}),
-    ("discrete_flow_shift", 3.1582, {"shift": 3.1582}),
+    ("timestep_sampling", "sigmoid", {"timestep_sampling": "sigmoid"}),
+    ("timestep_sampling", "flux_shift", {"timestep_sampling": "shift"}),
+    ("timestep_sampling", "sigma", {"timestep_sampling": "uniform"}),
+    ("discrete_flow_shift", 3.1582, {"timestep_shift": 3.1582}),
     ("sigmoid_scale", 1.5, {"logit_std": 1.5}),
     ("logit_mean", 0.5, {"logit_mean": 0.5}),
     ("logit_std", 1.5, {"logit_std": 1.5}),
     ("guidance_scale", 3.5, {"guidance": 3.5}),
-    ("validation_split", 0.1, {"validation": 0.1}),
+    ("validation_split", 0.1, {"validation_split": 0.1}),
     ("log_with", "tensorboard", {"tensorboard": True}),
     ("save_model_as", "safetensors", {}),
     ("loss_type", "l2", {}),
@@ -250,14 +251,14 @@ def test_every_other_name_is_tested_or_pairs_with_one_that_is() -> None:
 
 
 def test_names_that_need_each_other() -> None:
-    assert of(lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=3).restarts == 3
-    assert of(lr_scheduler="cosine", lr_scheduler_num_cycles=3).restarts == 1
-    assert of(lr_scheduler="polynomial", lr_scheduler_power=2).power == 2
-    assert of(lr_scheduler="linear", lr_scheduler_power=2).power == 1
+    assert of(lr_scheduler="cosine_with_restarts", lr_scheduler_num_cycles=3).cosine_cycles == 3
+    assert of(lr_scheduler="cosine", lr_scheduler_num_cycles=3).cosine_cycles == 1
+    assert of(lr_scheduler="polynomial", lr_scheduler_power=2).polynomial_power == 2
+    assert of(lr_scheduler="linear", lr_scheduler_power=2).polynomial_power == 1
     assert of(save_every_n_steps=100, save_last_n_steps=250).keep_last == 3
     assert of(max_train_steps=100, max_train_epochs=3).steps is None
     assert of(t5xxl="t", clip_g="g").parts == {"text_encoder_3": "t", "text_encoder_2": "g"}
-    assert of(timestep_sampling="sigma", weighting_scheme="logit_normal").timesteps == "logit_normal"
+    assert of(timestep_sampling="sigma", weighting_scheme="logit_normal").timestep_sampling == "logit_normal"
     c = of(learning_rate=1e-5, unet_lr=3e-4)
     assert (c.learning_rate, c.text_encoder_learning_rate) == (3e-4, 1e-5)
     assert TrainConfig.of(train_data_dir="x").dataset == TrainConfig.of(dataset_config="x").dataset == "x"
@@ -309,15 +310,15 @@ def test_misspelt_values_and_rules() -> None:
 def test_all_problems_at_once() -> None:
     told = problems(
         dataset="", steps=3, epochs=4, rank=0, learning_rate=-1, text_encoder_learning_rate=math.inf, caption_dropout=2,
-        validation=1, train_text_encoders=True, cache_text=True, targets=["to_q", "a[b"], vram="lots", rankk=3,
+        validation_split=1, train_text_encoders=True, cache_text=True, targets=["to_q", "a[b"], vram="lots", rankk=3,
         objective="flow", min_snr_gamma=5, noise_offset=0.1, rules=[{"pattern": "x(", "rank": 3}, {"pattern": "y"}],
-        network_args="?", optimizer_args={"eps": 1}, unet_lr="fast", patience=3, factor=4, restarts=2,
+        network_args="?", optimizer_args={"eps": 1}, unet_lr="fast", patience=3, lokr_factor=4, cosine_cycles=2,
     ).split("\n")  # fmt: skip
     expected = [
-        "rankk", "dataset", "steps and epochs", "rank:", "text_encoder_learning_rate", "caption_dropout", "validation",
+        "rankk", "dataset", "steps and epochs", "rank:", "text_encoder_learning_rate", "caption_dropout", "validation_split",
         "set cache_text = false", "'a[b' is no regular expression: unterminated character set at position 1", "vram",
         "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is no regular expression", "rules.1: says",
-        "network_args", "unet_lr", "factor", "restarts",
+        "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
     ]  # fmt: skip
     for word in expected:
         assert any(word in each for each in told), word
@@ -329,10 +330,10 @@ def test_all_problems_at_once() -> None:
     [
         ({"train_denoiser": False}, "nothing is left to train"),
         ({"conv_rank": 4}, 'network = "locon"'),
-        ({"objective": "epsilon", "shift": 3.0}, "shift: is for flow models"),
-        ({"objective": "v_prediction", "timesteps": "logit_normal"}, "timesteps: is for flow models"),
+        ({"objective": "epsilon", "timestep_shift": 3.0}, "timestep_shift: is for flow models"),
+        ({"objective": "v_prediction", "timestep_sampling": "logit_normal"}, "timestep_sampling: is for flow models"),
         ({"objective": "epsilon", "guidance": 3.5}, "guidance: is for flow models"),
-        ({"timesteps": "uniform", "shift": 3.0}, 'timesteps = "shift"'),
+        ({"timestep_sampling": "uniform", "timestep_shift": 3.0}, 'timestep_sampling = "shift"'),
         ({"patience": 3}, "set validation"),
         ({"min_bucket": 512, "max_bucket": 256}, "below min_bucket"),
         ({"warmup": 10.5}, "whole steps"),
@@ -430,8 +431,8 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 #: fields that exclude others, left to the tests above
 APART = {
-    "epochs", "factor", "conv_rank", "conv_alpha", "restarts", "patience", "train_denoiser", "train_text_encoders",
-    "objective", "shift", "dataset", "shard",
+    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser", "train_text_encoders",
+    "objective", "timestep_shift", "dataset", "shard",
 }  # fmt: skip
 
 
@@ -500,6 +501,7 @@ def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    told = (Path(__file__).parents[3] / "docs" / "training.md").read_text("utf-8")
-    rows = {name: words for name, _, words in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", told, re.MULTILINE)}
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text("utf-8")
+    assert update_markdown(page) == page, "run tools/settings_table.py"
+    rows = {name: words for name, _, words in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", page, re.MULTILINE)}
     assert rows == {name: field.description for name, field in TrainConfig.model_fields.items()}

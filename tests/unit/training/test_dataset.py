@@ -108,7 +108,7 @@ def test_metadata_says_what_belongs_to_the_set(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
     assert "missing.png" in str(caught.value) and "line 4 is no JSON" in str(caught.value)
-    skipped = read_dataset(tmp_path, skip_bad=True)
+    skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert len(skipped.examples) == 2 and len(skipped.report.unreadable) == 2
 
 
@@ -239,7 +239,7 @@ def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
     (tmp_path / "a-masklabel.png").write_bytes(b"broken")
     with pytest.raises(FormatError, match=r"a-masklabel\.png"):
         read_dataset(tmp_path)
-    assert names(read_dataset(tmp_path, skip_bad=True)) == ["b.png", "c.png"]
+    assert names(read_dataset(tmp_path, skip_unreadable=True)) == ["b.png", "c.png"]
 
 
 def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", colour: Any = None) -> Path:
@@ -275,7 +275,7 @@ def test_a_mask_has_the_shape_of_its_picture(
     told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the picture {picture_size[0]}x{picture_size[1]}"
     with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {told}"):
         read_dataset(tmp_path)
-    skipped = read_dataset(tmp_path, skip_bad=True)
+    skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert names(skipped) == ["b.png"]
     ((path, why),) = skipped.report.unreadable
     assert path.name == "a.png" and told in why
@@ -414,13 +414,13 @@ def test_unreadable_files_are_all_named_or_skipped(tmp_path: Path) -> None:
         read_dataset(tmp_path)
     assert all(name in str(caught.value) for name in bad) and "6 files" in str(caught.value)
     assert "good.png" not in str(caught.value)
-    dataset = read_dataset(tmp_path, skip_bad=True)
+    dataset = read_dataset(tmp_path, skip_unreadable=True)
     assert [example.path for example in dataset.examples] == [whole]
     assert {path.name for path, _ in dataset.report.unreadable} == bad
     assert all(why for _, why in dataset.report.unreadable)
     whole.write_bytes(b"")
     with pytest.raises(ConfigError, match="none that can be read"):
-        read_dataset(tmp_path, skip_bad=True)
+        read_dataset(tmp_path, skip_unreadable=True)
 
 
 def test_many_unreadable_files_are_counted(tmp_path: Path) -> None:

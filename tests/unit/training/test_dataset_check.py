@@ -39,7 +39,7 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
     (tmp_path / "reg").mkdir()
     Image.new("RGB", (128, 128), (99, 0, 0)).save(tmp_path / "reg" / "r.png")
     (tmp_path / "2_cat" / "z.png").write_bytes(b"broken")
-    found = read_dataset(tmp_path, skip_bad=True)
+    found = read_dataset(tmp_path, skip_unreadable=True)
     report = check_dataset(found, RULES, batch_size=2, accumulation=2, epochs=3)
     assert (report.pictures, report.regularisation, report.repeated, report.masks) == (8, 1, 15, 1)
     assert (report.captions, report.several_captions) == (8, 1)
@@ -140,7 +140,7 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
     for name, level in (("a", 0), ("c", 9)):
         Image.new("L", (128, 128), level).save(tmp_path / f"{name}-masklabel.png")
-    found, rules = read_dataset(tmp_path, skip_bad=True), Rules(128, 32, 64, 256, upscale=False)
+    found, rules = read_dataset(tmp_path, skip_unreadable=True), Rules(128, 32, 64, 256, upscale=False)
     at = f"{tmp_path}/"
     other = [
         f"without a caption: 2: {at}d.png, {at}thin.png",

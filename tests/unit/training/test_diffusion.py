@@ -77,7 +77,7 @@ def test_captions_that_make_all_others_long_are_named(tmp_path: Path) -> None:
 def test_prior_weight(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     make_set(data / "reg", {"r": "an apple"}, first=5)
-    task = task_on(data, prior_weight=0.25)
+    task = task_on(data, prior_loss_weight=0.25)
     prior = next(n for n, example in enumerate(task.examples) if example.regularisation)
     inputs = drawn(task, 0, (1 - prior, prior))
     assert inputs["weights"].tolist() == [1.0, 0.25]
@@ -253,11 +253,11 @@ def test_buckets_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
-    task = task_on(make_set(tmp_path / "set", {name: name for name in "abcdefgh"}), validation=0.25)
+    task = task_on(make_set(tmp_path / "set", {name: name for name in "abcdefgh"}), validation_split=0.25)
     out = {number for batch in task.held_out for number in batch}
     seen = {number for batch in task.order.batches(0) for number in batch}
     assert len(out) == 2 and len(seen) == 6 and not out & seen
-    assert task_on(make_set(tmp_path / "set"), validation=0.0).held_out == []
+    assert task_on(make_set(tmp_path / "set"), validation_split=0.0).held_out == []
 
 
 @pytest.mark.parametrize("variant", ["sd1.5-inpaint", "sdxl-inpaint"])

@@ -21,8 +21,12 @@ from tests.unit.training.tiny import TinyTask, config, file_bits, log, made, tin
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     with pytest.raises(ConfigError) as caught:
-        tiny(tmp_path, steps=2, resume="auto", seed=5, learning_rate=0.1, accumulation=2).resume("auto")
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["accumulation", "learning_rate", "seed"]
+        tiny(tmp_path, steps=2, resume="auto", seed=5, learning_rate=0.1, gradient_accumulation=2).resume("auto")
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "gradient_accumulation",
+        "learning_rate",
+        "seed",
+    ]
     assert "started with 0.05, now it is 0.1" in str(caught.value)
 
 
@@ -31,7 +35,7 @@ def test_settings_that_change_no_number_may_differ(tmp_path: Path) -> None:
     tiny(tmp_path / "a", steps=4, save_every=2, keep_last=0).train()
     run = tiny(
         tmp_path / "b", steps=4, name="u", resume=str(tmp_path / "a" / "t-state" / "step-000002"), save_every=1,
-        keep_last=1, log_every=3, max_bad_steps=7, checkpointing="full", device="cpu",
+        keep_last=1, log_every=3, max_skipped_steps=7, gradient_checkpointing="full", device="cpu",
     )  # fmt: skip
     assert file_bits(run.train().path) == file_bits(straight.path)
     assert [path.name for path in (tmp_path / "b" / "u-state").glob("step-*")] == ["step-000004"]
@@ -41,9 +45,9 @@ def test_more_steps_are_the_same_run_if_no_rate_changes(tmp_path: Path) -> None:
     straight = tiny(tmp_path / "straight", steps=6).train()
     tiny(tmp_path / "a", steps=4).train()
     assert file_bits(tiny(tmp_path / "a", steps=6, resume="auto").train().path) == file_bits(straight.path)
-    tiny(tmp_path / "c", steps=4, schedule="cosine").train()
+    tiny(tmp_path / "c", steps=4, lr_scheduler="cosine").train()
     with pytest.raises(ConfigError, match="steps: this run was started with 4, now it is 6"):
-        tiny(tmp_path / "c", steps=6, schedule="cosine").resume("auto")
+        tiny(tmp_path / "c", steps=6, lr_scheduler="cosine").resume("auto")
 
 
 def test_another_dataset_is_refused(tmp_path: Path) -> None:
@@ -190,7 +194,7 @@ def curve(output: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
-    done = tiny(tmp_path, steps=5, tensorboard=True, schedule="cosine", validation=0.2, save_every=2).train()
+    done = tiny(tmp_path, steps=5, tensorboard=True, lr_scheduler="cosine", validation_split=0.2, save_every=2).train()
     records = [record for record in log(tmp_path) if "loss" in record]
     as_float = np.float32  # what an event file holds
     assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(done.losses, 1)]

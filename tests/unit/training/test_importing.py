@@ -271,10 +271,17 @@ def test_kohya(tmp_path: Path) -> None:
     found = import_config(put(tmp_path, KOHYA))
     c = found.config
     assert found.kind == "kohya"
-    assert (c.network, c.rank, c.alpha, c.factor, c.targets, c.conv_rank) == ("lokr", 32, 16, 8, "attention-mlp", 8)
-    assert (c.epochs, c.steps, c.batch_size, c.accumulation) == (12, None, 4, 2)
+    assert (c.network, c.rank, c.alpha, c.lokr_factor, c.targets, c.conv_rank) == (
+        "lokr",
+        32,
+        16,
+        8,
+        "attention-mlp",
+        8,
+    )
+    assert (c.epochs, c.steps, c.batch_size, c.gradient_accumulation) == (12, None, 4, 2)
     assert (c.learning_rate, c.train_text_encoders, c.precision) == (3e-4, False, "bf16")
-    assert (c.optimizer, c.weight_decay, c.betas, c.schedule, c.restarts, c.warmup) == (
+    assert (c.optimizer, c.weight_decay, c.betas, c.lr_scheduler, c.cosine_cycles, c.warmup) == (
         "adamw8bit", 0.05, (0.9, 0.99), "cosine", 3, 0.1,
     )  # fmt: skip
     assert (c.resolution, c.buckets, c.min_bucket, c.max_bucket, c.bucket_step, c.upscale) == (
@@ -347,7 +354,7 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
         "text_encoder_2": "t5xxl_fp16.safetensors",
         "vae": "ae.safetensors",
     }
-    assert (c.dataset, c.timesteps, c.shift, c.guidance, c.targets) == (
+    assert (c.dataset, c.timestep_sampling, c.timestep_shift, c.guidance, c.targets) == (
         "dataset.toml",
         "shift",
         3.1582,
@@ -367,7 +374,7 @@ def test_one_trainer(tmp_path: Path) -> None:
     c = found.config
     assert found.kind == "OneTrainer"
     assert (c.network, c.rank, c.alpha, c.targets) == ("dora", 24, 12, "attention-mlp")
-    assert (c.epochs, c.batch_size, c.learning_rate, c.schedule, c.warmup, c.restarts) == (
+    assert (c.epochs, c.batch_size, c.learning_rate, c.lr_scheduler, c.warmup, c.cosine_cycles) == (
         40,
         2,
         3e-4,
@@ -375,9 +382,15 @@ def test_one_trainer(tmp_path: Path) -> None:
         100,
         1,
     )
-    assert (c.ema, c.precision, c.save_dtype, c.resolution, c.device) == (0.998, "bf16", "bf16", 768, "cuda")
+    assert (c.ema_decay, c.precision, c.save_dtype, c.resolution, c.device) == (0.998, "bf16", "bf16", 768, "cuda")
     assert (c.optimizer, c.betas, c.optimizer_args) == ("prodigy", (0.9, 0.99), {"d_coef": 2.0})
-    assert (c.timesteps, c.shift, c.logit_std, c.caption_dropout, c.guidance) == ("shift", None, 1.0, 0.1, 1.0)
+    assert (c.timestep_sampling, c.timestep_shift, c.logit_std, c.caption_dropout, c.guidance) == (
+        "shift",
+        None,
+        1.0,
+        0.1,
+        1.0,
+    )
     assert (c.dataset, c.flip, c.shuffle_tags, c.keep_tokens, c.caption_variants) == (
         "pictures/knight",
         True,
@@ -424,8 +437,13 @@ def test_ai_toolkit(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (c.network, c.rank, c.alpha, c.rules[0].skip) == ("lora", 32, 16, True)
     assert re.search(c.rules[0].pattern, "single_transformer_blocks.0.attn.to_q")
-    assert (c.steps, c.learning_rate, c.weight_decay, c.optimizer, c.ema) == (1500, 1e-4, 1e-4, "adamw8bit", 0.99)
-    assert (c.objective, c.timesteps, c.precision, c.checkpointing) == ("flow", "sigmoid", "bf16", "full")
+    assert (c.steps, c.learning_rate, c.weight_decay, c.optimizer, c.ema_decay) == (1500, 1e-4, 1e-4, "adamw8bit", 0.99)
+    assert (c.objective, c.timestep_sampling, c.precision, c.gradient_checkpointing) == (
+        "flow",
+        "sigmoid",
+        "bf16",
+        "full",
+    )
     assert (c.dataset, c.resolution, c.caption_extensions, c.caption_dropout) == (
         "/data/harbour",
         1024,
@@ -546,7 +564,7 @@ def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
         True,
         False,
     )
-    assert (c.clip_skip, c.weight_decay, c.checkpointing, c.save_every) == (2, 0.02, "full", 0)
+    assert (c.clip_skip, c.weight_decay, c.gradient_checkpointing, c.save_every) == (2, 0.02, "full", 0)
     assert [each.split(":")[0] for each in found.no_equivalent] == ["timestep_distribution"]
 
 

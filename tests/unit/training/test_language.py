@@ -140,7 +140,7 @@ def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[st
 
 
 def test_a_run_goes_on_exactly(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-    said: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation": 0.25, "save_every": 2, "keep_last": 0}
+    said: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation_split": 0.25, "save_every": 2, "keep_last": 0}
     straight = train(asked(folders["llama"], texts, tmp_path / "a", **said))
     again = train(
         asked(folders["llama"], texts, tmp_path / "b", resume=str(tmp_path / "a/song-state/step-000004"), **said)
@@ -155,7 +155,7 @@ def test_a_run_goes_on_exactly(folders: dict[str, Path], texts: Path, tmp_path: 
 
 def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     config, report, needs = check(
-        asked(folders["llama"], texts, tmp_path / "out", validation=0.25, epochs=3, steps=None)
+        asked(folders["llama"], texts, tmp_path / "out", validation_split=0.25, epochs=3, steps=None)
     )
     assert (config.dialect, config.precision, config.targets) == ("peft", "fp32", "all")
     assert report.as_dict()["texts"] == 4 and report.as_dict()["held_out"] == 1 and "4 texts" in report.lines()[0]
@@ -231,7 +231,7 @@ def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path],
     assert needs["seconds"] > 0 and needs["trained_parameters"] > 0
     vram = f"{(needs['total_bytes'] - 4096) / 2**20:.4f}MiB"
     settled, _, plan = check(TrainConfig.of(**said, batch_size=4, vram=vram))
-    assert (settled.batch_size, settled.accumulation) == (2, 2) and "batch_size 4 becomes 2" in "\n".join(
+    assert (settled.batch_size, settled.gradient_accumulation) == (2, 2) and "batch_size 4 becomes 2" in "\n".join(
         plan["choices"]
     )
     told: list[Any] = []
@@ -239,7 +239,7 @@ def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path],
     measured = next(record for record in told if "measured_bytes" in record)
     share = measured["measured_bytes"] / plan["kept_bytes"]
     assert 0.5 < share < 1.15, "the plan is for the longest text; a batch may have shorter ones"
-    by_hand = train(TrainConfig.of(**said, batch_size=2, accumulation=2, output=str(tmp_path / "b")))
+    by_hand = train(TrainConfig.of(**said, batch_size=2, gradient_accumulation=2, output=str(tmp_path / "b")))
     assert planned.losses == by_hand.losses
     with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
         check(TrainConfig.of(**said, vram="1024.01MiB"))

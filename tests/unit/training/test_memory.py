@@ -206,7 +206,7 @@ def test_sdxl_takes_what_is_published() -> None:
     without = estimate(published("sdxl"), config())
     assert 13 / 2 < without["total_bytes"] / GIB < 13 * 2
     assert 11 < without["total_bytes"] / GIB < 16, "nearer than asked for, and it should stay so"
-    within = estimate(published("sdxl"), config(checkpointing="full"), staged=True)
+    within = estimate(published("sdxl"), config(gradient_checkpointing="full"), staged=True)
     assert 6.5 / 2 < within["total_bytes"] / GIB < 6.5 * 2
     assert 5 < within["total_bytes"] / GIB < 8
     assert without["trained_parameters"] == within["trained_parameters"] == 46_448_640
@@ -217,7 +217,7 @@ def test_sdxl_takes_what_is_published() -> None:
 
 
 def test_flux_needs_more_than_24_gb() -> None:
-    found = plan(published("flux1-dev"), config(rank=16, checkpointing="full"), 32 * GIB)
+    found = plan(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
     assert found.staged and found.changes == {}, "with T5 beside it 34 would be needed"
     assert found.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
     assert 24e9 < found.estimate["total_bytes"] < 2 * 24e9
@@ -232,8 +232,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, again: bool, chunks: int) -> Measured:
         times = 2 if dtype == torch.float32 else 1
-        kept = {"off": 4, "selective": 2, "full": 1}[config.checkpointing]
-        assert again == (config.checkpointing == "full")
+        kept = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
+        assert again == (config.gradient_checkpointing == "full")
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
         return Measured({n: size * times for n, size in weights.items()}, 1 << 20, kept * GIB * times, GIB // 4)
 
@@ -246,10 +246,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     [
         (20.5, {}, False),
         (18.9, {}, True),  # the encoders leave, and that is enough
-        (12.5, {"batch_size": 2, "accumulation": 2}, True),
-        (6.5, {"batch_size": 1, "accumulation": 4}, True),
-        (4.5, {"batch_size": 1, "accumulation": 4, "checkpointing": "selective"}, True),
-        (3.2, {"batch_size": 1, "accumulation": 4, "checkpointing": "full"}, True),
+        (12.5, {"batch_size": 2, "gradient_accumulation": 2}, True),
+        (6.5, {"batch_size": 1, "gradient_accumulation": 4}, True),
+        (4.5, {"batch_size": 1, "gradient_accumulation": 4, "gradient_checkpointing": "selective"}, True),
+        (3.2, {"batch_size": 1, "gradient_accumulation": 4, "gradient_checkpointing": "full"}, True),
     ],
 )
 def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: dict[str, Any], staged: bool) -> None:
@@ -258,16 +258,16 @@ def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: d
     assert dict(found.changes) == changes and found.staged is staged
     assert found.estimate["total_bytes"] <= limit * GIB
     assert found.config == given.model_copy(update=changes)
-    assert found.config.batch_size * found.config.accumulation == 4, "as many pictures an update"
+    assert found.config.batch_size * found.config.gradient_accumulation == 4, "as many pictures an update"
     told = "\n".join(found.reasons)
     assert all(name in told for name in changes)
 
 
 def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
-    found = plan(published("sdxl"), config(batch_size=6, accumulation=2), int(14.5 * GIB))
-    assert (found.config.batch_size, found.config.accumulation) == (3, 4)
-    full = plan(published("sdxl"), config(batch_size=2, checkpointing="full"), int(3.2 * GIB))
-    assert full.config.checkpointing == "full" and full.config.batch_size == 1
+    found = plan(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
+    assert (found.config.batch_size, found.config.gradient_accumulation) == (3, 4)
+    full = plan(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
+    assert full.config.gradient_checkpointing == "full" and full.config.batch_size == 1
     loose = plan(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
     assert loose.config.cache_latents and loose.config.cache_text, "what leaves the device is cached"
     text = plan(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))
@@ -276,11 +276,12 @@ def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
 
 def test_precision_is_the_last_resort(sizes: Any) -> None:
     wide = config(precision="fp32", batch_size=1)
-    assert plan(published("sdxl"), wide, int(5.2 * GIB)).changes == {"checkpointing": "full"}
+    assert plan(published("sdxl"), wide, int(5.2 * GIB)).changes == {"gradient_checkpointing": "full"}
     found = plan(published("sdxl"), wide, int(4.5 * GIB))
-    assert found.changes == {"precision": "bf16", "checkpointing": "selective"} and "changes results" in "\n".join(
-        found.reasons
-    )
+    assert found.changes == {
+        "precision": "bf16",
+        "gradient_checkpointing": "selective",
+    } and "changes results" in "\n".join(found.reasons)
 
 
 def test_what_fits_in_no_way_says_what_would_help(sizes: Any) -> None:

@@ -207,8 +207,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "locon": {"network": "locon", "conv_rank": 2},
     "dora": {"network": "dora"},
     "loha": {"network": "loha"},
-    "lokr": {"network": "lokr", "factor": 2},
-    "rslora": {"stabilised": True, "alpha": 2.0},
+    "lokr": {"network": "lokr", "lokr_factor": 2},
+    "rslora": {"rslora": True, "alpha": 2.0},
     "all": {"targets": "all", "alpha": 2.0},
 }
 

@@ -52,11 +52,11 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
     for number, other in enumerate(
         (
             {"dropout": 0.0},
-            {"ema": 0.0},
+            {"ema_decay": 0.0},
             {"caption_dropout": 0.0},
             {"seed": 1},
-            {"accumulation": 1},
-            {"schedule": "constant"},
+            {"gradient_accumulation": 1},
+            {"lr_scheduler": "constant"},
         )
     ):
         found.append(file_bits(tiny(tmp_path / str(number), **{**EVERYTHING, **other}).train().path))
@@ -64,7 +64,7 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
 
 
 def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
-    run = tiny(tmp_path, accumulation=2)
+    run = tiny(tmp_path, gradient_accumulation=2)
     draw, seen = run.task.draw, list[float]()
 
     def drawn(*arguments: Any) -> Any:
@@ -78,7 +78,7 @@ def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
 
 
 def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
-    averaged = tiny(tmp_path / "a", ema=0.5)
+    averaged = tiny(tmp_path / "a", ema_decay=0.5)
     path = averaged.train().path
     assert averaged.step.ema is not None
     with averaged.step.ema.eval_weights():
@@ -143,7 +143,7 @@ def test_two_interrupts_stop_now_and_leave_the_last_checkpoint_whole(tmp_path: P
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("poison", ["nan", "inf", "gradient", "loss"])
 def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, tmp_path: Path) -> None:
-    run = tiny(tmp_path, ema=0.9, optimizer=optimizer)
+    run = tiny(tmp_path, ema_decay=0.9, optimizer=optimizer)
     run._one()
     before = state_bits(run)
     run.task.poison = poison
@@ -158,7 +158,7 @@ def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, 
 
 
 def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path: Path) -> None:
-    run = tiny(tmp_path, max_bad_steps=3, log_every=100)
+    run = tiny(tmp_path, max_skipped_steps=3, log_every=100)
     for _ in range(2):
         run._one()
     good = state_bits(run)
@@ -192,7 +192,7 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_step_that_does_not_fit_is_taken_in_pieces(limit: int, tmp_path: Path) -> None:
-    said = {"batch_size": 4, "accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
+    said = {"batch_size": 4, "gradient_accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
     whole = tiny(tmp_path / "whole", **said)
     losses = whole.train().losses
     small = tiny(tmp_path / "small", **said)
@@ -213,7 +213,7 @@ def test_one_example_that_does_not_fit_says_what_to_change(tmp_path: Path) -> No
     tiny(tmp_path, steps=1).train()
     run = tiny(tmp_path, steps=2, resume="auto")
     run.task.limit = 0
-    with pytest.raises(MemoryBudgetError, match=r'one example.*checkpointing = "full".*resolution.*1 GiB'):
+    with pytest.raises(MemoryBudgetError, match=r'one example.*gradient_checkpointing = "full".*resolution.*1 GiB'):
         run.train()
     assert load_state(checkpoints(tmp_path / "t-state")[0]).step == 1
 
@@ -250,7 +250,7 @@ def test_a_run_without_one_good_step_is_not_finished(tmp_path: Path) -> None:
 
 
 def test_an_adapter_beyond_fp16_is_kept_in_float32_when_a_run_stops(tmp_path: Path) -> None:
-    run = tiny(tmp_path, steps=9, save_dtype="fp16", max_bad_steps=2)
+    run = tiny(tmp_path, steps=9, save_dtype="fp16", max_skipped_steps=2)
     run.flat.values[:4] = 1e6
     run.task.poison = "nan"
     with pytest.raises(InweaveError, match=r"the adapter from before them is .*t-000002.*Likely: the learning rate"):
@@ -286,9 +286,9 @@ def test_samples_change_no_bit_and_see_the_average_without_dropout(tmp_path: Pat
     "error", [torch.OutOfMemoryError("no memory"), FormatError("no file"), RuntimeError("no luck")]
 )
 def test_a_sample_that_fails_does_not_end_the_run(error: Exception, tmp_path: Path) -> None:
-    plain = tiny(tmp_path / "plain", ema=0.9)
+    plain = tiny(tmp_path / "plain", ema_decay=0.9)
     plain.train()
-    run = tiny(tmp_path / "failing", ema=0.9, sample_every=4)
+    run = tiny(tmp_path / "failing", ema_decay=0.9, sample_every=4)
 
     def draw(step: int) -> list[Path]:
         raise error
@@ -303,7 +303,7 @@ def test_a_sample_that_fails_does_not_end_the_run(error: Exception, tmp_path: Pa
 
 
 def test_validation_is_deterministic_and_of_the_weights_that_are_saved(tmp_path: Path) -> None:
-    said: dict[str, Any] = {**EVERYTHING, "validation": 0.3, "save_every": 2}
+    said: dict[str, Any] = {**EVERYTHING, "validation_split": 0.3, "save_every": 2}
     one, two = tiny(tmp_path / "1", **said), tiny(tmp_path / "2", **said)
     found = one.train().validation
     torch.manual_seed(99)
@@ -322,7 +322,7 @@ def test_validation_is_deterministic_and_of_the_weights_that_are_saved(tmp_path:
 
 def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: Path) -> None:
     said: dict[str, Any] = {
-        "validation": 0.3,
+        "validation_split": 0.3,
         "save_every": 1,
         "patience": 3,
         "steps": 40,
@@ -346,14 +346,14 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
 
 
 def test_without_checkpoints_it_is_validated_once_an_epoch(tmp_path: Path) -> None:
-    run = tiny(tmp_path, validation=0.2, steps=9)
+    run = tiny(tmp_path, validation_split=0.2, steps=9)
     assert len(run.task.order) == 5
     assert [step for step, _ in run.train().validation] == [5, 9]
 
 
 def test_a_share_of_no_example_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"validation: a share of 0.01"):
-        tiny(tmp_path, validation=0.01)
+    with pytest.raises(ConfigError, match=r"validation_split: a share of 0.01"):
+        tiny(tmp_path, validation_split=0.01)
 
 
 def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:

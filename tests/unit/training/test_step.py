@@ -77,7 +77,7 @@ def test_pieces_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
 def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients added up by hand: the same bits, dropout included."""
     said = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
-    one = tiny(tmp_path / "one", accumulation=2, **said)
+    one = tiny(tmp_path / "one", gradient_accumulation=2, **said)
     two = [tiny(tmp_path / str(rank), world=World(2, rank), **said) for rank in (0, 1)]
     for number in range(3):
         kept: list[list[torch.Tensor]] = [[], []]
@@ -102,11 +102,11 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
 
 
 def test_the_state_is_all_there_is(tmp_path: Path) -> None:
-    run = tiny(tmp_path / "a", ema=0.9, dropout=0.1, dtype=torch.float16)
+    run = tiny(tmp_path / "a", ema_decay=0.9, dropout=0.1, dtype=torch.float16)
     for _ in range(3):
         run._one()
     run.step.split = 2
-    other = tiny(tmp_path / "b", ema=0.9, dropout=0.1, dtype=torch.float16)
+    other = tiny(tmp_path / "b", ema_decay=0.9, dropout=0.1, dtype=torch.float16)
     other.step.load({name: value.clone() for name, value in run.step.state().items()})
     other.number = run.number
     for _ in range(2):

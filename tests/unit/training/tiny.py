@@ -24,7 +24,7 @@ from inweave.training.tasks.base import Tensors
 WIDTH = 8
 OPTIMIZERS = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
 EVERYTHING: dict[str, Any] = {  # all that a resumed run could get wrong
-    "accumulation": 2, "ema": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "schedule": "cosine", "warmup": 2,
+    "gradient_accumulation": 2, "ema_decay": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "lr_scheduler": "cosine", "warmup": 2,
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ class TinyTask:
         draw = torch.Generator().manual_seed(1)
         lengths = [3 if number % 3 else 2 for number in range(examples)]
         self.examples = [torch.randn(length, WIDTH, generator=draw) for length in lengths]
-        held = round(examples * config.validation)
+        held = round(examples * config.validation_split)
         self.held_out = [(number,) for number in range(examples - held, examples)]
         repeats = tuple(int(number < examples - held) for number in range(examples))
         self.order = Order(tuple(lengths), repeats, config.batch_size, config.seed)

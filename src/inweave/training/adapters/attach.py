@@ -36,9 +36,9 @@ from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
 from inweave.training.adapters.summary import conflicts, shape_of
-from inweave.training.config.fields import Rule
 from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.types import Rule
 
 NAME = "trained"
 N = TypeVar("N", int, float)
@@ -146,7 +146,7 @@ def _fresh(component: str, network: nn.Module, names: list[str], config: TrainCo
     inject(
         network, config.rank, usual, list(ranks), name=NAME, dropout=config.dropout,
         network="loha" if config.network == "loha" else "lokr" if config.network == "lokr" else "lora",
-        factor=config.factor if config.network == "lokr" else -1, dora=config.network == "dora", rslora=config.stabilised,
+        factor=config.lokr_factor if config.network == "lokr" else -1, dora=config.network == "dora", rslora=config.rslora,
         rank_pattern=_patterns(ranks, config.rank), alpha_pattern=_patterns(alphas, usual),
         seed=config.seed, dtype=torch.float32,
     )  # fmt: skip

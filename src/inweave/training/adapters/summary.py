@@ -66,7 +66,7 @@ def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
     said = config.said
     wide_ranks, wide_alphas = shape.wide_ranks or shape.ranks, shape.wide_alphas or shape.alphas
     rank = shape.usual("ranks") or config.rank
-    asked = scale(config.alpha or float(rank), rank, rslora=config.stabilised)
+    asked = scale(config.alpha or float(rank), rank, rslora=config.rslora)
     # a file may say alpha / sqrt(rank) as another alpha over the rank, and LoKr's full factors have no rank
     same = any(math.isclose(asked, each, rel_tol=1e-3) for each in shape.scales) or None in shape.ranks
     found = {
@@ -75,9 +75,9 @@ def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
         "alpha": (config.alpha not in (None, *shape.alphas) and not same, config.alpha, shape.usual("alphas")),
         "conv_rank": (config.conv_rank not in (None, *wide_ranks), config.conv_rank, shape.usual("wide_ranks")),
         "conv_alpha": (config.conv_alpha not in (None, *wide_alphas), config.conv_alpha, shape.usual("wide_alphas")),
-        "stabilised": (
-            config.stabilised not in shape.rslora and not same,
-            config.stabilised,
+        "rslora": (
+            config.rslora not in shape.rslora and not same,
+            config.rslora,
             shape.usual("rslora"),
         ),
     }

@@ -1,6 +1,6 @@
 """Whether a run that goes on is the one that began: the same settings, data and base, as far as they decide numbers.
 
-    settings   all but those in FREE; more steps, or fewer, if every step so far had the rate it would have now
+    settings   those that say resume="same"; more steps, or fewer, if every step so far had the rate it would have now
     data       what the pictures and captions are, wherever they lie
     base       numbers taken from every weight of the model, wherever it lies
 
@@ -16,18 +16,10 @@ from typing import Any
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.model_digest import bits_of, some_of
 from inweave.training.optim.schedules import rates
-
-#: settings that may differ when a run goes on: they change no number of the steps to come (shard: by rounding alone)
-FREE = frozenset({
-    "output", "name", "device", "vram", "save_every", "keep_last", "save_dtype", "dialect", "resume", "sample_every",
-    "sample_prompts", "sample_seed", "sample_steps", "sample_guidance", "tensorboard", "skip_bad", "log_every", "cache_dir",
-    "cache_latents", "cache_text", "max_bad_steps", "patience", "checkpointing", "shard", "dataset",
-})  # fmt: skip
-#: what a base that is the same may be called
-_PLACES = frozenset({"model", "parts"})
 
 
 def base_of(networks: Mapping[str, nn.Module]) -> str:
@@ -47,7 +39,8 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainCon
     if before.get("steps") and step <= total and rates(config, before["steps"], step) == rates(config, total, step):
         before["steps"] = total
     noted = "base" in then
-    free = FREE | _PLACES if noted else FREE
+    by_content = names_where(resume="content") if noted else {"dataset"}
+    free = names_where(resume="free") | by_content
     problems = [
         f"{name}: this run was started with {before.get(name)!r}, now it is {today.get(name)!r}; "
         "resume with the same value, or start a new run under another name"

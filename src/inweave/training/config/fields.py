@@ -1,77 +1,43 @@
-"""Every setting of a training run: its type, its limits, its default and its description.
+"""Every setting of a training run, by group: its type, its default and its description.
 
-One flat table. What contradicts what is in `validation`, what a family prefers in `presets`, and how a table is read
-and written in `schema`.
+One flat table. What a setting carries besides is explained in `types`, what contradicts what is in `validation`, what a
+family prefers in `presets`, and how a table is read and written in `schema`.
 """
 
 from __future__ import annotations
 
-import re
 import types
 import typing
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from inweave.errors import ConfigError
 from inweave.training.config.presets import TARGETS
-from inweave.training.config.toml import for_message
+from inweave.training.config.types import (
+    Fraction,
+    FractionBelowOne,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PixelSide,
+    PositiveFloat,
+    PositiveInt,
+    Rule,
+    Seed,
+    setting,
+)  # fmt: skip
 
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-Number = Annotated[int, Field(ge=0, lt=2**31)]
-Side = Annotated[int, Field(ge=8, le=2**16)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Part = Annotated[float, Field(ge=0, lt=1)]
-
-
-def regex_problem(pattern: str) -> str:
-    """What is wrong with it, and where; empty if nothing is."""
-    try:
-        re.compile(pattern)
-    except re.error as error:  # tells the position
-        return f"{for_message(pattern)} is no regular expression: {error}"
-    except (RecursionError, OverflowError):
-        return f"{for_message(pattern)} is no regular expression: it is nested too deeply or counts too far"
-    return ""
-
-
-def memory_bytes(text: str) -> int:
-    """12GiB, 12G, 800MB: GiB and G are powers of 1024, GB of 1000."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?B)?\s*", text, re.IGNORECASE)
-    if found is None or not (number := float(found[1])):
-        raise ConfigError(f'{for_message(text)} is no amount of memory; write it as "12GiB", or "auto"')
-    base = 1000 if (found[3] or "").lower() == "b" else 1024
-    return int(number * base ** ("KMGT".index(found[2].upper()) + 1))
-
-
-class Rule(BaseModel):
-    """What holds for the modules a pattern finds; the first rule that matches a module wins."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    pattern: str = Field(description="a regular expression, searched in dotted module names")
-    rank: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="their rank")
-    alpha: Annotated[float, Field(gt=0)] | None = Field(None, description="their alpha; without it, their rank")
-    learning_rate: Annotated[float, Field(gt=0)] | None = Field(None, description="their learning rate")
-    skip: bool = Field(False, description="they are not trained")
-
-    @field_validator("pattern")
-    @classmethod
-    def _readable(cls, value: str) -> str:
-        if wrong := regex_problem(value):
-            raise ValueError(wrong)
-        return value
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Rule:
-        said = [name for name in ("rank", "alpha", "learning_rate") if getattr(self, name) is not None]
-        if self.skip and said:
-            raise ValueError(f"skips its modules, and yet sets {', '.join(said)}")
-        if not self.skip and not said:
-            raise ValueError("says nothing; set rank, alpha, learning_rate or skip")
-        return self
+_model = partial(setting, "Model")
+_dataset = partial(setting, "Dataset and output")
+_adapter = partial(setting, "Adapter")
+_optimization = partial(setting, "Optimization")
+_images = partial(setting, "Images", task="image")
+_captions = partial(setting, "Captions", task="image")
+_loss = partial(setting, "Loss", task="image")
+_memory = partial(setting, "Memory and speed", resume="free")
+_checkpoints = partial(setting, "Checkpoints", resume="free")
+_sample = partial(setting, "Sample images", resume="free")
+_validation = partial(setting, "Validation and logging")
 
 
 class Settings(BaseModel):
@@ -79,113 +45,163 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
-    model: str = Field("inweave/emoji", description="a file, a folder, a known name or an id of the model to adapt")
-    variant: str | None = Field(None, description="which variant it is, where its file does not tell")
-    parts: dict[str, str] = Field({}, description="parts to take from elsewhere, such as vae = a file")
-    device: str | None = Field(None, description="cuda, cuda:1, cpu; the best there is unless told")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="of the work; masters are fp32")
-
-    dataset: str = Field(
-        min_length=1, description="a folder, a kohya dataset .toml, a .txt/.jsonl of texts, or inweave/pixel"
+    model: str = _model("inweave/emoji", "base model: a file, a folder, a known name or a Hub id", resume="content")
+    variant: str | None = _model(None, "model variant, where the file does not tell", task="image")
+    parts: dict[str, str] = _model(
+        {}, 'components to load from elsewhere, such as {vae = "vae.safetensors"}', task="image", resume="content"
     )
-    output: str = Field("out", description="the folder for adapters, checkpoints and samples")
-    name: str = Field("lora", min_length=1, description="the adapter's file name, without its ending")
-    trigger: str | None = Field(None, description="a word put before every caption that lacks it")
-
-    network: Literal["lora", "locon", "dora", "loha", "lokr"] = Field("lora", description="the kind of adapter")
-    rank: Count = Field(16, description="its size")
-    alpha: Positive | None = Field(None, description="its scale is alpha / rank; none: alpha is the rank")
-    stabilised: bool = Field(False, description="scale by alpha / sqrt(rank) instead (rs-LoRA)")
-    conv_rank: Count | None = Field(None, description="rank of convolutions; none: as rank, if they are trained")
-    conv_alpha: Positive | None = Field(None, description="alpha of convolutions; none: their rank")
-    dropout: Part = Field(0.0, description="share of the adapter's inputs dropped")
-    factor: Annotated[int, Field(ge=-1, lt=2**31)] = Field(-1, description="of LoKr; -1: the most even split")
-    targets: str | tuple[str, ...] = Field("attention", description="attention, attention-mlp, all; names or regexes")
-    rules: tuple[Rule, ...] = Field((), description="rank, alpha, learning rate or skip by pattern")
-    train_denoiser: bool = Field(True, description="adapt the UNet or transformer")
-    train_text_encoders: bool = Field(False, description="adapt the text encoders too")
-    start_from: str | None = Field(None, description="an adapter, of any dialect, to go on from")
-
-    steps: Count | None = Field(None, description="updates of the weights; or say epochs")
-    epochs: Count | None = Field(None, description="passes over the dataset; or say steps")
-    batch_size: Count = Field(1, description="examples at once")
-    accumulation: Count = Field(1, description="batches an update is made of")
-    learning_rate: Positive = Field(1e-4, description="of the denoiser; with prodigy, 1")
-    text_encoder_learning_rate: Positive | None = Field(None, description="none: as learning_rate")
-    optimizer: Literal["adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor"] = Field(
-        "adamw", description="adamw8bit keeps its state in 8 bits; prodigy finds its own rate"
+    device: str | None = _model(None, "cuda, cuda:1 or cpu; none: the best available", resume="free", private=True)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = _model(
+        "auto", "compute precision; trained weights keep fp32 master copies"
     )
-    optimizer_args: dict[str, Any] = Field({}, description="what else the optimizer takes")
-    weight_decay: NotNegative = Field(0.01, description="decoupled")
-    betas: tuple[Part, Part] = Field((0.9, 0.999), description="how long the optimizer remembers")
-    epsilon: Positive = Field(1e-8, description="keeps the optimizer from dividing by zero")
-    schedule: Literal["constant", "cosine", "linear", "polynomial"] = Field("constant", description="after the warm-up")
-    warmup: NotNegative = Field(0, description="steps the rate rises over; below 1: a share of all steps")
-    restarts: Count = Field(1, description="cosines in a row")
-    power: Positive = Field(1.0, description="of the polynomial schedule")
-    max_grad_norm: NotNegative = Field(1.0, description="longer gradients are shortened to it; 0: never")
-    ema: Part = Field(0.0, description="decay of the averaged weights; 0: none are kept")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="same seed, same machine, same adapter")
 
-    resolution: Annotated[int, Field(ge=16, le=8192)] | None = Field(None, description="none: the model's own")
-    buckets: bool = Field(True, description="keep the shape of pictures, grouped by size")
-    bucket_step: Side = Field(64, description="sizes of buckets are multiples of it")
-    min_bucket: Side = Field(256, description="shortest side of a bucket")
-    max_bucket: Side | None = Field(None, description="longest side; none: twice the resolution")
-    upscale: bool = Field(False, description="enlarge pictures that are smaller than their bucket")
-    flip: bool = Field(False, description="mirror half of the pictures, drawn anew each time")
-    crop: Literal["center", "random"] = Field("center", description="where to cut what does not fit")
-
-    caption_extensions: tuple[str, ...] = Field((".txt", ".caption"), description="of files beside pictures, in order")
-    caption: str | None = Field(None, description="one caption for all")
-    caption_dropout: Share = Field(0.0, description="share of captions left empty, which keeps guidance working")
-    shuffle_tags: bool = Field(False, description="tags in another order each time")
-    keep_tokens: Number = Field(0, description="tags that stay in front")
-    tag_separator: str = Field(",", min_length=1, description="between tags")
-    tag_dropout: Share = Field(0.0, description="share of tags left out")
-    caption_variants: Count = Field(4, description="shuffled forms of a caption that are cached")
-
-    objective: Literal["auto", "epsilon", "v_prediction", "flow"] = Field("auto", description="auto: the model's own")
-    min_snr_gamma: Positive | None = Field(None, description="evens out the steps; 5 is usual; not for flows")
-    noise_offset: NotNegative = Field(0.0, description="shifts whole channels, for darker darks; not for flows")
-    timesteps: Literal["auto", "uniform", "logit_normal", "sigmoid", "shift"] = Field(
-        "auto", description="how they are drawn; shift: logit-normal, moved by `shift` or by resolution (flows)"
+    dataset: str = _dataset(
+        ...,
+        "a folder of images, a kohya dataset .toml, a .txt or .jsonl of texts, or inweave/pixel",
+        resume="content",
+        min_length=1,
     )
-    shift: Positive | None = Field(None, description="moves the timesteps of a flow towards noise; 1: not")
-    logit_mean: float = Field(0.0, description="of logit-normal timesteps")
-    logit_std: Positive = Field(1.0, description="of logit-normal timesteps")
-    masked_loss: bool = Field(False, description="learn only where the masks are white")
-    prior_weight: NotNegative = Field(1.0, description="of regularisation pictures")
-    guidance: NotNegative = Field(1.0, description="what Flux dev's guidance input gets in training")
-    clip_skip: Annotated[int, Field(ge=1, le=12)] | None = Field(None, description="2: CLIP's layer before the last")
-
-    checkpointing: Literal["off", "selective", "full"] = Field("off", description="compute again instead of keeping")
-    shard: bool = Field(False, description="spread the frozen base over all processes (--gpus 2 or more)")
-    cache_latents: bool = Field(True, description="encode pictures once")
-    cache_text: bool = Field(True, description="encode captions once; off while text encoders are trained")
-    cache_dir: str | None = Field(None, description="where encoded things are kept; none: ~/.cache/inweave/train")
-    vram: str | None = Field(None, description='memory to stay within: "12GiB", or "auto" for what is free')
-
-    save_every: Number = Field(0, description="steps between checkpoints; 0: at the end only")
-    keep_last: Number = Field(3, description="checkpoints kept; 0: all")
-    save_dtype: Literal["fp16", "bf16", "fp32"] = Field("fp16", description="of the adapter's tensors")
-    dialect: Literal["kohya", "diffusers", "peft"] = Field(
-        "kohya", description="whose names the adapter's tensors have"
+    output: str = _dataset(
+        "out", "folder for adapters, checkpoints, logs and sample images", resume="free", private=True
     )
-    resume: str = Field("never", min_length=1, description="auto: the last checkpoint in output; never; or a path")
+    name: str = _dataset("lora", "file name of the adapter, without extension", resume="free", min_length=1)
+    trigger: str | None = _dataset(None, "trigger word, put before every caption that lacks it", task="image")
 
-    sample_every: Number = Field(0, description="steps between samples; 0: none")
-    sample_prompts: tuple[str, ...] = Field((), description="what to sample, with kohya's flags; or a .txt of them")
-    sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="the same for every sample")
-    sample_steps: Count | None = Field(None, description="none: the model's own")
-    sample_guidance: NotNegative | None = Field(None, description="none: the model's own")
+    network: Literal["lora", "locon", "dora", "loha", "lokr"] = _adapter(
+        "lora", "algorithm: lora, locon (LoRA on convolutions too), dora, loha or lokr"
+    )
+    rank: PositiveInt = _adapter(16, "dimension of the low-rank factors")
+    alpha: PositiveFloat | None = _adapter(None, "the adapter is scaled by alpha / rank; none: alpha = rank")
+    rslora: bool = _adapter(False, "rank-stabilized scaling (rs-LoRA): alpha / sqrt(rank)")
+    conv_rank: PositiveInt | None = _adapter(None, "rank of convolutions; none: same as rank, where they are trained")
+    conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
+    dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
+    lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
+        -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
+    )
+    targets: str | tuple[str, ...] = _adapter(
+        "attention", "modules to adapt: attention, attention-mlp, all, or a list of names and regular expressions"
+    )
+    rules: tuple[Rule, ...] = _adapter((), "rank, alpha, learning rate or skip for the modules that match a pattern")
+    train_denoiser: bool = _adapter(True, "train the UNet or transformer", task="image")
+    train_text_encoders: bool = _adapter(False, "train the text encoders too")
+    start_from: str | None = _adapter(None, "adapter file, in any dialect, to continue training from")
 
-    validation: Part = Field(0.0, description="share of the dataset held out")
-    patience: Number = Field(0, description="validations without progress before stopping; 0: never stop early")
-    max_bad_steps: Count = Field(20, description="steps without a finite loss, in a row, before giving up")
-    tensorboard: bool = Field(False, description="write TensorBoard's files into output")
-    skip_bad: bool = Field(False, description="leave out pictures that cannot be read, instead of stopping")
-    log_every: Count = Field(10, description="steps between lines of the log")
+    steps: PositiveInt | None = _optimization(None, "optimizer steps; or set epochs")
+    epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
+    batch_size: PositiveInt = _optimization(1, "examples per micro-batch")
+    gradient_accumulation: PositiveInt = _optimization(1, "micro-batches per optimizer step")
+    learning_rate: PositiveFloat = _optimization(1e-4, "learning rate of the denoiser; 1 with prodigy")
+    text_encoder_learning_rate: PositiveFloat | None = _optimization(
+        None, "learning rate of the text encoders; none: same as learning_rate", task="image"
+    )
+    optimizer: Literal["adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor"] = _optimization(
+        "adamw", "adamw, adamw8bit (8-bit state), prodigy (adapts its learning rate), schedulefree or adafactor"
+    )
+    optimizer_args: dict[str, Any] = _optimization({}, "further options of the optimizer")
+    weight_decay: NonNegativeFloat = _optimization(0.01, "decoupled weight decay")
+    betas: tuple[FractionBelowOne, FractionBelowOne] = _optimization((0.9, 0.999), "Adam betas")
+    epsilon: PositiveFloat = _optimization(1e-8, "Adam epsilon")
+    lr_scheduler: Literal["constant", "cosine", "linear", "polynomial"] = _optimization(
+        "constant", "learning rate after the warmup: constant, cosine, linear or polynomial"
+    )
+    warmup: NonNegativeFloat = _optimization(0, "learning rate warmup in steps; below 1: as a fraction of all steps")
+    cosine_cycles: PositiveInt = _optimization(1, "cosine: number of cycles (hard restarts)")
+    polynomial_power: PositiveFloat = _optimization(1.0, "polynomial: exponent")
+    max_grad_norm: NonNegativeFloat = _optimization(1.0, "gradient clipping: maximum norm, 0 disables it")
+    ema_decay: FractionBelowOne = _optimization(
+        0.0, "decay of the exponential moving average of the weights; 0 disables it"
+    )
+    seed: Seed = _optimization(0, "random seed: the same seed on the same machine trains the same adapter")
+
+    resolution: Annotated[int, Field(ge=16, le=8192)] | None = _images(
+        None, "training resolution in pixels; none: the model's own"
+    )
+    buckets: bool = _images(True, "aspect ratio bucketing: keep the shape of images, batched by size")
+    bucket_step: PixelSide = _images(64, "bucket sides are multiples of this")
+    min_bucket: PixelSide = _images(256, "shortest bucket side")
+    max_bucket: PixelSide | None = _images(None, "longest bucket side; none: twice the resolution")
+    upscale: bool = _images(False, "enlarge images that are smaller than their bucket")
+    flip: bool = _images(False, "flip images horizontally at random")
+    crop: Literal["center", "random"] = _images("center", "how images are cropped to their bucket: center or random")
+
+    caption_extensions: tuple[str, ...] = _captions(
+        (".txt", ".caption"), "extensions of caption files next to images, in order of preference"
+    )
+    caption: str | None = _captions(None, "one caption for all images")
+    caption_dropout: Fraction = _captions(
+        0.0, "probability of an empty caption, which keeps classifier-free guidance working"
+    )
+    shuffle_tags: bool = _captions(False, "shuffle the tags of captions")
+    keep_tokens: NonNegativeInt = _captions(0, "number of leading tags that stay in place")
+    tag_separator: str = _captions(",", "separator between tags", min_length=1)
+    tag_dropout: Fraction = _captions(0.0, "probability of dropping a tag")
+    caption_variants: PositiveInt = _captions(4, "number of shuffled variants cached per caption")
+
+    objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss(
+        "auto", "prediction type: epsilon, v_prediction or flow; auto: the model's own"
+    )
+    min_snr_gamma: PositiveFloat | None = _loss(None, "min-SNR loss weighting; 5 is usual; not for flow models")
+    noise_offset: NonNegativeFloat = _loss(
+        0.0, "noise offset, for darker darks and brighter lights; not for flow models"
+    )
+    timestep_sampling: Literal["auto", "uniform", "logit_normal", "sigmoid", "shift"] = _loss(
+        "auto", "uniform, logit_normal, sigmoid, or shift: logit-normal, shifted by timestep_shift or by resolution"
+    )
+    timestep_shift: PositiveFloat | None = _loss(None, "flow models: shifts timesteps toward noise; 1: no shift")
+    logit_mean: float = _loss(0.0, "mean of logit-normal timesteps")
+    logit_std: PositiveFloat = _loss(1.0, "standard deviation of logit-normal timesteps")
+    masked_loss: bool = _loss(False, "compute the loss only where masks are white")
+    prior_loss_weight: NonNegativeFloat = _loss(1.0, "loss weight of regularization images")
+    guidance: NonNegativeFloat = _loss(1.0, "guidance value that FLUX.1 dev is conditioned on in training")
+    clip_skip: Annotated[int, Field(ge=1, le=12)] | None = _loss(
+        None, "CLIP layer to use, counted from the end; 2: the penultimate one"
+    )
+
+    gradient_checkpointing: Literal["off", "selective", "full"] = _memory(
+        "off", "recompute activations in the backward pass instead of storing them: off, selective or full"
+    )
+    shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
+    cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
+    cache_text: bool = _memory(
+        True, "encode captions once and cache the embeddings; off while text encoders are trained"
+    )
+    cache_dir: str | None = _memory(None, "folder of the cache; none: ~/.cache/inweave/train", private=True)
+    vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for what is free')
+
+    save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
+    keep_last: NonNegativeInt = _checkpoints(3, "number of checkpoints to keep; 0: all")
+    save_dtype: Literal["fp16", "bf16", "fp32"] = _checkpoints("fp16", "data type of the adapter file")
+    dialect: Literal["kohya", "diffusers", "peft"] = _checkpoints(
+        "kohya", "naming scheme of the adapter file: kohya, diffusers or peft"
+    )
+    resume: str = _checkpoints(
+        "never",
+        "auto: resume from the last checkpoint in output, if there is one; never; or the path of a checkpoint",
+        private=True,
+        min_length=1,
+    )
+
+    sample_every: NonNegativeInt = _sample(0, "steps between sample images; 0: none")
+    sample_prompts: tuple[str, ...] = _sample(
+        (), "prompts to sample, with kohya's flags; or a .txt file of them", task="image"
+    )
+    sample_seed: Seed = _sample(42, "seed of all sample images")
+    sample_steps: PositiveInt | None = _sample(None, "sampler steps; none: the model's own", task="image")
+    sample_guidance: NonNegativeFloat | None = _sample(None, "guidance scale; none: the model's own", task="image")
+
+    validation_split: FractionBelowOne = _validation(0.0, "fraction of the dataset held out for validation")
+    patience: NonNegativeInt = _validation(
+        0, "early stopping: validations without improvement before the run stops; 0 disables it", resume="free"
+    )
+    max_skipped_steps: PositiveInt = _validation(
+        20, "consecutive steps with a non-finite loss or gradient before the run stops", resume="free"
+    )
+    tensorboard: bool = _validation(False, "write TensorBoard logs into output", resume="free")
+    skip_unreadable: bool = _validation(
+        False, "leave out images that cannot be read instead of stopping", task="image", resume="free"
+    )
+    log_every: PositiveInt = _validation(10, "steps between lines of the log", resume="free")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -205,7 +221,7 @@ class Settings(BaseModel):
             and (value in (".", "..") or any(sign in "/\\" or not sign.isprintable() for sign in value))
         ):
             raise ValueError("a file name without folders is needed")
-        if name == "optimizer_args" and isinstance(value, dict) and not all(map(_plain, value.values())):
+        if name == "optimizer_args" and isinstance(value, dict) and not all(map(_is_plain, value.values())):
             raise ValueError("its values are true or false, finite numbers or text")
         if name == "targets" and not isinstance(value, str):
             if not isinstance(value, list | tuple) or not value or not all(isinstance(each, str) for each in value):
@@ -226,11 +242,11 @@ class Settings(BaseModel):
         return {"auto": None, "flow": "flow"}.get(self.objective, "noise")
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < 2**63)
 
 
-def _kinds(annotation: Any) -> tuple[Any, ...]:
+def _members(annotation: Any) -> tuple[Any, ...]:
     joined = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return typing.get_args(annotation) if joined else (annotation,)
 
@@ -239,5 +255,17 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
 EMPTIED_BY_NONE = frozenset(
     name
     for name, field in Settings.model_fields.items()
-    if type(None) in _kinds(field.annotation) and str not in _kinds(field.annotation)
+    if type(None) in _members(field.annotation) and str not in _members(field.annotation)
 )
+
+
+def names_where(**facts: Any) -> frozenset[str]:
+    """Settings with these facts: ``names_where(task="image")``."""
+    return frozenset(name for name in Settings.model_fields if facts.items() <= setting_facts(name).items())
+
+
+def setting_facts(name: str) -> dict[str, Any]:
+    """group, task, resume and private of a setting."""
+    facts = Settings.model_fields[name].json_schema_extra
+    assert isinstance(facts, dict)
+    return facts

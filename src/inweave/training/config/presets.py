@@ -30,7 +30,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     "inweave/emoji": {
         "rank": 8,
         "learning_rate": 2e-3,  # high for a short run, so it rises and falls
-        "schedule": "cosine",
+        "lr_scheduler": "cosine",
         "warmup": 20,
         "steps": 300,
         "batch_size": 2,
@@ -49,8 +49,8 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "noise_offset": 0.0357,
         "text_encoder_learning_rate": 1e-5,
     },
-    "sd3": {**_PICTURES, "resolution": 1024, "timesteps": "shift", "shift": 3.0},
-    "flux": {**_PICTURES, "resolution": 1024, "timesteps": "shift", "guidance": 1.0},
+    "sd3": {**_PICTURES, "resolution": 1024, "timestep_sampling": "shift", "timestep_shift": 3.0},
+    "flux": {**_PICTURES, "resolution": 1024, "timestep_sampling": "shift", "guidance": 1.0},
     "llm": {
         "rank": 16,
         "learning_rate": 1e-4,
@@ -58,7 +58,7 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
         "max_grad_norm": 1.0,
         "targets": "all",
         "epochs": 3,
-        "schedule": "linear",
+        "lr_scheduler": "linear",
         "warmup": 0.03,
     },
 }

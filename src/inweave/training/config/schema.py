@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import PrivateAttr, model_validator
 
 from inweave.errors import ConfigError
-from inweave.training.config.fields import EMPTIED_BY_NONE, Settings, memory_bytes
+from inweave.training.config.fields import EMPTIED_BY_NONE, Settings
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import Translation, known_names, translate
 from inweave.training.config.presets import KINDS, PRESETS
@@ -30,6 +30,7 @@ from inweave.training.config.toml import (
     parse_toml,
     read_text_file,
 )
+from inweave.training.config.types import memory_bytes
 from inweave.training.config.validation import (
     Contradictions,
     contradictions,
@@ -118,8 +119,8 @@ class TrainConfig(Settings):
         given = {name: value for name, value in PRESETS[family].items() if name not in length}
         if self.objective != "auto":  # an objective that was asked for outweighs what suits the usual one
             given = {name: value for name, value in given.items() if not out_of_place(name, value, self.kind)}
-        if self.timesteps not in ("auto", "shift"):  # another way to draw them takes no shift
-            given.pop("shift", None)
+        if self.timestep_sampling not in ("auto", "shift"):  # another way to draw them takes no shift
+            given.pop("timestep_shift", None)
         if self.optimizer == "prodigy":  # it finds every rate itself
             given["learning_rate"] = 1.0
             given.pop("text_encoder_learning_rate", None)

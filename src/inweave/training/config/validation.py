@@ -13,16 +13,21 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from inweave.errors import ConfigError
-from inweave.training.config.fields import Rule, Settings, memory_bytes, regex_problem
+from inweave.training.config.fields import Settings
 from inweave.training.config.presets import TARGETS
 from inweave.training.config.toml import for_message
+from inweave.training.config.types import Rule, memory_bytes, regex_problem
 
 S = TypeVar("S", bound=Settings)
 
 
 def out_of_place(name: str, value: Any, kind: str | None) -> bool:
     """Whether a value is for the other kind of objective."""
-    only_flow = {"shift": value is not None, "timesteps": value not in ("auto", "uniform"), "guidance": value != 1.0}
+    only_flow = {
+        "timestep_shift": value is not None,
+        "timestep_sampling": value not in ("auto", "uniform"),
+        "guidance": value != 1.0,
+    }
     only_noise = {"min_snr_gamma": value is not None, "noise_offset": value != 0.0}
     return bool(only_flow.get(name) if kind == "noise" else only_noise.get(name) if kind == "flow" else False)
 
@@ -48,10 +53,10 @@ def contradictions(config: Settings) -> list[tuple[tuple[str, ...], str]]:
     no(c.network == "lora" and bool(c.conv_rank or c.conv_alpha), 'conv_rank, conv_alpha: network = "lora" has no '
        'convolutions; set network = "locon"', "network", "conv_rank", "conv_alpha")  # fmt: skip
     no(
-        c.network != "lokr" and c.factor != -1,
-        f'factor: is of network = "lokr", not "{c.network}"',
+        c.network != "lokr" and c.lokr_factor != -1,
+        f'lokr_factor: is of network = "lokr", not "{c.network}"',
         "network",
-        "factor",
+        "lokr_factor",
     )
     no(
         c.shard and c.vram is not None,
@@ -61,19 +66,24 @@ def contradictions(config: Settings) -> list[tuple[tuple[str, ...], str]]:
     )
     no(c.shard and not c.train_denoiser, "shard: spreads the denoiser, and needs it to be trained; set train_denoiser = true, "
        "or shard = false", "shard", "train_denoiser")  # fmt: skip
-    no(c.restarts > 1 and c.schedule != "cosine", 'restarts: needs schedule = "cosine"', "restarts", "schedule")
+    no(
+        c.cosine_cycles > 1 and c.lr_scheduler != "cosine",
+        'cosine_cycles: needs lr_scheduler = "cosine"',
+        "cosine_cycles",
+        "lr_scheduler",
+    )
     no(bool(c.max_bucket and c.max_bucket < c.min_bucket), f"max_bucket: {c.max_bucket} is below min_bucket, "
        f"{c.min_bucket}", "min_bucket", "max_bucket")  # fmt: skip
-    no(c.patience > 0 and c.validation == 0, "patience: counts validations; set validation, the share held out, such as "
-       "0.05", "patience", "validation")  # fmt: skip
+    no(c.patience > 0 and c.validation_split == 0, "patience: counts validations; set validation_split, the fraction held "
+       "out, such as 0.05", "patience", "validation_split")  # fmt: skip
     no(
         c.warmup >= 1 and c.warmup != int(c.warmup),
         f"warmup: whole steps, or a share below 1, got {c.warmup}",
         "warmup",
     )
-    no(c.shift is not None and c.timesteps not in ("auto", "shift"), f'shift: needs timesteps = "shift", not "{c.timesteps}"',
-       "shift", "timesteps")  # fmt: skip
-    for name in ("shift", "timesteps", "guidance", "min_snr_gamma", "noise_offset"):
+    no(c.timestep_shift is not None and c.timestep_sampling not in ("auto", "shift"),
+       f'timestep_shift: needs timestep_sampling = "shift", not "{c.timestep_sampling}"', "timestep_shift", "timestep_sampling")  # fmt: skip
+    for name in ("timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset"):
         no(out_of_place(name, getattr(c, name), c.kind), f'{name}: {meant_for(c.kind)}, not for objective = "{c.objective}"',
            name, "objective")  # fmt: skip
     for name in sorted({"weight_decay", "betas", "eps", "lr"} & c.optimizer_args.keys()):

@@ -139,7 +139,7 @@ def read_dataset(
     *,
     caption: str | None = None,
     caption_extensions: Sequence[str] = (".txt", ".caption"),
-    skip_bad: bool = False,
+    skip_unreadable: bool = False,
     settings: Subset = Subset(),
 ) -> Dataset:
     """Read and prove a set.
@@ -163,9 +163,9 @@ def read_dataset(
     bad = dict(reader.bad) | {path: seen for path, seen in looks.items() if isinstance(seen, str)}
     unfit = {each.path: why for each in reader.found if (why := _misfit(each, looks))}
     bad |= unfit
-    if bad and not skip_bad:
+    if bad and not skip_unreadable:
         told = [
-            f"{shown(place)}: {len(bad)} files cannot be used; repair or remove them, or leave them out with --skip-bad (skip_bad)"
+            f"{shown(place)}: {len(bad)} files cannot be used; repair or remove them, or leave them out with --skip-unreadable (skip_unreadable)"
         ]
         told += [f"  {shown(path)}: {why}" for path, why in list(bad.items())[:20]]
         raise FormatError("\n".join(told) + (f"\n  and {len(bad) - 20} more" if len(bad) > 20 else ""))

@@ -176,15 +176,15 @@ class _Sizes:
         return self.own if config.precision == self._config.precision else DTYPES[config.precision]
 
     def at(self, config: TrainConfig) -> Measured:
-        key = self.dtype(config), config.checkpointing
+        key = self.dtype(config), config.gradient_checkpointing
         if key not in self._found:
-            switch = partial(apply_checkpointing, mode=config.checkpointing)
+            switch = partial(apply_checkpointing, mode=config.gradient_checkpointing)
             if self._words is not None:
                 self._found[key] = self._words.measured(config, key[0], switch)
                 return self._found[key]
             assert self.blueprint is not None
             shown = config if self._side is None else config.model_copy(update={"resolution": self._side})
-            again = config.checkpointing == "full"
+            again = config.gradient_checkpointing == "full"
             self._found[key] = measure(
                 self.blueprint, shown, key[0], switch, trained_networks, again=again, chunks=self._chunks
             )
@@ -202,7 +202,7 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
         needed = encoders - weights.get(T5.get(family, ""), 0) if config.train_text_encoders else 0
         needed += 0 if config.cache_text or config.train_text_encoders else encoders
         working = weights[sizes.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
-    trained = int(learnt * (8 + _STATE_BYTES[config.optimizer]) + (4 * learnt if config.ema else 0))
+    trained = int(learnt * (8 + _STATE_BYTES[config.optimizer]) + (4 * learnt if config.ema_decay else 0))
     kept = found.kept * config.batch_size
     vae = (weights["vae"] if staged else sum(weights.values())) + found.encoding
     caching = max(vae, encoders if staged else 0)
@@ -214,7 +214,9 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
         "kept_bytes": kept,
         "caching_bytes": caching,
         "reserved_bytes": RESERVE,
-        "work_per_step": int(found.work * _PASSES[config.checkpointing] * config.batch_size * config.accumulation),
+        "work_per_step": int(
+            found.work * _PASSES[config.gradient_checkpointing] * config.batch_size * config.gradient_accumulation
+        ),
         "total_bytes": max(training, caching) + RESERVE,
     }
 
@@ -230,11 +232,14 @@ def _ways(sizes: _Sizes, config: TrainConfig, same_numbers: bool) -> Iterator[tu
     if sizes.own == torch.float32 and not same_numbers:
         precisions.append("bf16")
     for precision in precisions:
-        for mode in MODES[MODES.index(config.checkpointing) :]:
+        for mode in MODES[MODES.index(config.gradient_checkpointing) :]:
             for size in range(config.batch_size, config.batch_size - 1 if same_numbers else 0, -1):
                 if config.batch_size % size == 0:
-                    split = {"batch_size": size, "accumulation": config.accumulation * (config.batch_size // size)}
-                    told = cached | split | {"checkpointing": mode, "precision": precision}
+                    split = {
+                        "batch_size": size,
+                        "gradient_accumulation": config.gradient_accumulation * (config.batch_size // size),
+                    }
+                    told = cached | split | {"gradient_checkpointing": mode, "precision": precision}
                     yield config.model_copy(update=told), staged
 
 
@@ -258,11 +263,11 @@ def _reasons(
         )
     if after.batch_size != before.batch_size:
         yield (
-            f"batch_size {before.batch_size} becomes {after.batch_size} and accumulation {after.accumulation}: "
+            f"batch_size {before.batch_size} becomes {after.batch_size} and gradient_accumulation {after.gradient_accumulation}: "
             "as many examples an update, fewer at once"
         )
-    if after.checkpointing != before.checkpointing:
-        yield f'checkpointing "{after.checkpointing}": a step keeps {_gib(needs["kept_bytes"])}, and takes longer'
+    if after.gradient_checkpointing != before.gradient_checkpointing:
+        yield f'gradient_checkpointing "{after.gradient_checkpointing}": a step keeps {_gib(needs["kept_bytes"])}, and takes longer'
     if after.precision != before.precision:
         yield f"precision {after.precision}: half the bytes a number; this changes results slightly"
     yield f"so {_gib(needs['total_bytes'])} are needed"
@@ -286,7 +291,7 @@ def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, pictu
             advice.append("set train_text_encoders = false")
         advice.append("raise the limit (vram)")
     return (
-        f"vram: {_gib(limit)} are not enough; with batches of one, checkpointing and every encoder put away it takes "
+        f"vram: {_gib(limit)} are not enough; with batches of one, gradient checkpointing and every encoder put away it takes "
         f"{_gib(least['total_bytes'])} ({told}); " + "; ".join(advice)
     )
 

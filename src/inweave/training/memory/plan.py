@@ -30,8 +30,8 @@ def within_limit(
     limit = world.least(limit, device)  # all processes plan alike, whatever is free on each of their devices
     begun = _begun(config)  # another share of memory may be free today: that does not change the run's numbers
     kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
-    if begun and "accumulation" in begun:  # there it is that of all processes
-        kept["accumulation"] = max(begun["accumulation"] // world.size, 1)
+    if begun and "gradient_accumulation" in begun:  # there it is that of all processes
+        kept["gradient_accumulation"] = max(begun["gradient_accumulation"] // world.size, 1)
     found = plan(model, config.model_copy(update=kept), limit, same_numbers=begun is not None, side=side, chunks=chunks)
     stays = [f"{n} stays {v}, as the run began" for n, v in kept.items() if v != getattr(config, n)]
     return replace(found, reasons=(*stays, *found.reasons))

@@ -75,7 +75,9 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
 
 def share_of(config: TrainConfig, step: int, total: int) -> float:
     """Of the learning rate, at a step."""
-    return learning_rate(step, total, config.schedule, config.warmup_steps(total), config.restarts, config.power)
+    return learning_rate(
+        step, total, config.lr_scheduler, config.warmup_steps(total), config.cosine_cycles, config.polynomial_power
+    )
 
 
 def rates(config: TrainConfig, total: int, until: int) -> list[float]:

@@ -36,14 +36,13 @@ from inweave.targets.plan import Plan
 from inweave.targets.resolve import resolve
 from inweave.training.adapters.summary import Shape
 from inweave.training.checkpoint.store import checkpoints
+from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _ARCHITECTURES = {
     "sd": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base", "sd3": "stable-diffusion-3", "flux": "flux-1-dev",
 }  # fmt: skip
-#: where things are on the machine of whoever trained: nobody else's business, and of no use to them
-_PRIVATE = ("output", "cache_dir", "resume", "device")
 _ROOM = "make room, or name another `output`, and go on from the last checkpoint with --resume auto"
 _BASE_VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1"}
 
@@ -188,7 +187,7 @@ def refuse_existing(config: TrainConfig, resume: str | None = None) -> None:
 
 def refusals(config: TrainConfig, held_out: bool) -> list[str]:
     """What would end a run before its first step, beside what reading model and data finds."""
-    found = [] if held_out or not config.validation else [no_validation(config)]
+    found = [] if held_out or not config.validation_split else [no_validation(config)]
     try:
         refuse_existing(config)
     except InweaveError as error:
@@ -201,7 +200,7 @@ def refusals(config: TrainConfig, held_out: bool) -> list[str]:
 
 
 def no_validation(config: TrainConfig) -> str:
-    return f"validation: a share of {config.validation:g} of the dataset is not one example; raise it"
+    return f"validation_split: a share of {config.validation_split:g} of the dataset is not one example; raise it"
 
 
 def base_hashes(path: Path) -> dict[str, str]:
@@ -259,18 +258,18 @@ def described(
         "ss_lr_warmup_steps": str(config.warmup_steps(total)),
         "ss_max_grad_norm": f"{config.max_grad_norm:g}",
         "ss_batch_size_per_device": str(config.batch_size),
-        "ss_gradient_accumulation_steps": str(config.accumulation),
+        "ss_gradient_accumulation_steps": str(config.gradient_accumulation),
         "ss_learning_rate": f"{config.learning_rate:g}",
         "ss_unet_lr": f"{config.learning_rate:g}" if config.train_denoiser else "None",
         "ss_text_encoder_lr": f"{config.text_encoder_learning_rate or config.learning_rate:g}" if config.train_text_encoders else "None",
         "ss_optimizer": config.optimizer,
-        "ss_lr_scheduler": config.schedule,
+        "ss_lr_scheduler": config.lr_scheduler,
         "ss_mixed_precision": config.precision if config.precision in ("bf16", "fp16") else "no",
         "ss_seed": str(config.seed),
         "ss_caption_dropout_rate": f"{config.caption_dropout:g}",
         "ss_min_snr_gamma": str(config.min_snr_gamma),
         "ss_noise_offset": f"{config.noise_offset:g}",
-        "ss_prior_loss_weight": f"{config.prior_weight:g}",
+        "ss_prior_loss_weight": f"{config.prior_loss_weight:g}",
         "ss_enable_bucket": str(config.buckets),
         "ss_clip_skip": str(config.clip_skip),
         "ss_training_started_at": f"{started:.3f}",
@@ -281,7 +280,7 @@ def described(
         "modelspec.title": config.name,
         "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "inweave.version": __version__,
-        "inweave.config": _public(config).to_toml(without=_PRIVATE),
+        "inweave.config": _public(config).to_toml(without=names_where(private=True)),
     }  # fmt: skip
     if config.trigger:
         found["modelspec.trigger_phrase"] = config.trigger

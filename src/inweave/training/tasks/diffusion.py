@@ -58,7 +58,7 @@ class DiffusionTask:
         self.trains_text = config.train_text_encoders
         self.networks: Mapping[str, nn.Module] = trained_networks(model, config)
         self.objective: Objective = make_objective(
-            model, config.objective, model.device, timesteps=config.timesteps, shift=config.shift,
+            model, config.objective, model.device, timesteps=config.timestep_sampling, shift=config.timestep_shift,
             logit_mean=config.logit_mean, logit_std=config.logit_std, min_snr_gamma=config.min_snr_gamma,
             noise_offset=config.noise_offset,
         )  # fmt: skip
@@ -122,7 +122,7 @@ class DiffusionTask:
             dropout = self._settings[number].caption_dropout or 0.0
             texts.append(choose(self.captions[number], dropout, dropped, picked))
             facts.append(spread["facts"])
-            weights.append(self.config.prior_weight if example.regularisation else 1.0)
+            weights.append(self.config.prior_loss_weight if example.regularisation else 1.0)
         shape = (len(batch), *latents[0].shape)
         tokens = shape[2] * shape[3] // 4
         found: Tensors = {
@@ -352,7 +352,7 @@ def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
 def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:
     """Examples never trained on: a share of the pictures, chosen by the seed, never regularisation."""
     subject = [n for n, example in enumerate(examples) if not example.regularisation and places[n] is not None]
-    count = min(round(len(subject) * config.validation), len(subject) - 1) if config.validation else 0
+    count = min(round(len(subject) * config.validation_split), len(subject) - 1) if config.validation_split else 0
     shuffled = torch.randperm(len(subject), generator=generator_for(config.seed, -1)).tolist()
     return {subject[i] for i in shuffled[: max(count, 0)]}
 

@@ -25,6 +25,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
 from inweave.models.model import DTYPES, choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
+from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.buckets import Order
 from inweave.training.distributed.fsdp import check_shard, shard_base
@@ -39,13 +40,6 @@ from inweave.training.output.adapter_file import refusals
 from inweave.training.tasks.base import Tensors
 
 #: settings of pictures, their captions and their noise
-PICTURES_ONLY = frozenset({
-    "variant", "parts", "trigger", "train_denoiser", "text_encoder_learning_rate", "resolution", "buckets", "bucket_step",
-    "min_bucket", "max_bucket", "upscale", "flip", "crop", "caption_extensions", "caption", "caption_dropout", "shuffle_tags",
-    "keep_tokens", "tag_separator", "tag_dropout", "caption_variants", "objective", "min_snr_gamma", "noise_offset",
-    "timesteps", "shift", "logit_mean", "logit_std", "masked_loss", "prior_weight", "guidance", "clip_skip", "cache_latents",
-    "sample_prompts", "sample_steps", "sample_guidance", "skip_bad",
-})  # fmt: skip
 LENGTH = 1024  # tokens of an example, at most
 _IGNORED = -100
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -73,7 +67,7 @@ class LanguageTask:
         self.examples = [piece for prompt, text in texts for piece in _pieces(tokenizer, prompt, text, length)]
         if not self.examples:
             raise ConfigError(f"{config.dataset}: no text in it is longer than one token")
-        count = min(round(len(self.examples) * config.validation), len(self.examples) - 1)
+        count = min(round(len(self.examples) * config.validation_split), len(self.examples) - 1)
         kept = len(self.examples) - count
         size = config.batch_size
         self.held_out: Sequence[tuple[int, ...]] = [
@@ -160,7 +154,7 @@ def language_run(config: TrainConfig, world: World) -> Run:
         run.meter = Meter(device, planned.estimate["kept_bytes"])
     if config.shard:
         run.choices.append(shard_base(network, world, device))
-    apply_checkpointing(task.networks, config.checkpointing)
+    apply_checkpointing(task.networks, config.gradient_checkpointing)
     return run
 
 
@@ -169,7 +163,7 @@ def check_texts(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, T
     opened = _open(config, World())
     config, planned, task = opened.config, opened.planned, opened.task
     counts = [flags for _, flags in task.examples]
-    total = config.steps or -(-(config.epochs or 1) * len(task.order) // (config.accumulation * processes))
+    total = config.steps or -(-(config.epochs or 1) * len(task.order) // (config.gradient_accumulation * processes))
     report = TextReport(
         task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), sum(map(len, task.held_out)), len(task.order), total
     )  # fmt: skip
@@ -203,7 +197,7 @@ def _open(config: TrainConfig, world: World) -> _Opened:
     defaults = TrainConfig.model_fields
     wrong += [
         f"{name}: is for pictures, and means nothing to a language model; leave it out"
-        for name in sorted(PICTURES_ONLY & said)
+        for name in sorted(names_where(task="image") & said)
         if getattr(config, name) != defaults[name].get_default(call_default_factory=True)
     ]
     if wrong:

@@ -139,7 +139,7 @@ def make_objective(model: Any, wanted: str, device: torch.device, **options: Any
         usual = {"sd3": "logit_normal", "flux": "shift"}.get(model.family, "uniform")
         timesteps = "shift" if model.flow and options.get("shift") is not None else usual
     if not model.flow and timesteps != "uniform":
-        raise ConfigError(f"timesteps: {timesteps} is for flow matching; {model.name} draws them uniformly")
+        raise ConfigError(f"timestep_sampling: {timesteps} is for flow matching; {model.name} draws them uniformly")
     if not model.flow:
         return Objective(kind, trained_alphas(model).to(device, torch.float32), timesteps, **options)
     said = model.scheduler.config

@@ -42,7 +42,7 @@ def _toolkit_timesteps(out: Translation, name: str, value: Any, given: Given) ->
         out.note(name, "only used by flow models")
     else:
         known = {"sigmoid": "sigmoid", "linear": "uniform", "shift": "shift", "fluxshift": "shift"}
-        choice("timesteps", known, "the model's preset decides")(out, name, value, given)
+        choice("timestep_sampling", known, "the model's preset decides")(out, name, value, given)
 
 
 def _toolkit_rest(out: Translation, name: str, value: Any, given: Given) -> None:
@@ -90,14 +90,14 @@ AI_TOOLKIT: Final = Dialect(
     plain={
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
         "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha", "network.alpha": "alpha",
-        "network.dropout": "dropout", "network.lokr_factor": "factor", "save.save_every": "save_every",
+        "network.dropout": "dropout", "network.lokr_factor": "lokr_factor", "save.save_every": "save_every",
         "save.max_step_saves_to_keep": "keep_last", "train.batch_size": "batch_size", "train.steps": "steps",
-        "train.gradient_accumulation": "accumulation", "train.unet_lr": "learning_rate",
+        "train.gradient_accumulation": "gradient_accumulation", "train.unet_lr": "learning_rate",
         "train.train_unet": "train_denoiser", "train.train_text_encoder": "train_text_encoders",
         "train.text_encoder_lr": "text_encoder_learning_rate", "train.noise_offset": "noise_offset",
         "train.max_grad_norm": "max_grad_norm",
         "train.optimizer_params.weight_decay": "weight_decay", "train.optimizer_params.eps": "epsilon",
-        "train.reg_weight": "prior_weight", "train.seed": "seed", "model.name_or_path": "model",
+        "train.reg_weight": "prior_loss_weight", "train.seed": "seed", "model.name_or_path": "model",
         "sample.prompts": "sample_prompts", "sample.seed": "sample_seed", "sample.sample_steps": "sample_steps",
         "sample.guidance_scale": "sample_guidance", "logging.log_every": "log_every",
         f"{_SET}folder_path": "dataset", f"{_SET}dataset_path": "dataset", f"{_SET}caption_ext": "caption_extensions",
@@ -116,14 +116,14 @@ AI_TOOLKIT: Final = Dialect(
         "train.lr": lambda out, name, value, given: (
             out.note(name, "unet_lr is read") if given.get("train.unet_lr") else out.put(name, "learning_rate", value)),
         "train.gradient_accumulation_steps": lambda out, name, value, given: (
-            out.put(name, "accumulation", whole(value)) if whole(value) > 1 else out.unset.append(name)),
-        "train.gradient_checkpointing": flag("checkpointing", "full", "off"), "train.timestep_type": _toolkit_timesteps,
+            out.put(name, "gradient_accumulation", whole(value)) if whole(value) > 1 else out.unset.append(name)),
+        "train.gradient_checkpointing": flag("gradient_checkpointing", "full", "off"), "train.timestep_type": _toolkit_timesteps,
         "train.min_snr_gamma": lambda out, name, value, given: out.put(name, "min_snr_gamma", scalar(value) or None),
         "train.optimizer_params.betas": _toolkit_betas,
         "train.noise_scheduler": lambda out, name, value, given: (
             out.put(name, "objective", "flow") if bare(value) == "flowmatch" else out.note(name, OWN_FILE)),
         "train.ema_config.use_ema": lambda out, name, value, given: out.put(
-            name, "ema", number(given.get("train.ema_config.ema_decay") or 0.999) if truth(value) else 0.0),
+            name, "ema_decay", number(given.get("train.ema_config.ema_decay") or 0.999) if truth(value) else 0.0),
         "train.disable_sampling": lambda out, name, value, given: (
             out.put(name, "sample_every", 0) if truth(value) else out.unset.append(name)),
         "sample.sample_every": when(

@@ -127,22 +127,34 @@ def _known(expected: Iterable[Any], why: str) -> Reader:
 
 
 def _timesteps(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
-    drawn = {"uniform": "uniform", "sigmoid": "sigmoid", "shift": "shift", "fluxshift": "shift"}.get(bare(value))
+    """kohya's ways and ours."""
+    known = {
+        "auto": "auto", "uniform": "uniform", "sigmoid": "sigmoid", "logitnormal": "logit_normal", "shift": "shift",
+        "fluxshift": "shift",
+    }  # fmt: skip
     if bare(value) == "sigma":
-        drawn = "logit_normal" if bare(given.get("weighting_scheme")) == "logitnormal" else "uniform"
-    out.put(name, "timesteps", drawn) if drawn else out.none(name, f"{for_message(value)}: the model's preset decides")
+        normal = bare(given.get("weighting_scheme")) == "logitnormal"
+        out.put(name, "timestep_sampling", "logit_normal" if normal else "uniform")
+    else:
+        choice("timestep_sampling", known, "the model's preset decides")(out, name, value, given)
+
+
+def _gradient_checkpointing(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    """A switch in kohya's files, a choice in ours."""
+    ours = value if value in ("off", "selective", "full") else "full" if truth(value) else "off"
+    out.put(name, "gradient_checkpointing", ours)
 
 
 def _shift(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
-    if bare(given.get("timestep_sampling", "shift")) == "shift":
-        out.put(name, "shift", number(value))
+    if bare(given.get("timestep_sampling", "shift")) in ("shift", "auto"):
+        out.put(name, "timestep_shift", number(value))
     else:
         out.note(name, "only used with timestep_sampling = shift")
 
 
 def _power(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
     if bare(given.get("lr_scheduler")) == "polynomial":
-        out.put(name, "power", value)
+        out.put(name, "polynomial_power", value)
     else:
         out.note(name, "only used by the polynomial schedule")
 
@@ -209,7 +221,7 @@ def _network_arg(out: Translation, theirs: str, name: str, value: Any, algorithm
     if name == "algo" or (name == "dora_wd" and algorithm in ("lora", "locon")):
         out.taken.setdefault(theirs, "network")
     elif name in ("conv_dim", "conv_alpha", "factor", "dropout", "rs_lora"):
-        ours = {"conv_dim": "conv_rank", "rs_lora": "stabilised"}.get(name, name)
+        ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
         if scalar(value) and (name != "factor" or algorithm == "lokr"):
             out.put(theirs, ours, scalar(value))
         else:
@@ -272,17 +284,16 @@ def implied(given: Mapping[str, Any]) -> dict[str, Any]:
 
 KOHYA: Final = Dialect(
     plain={
-        "lr": "learning_rate", "gradient_accumulation": "accumulation",
-        "network_dim": "rank", "network_dropout": "dropout", "network_weights": "start_from",
-        "max_train_epochs": "epochs", "train_batch_size": "batch_size", "gradient_accumulation_steps": "accumulation",
+        "lr": "learning_rate", "network_dim": "rank", "network_dropout": "dropout", "network_weights": "start_from",
+        "max_train_epochs": "epochs", "train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
         "lr_warmup_steps": "warmup", "caption_dropout_rate": "caption_dropout",
         "caption_tag_dropout_rate": "tag_dropout", "shuffle_caption": "shuffle_tags",
         "caption_separator": "tag_separator", "caption_extension": "caption_extensions", "flip_aug": "flip",
         "enable_bucket": "buckets", "min_bucket_reso": "min_bucket", "max_bucket_reso": "max_bucket",
         "bucket_reso_steps": "bucket_step", "output_dir": "output", "output_name": "name",
-        "save_every_n_steps": "save_every", "sample_every_n_steps": "sample_every", "validation_split": "validation",
+        "save_every_n_steps": "save_every", "sample_every_n_steps": "sample_every",
         "train_data_dir": "dataset", "dataset_config": "dataset", "pretrained_model_name_or_path": "model",
-        "prior_loss_weight": "prior_weight", "sigmoid_scale": "logit_std", "guidance_scale": "guidance",
+        "sigmoid_scale": "logit_std", "guidance_scale": "guidance",
         "cache_text_encoder_outputs": "cache_text",
     },
     readers={
@@ -292,7 +303,7 @@ KOHYA: Final = Dialect(
         "optimizer_type": optimizer, "optimizer_args": optimizer_args, "use_8bit_adam": _only("optimizer", "adamw8bit"),
         "lr_scheduler": schedule, "lr_scheduler_num_cycles": restarts("lr_scheduler"),
         "lr_scheduler_power": _power, "mixed_precision": precision, "fp16": _only("precision", "fp16"),
-        "save_precision": save_dtype, "gradient_checkpointing": flag("checkpointing", "full", "off"),
+        "save_precision": save_dtype, "gradient_checkpointing": _gradient_checkpointing,
         "random_crop": flag("crop", "random", "center"), "bucket_no_upscale": flag("upscale", False, True),
         "cache_latents_to_disk": _only("cache_latents", True),
         "cache_text_encoder_outputs_to_disk": _only("cache_text", True),

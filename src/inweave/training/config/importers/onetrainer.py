@@ -85,7 +85,7 @@ def _part(out: Translation, name: str, value: Any, given: Given) -> None:
     elif key == "guidance_scale" and part == denoiser and for_message(given.get("model_type")).startswith("'FLUX_DEV"):
         out.put(name, "guidance", number(value))
     elif key == "gradient_checkpointing" and part == denoiser:
-        out.put(name, "checkpointing", "full" if truth(value) else "off")
+        out.put(name, "gradient_checkpointing", "full" if truth(value) else "off")
     elif key in ("offload_fraction", "activation_offloading") and scalar(value):
         out.none(name, MEMORY)
     elif key == "stop_training_after" and value and trained.get(part, True) and part != "vae":
@@ -192,13 +192,13 @@ def _distribution(out: Translation, name: str, value: Any, given: Given) -> None
     flow = _parts(given)[0] == "transformer"
     shift, moves = number(given.get("timestep_shift") or 1), truth(given.get("dynamic_timestep_shifting") or False)
     if bare(value) == "uniform" and not (flow and (moves or shift != 1)):
-        out.put(name, "timesteps", "uniform")
+        out.put(name, "timestep_sampling", "uniform")
     elif bare(value) != "logitnormal" or not flow:
         out.none(name, f"{for_message(value)}, with a shift or without: the model's preset decides")
     else:
-        out.put(name, "timesteps", "shift" if moves or shift != 1 else "logit_normal")
+        out.put(name, "timestep_sampling", "shift" if moves or shift != 1 else "logit_normal")
         if shift != 1 and not moves:
-            out.put("timestep_shift", "shift", shift)
+            out.put("timestep_shift", "timestep_shift", shift)
         out.put("noising_weight", "logit_std", number(given.get("noising_weight") or 0) + 1)
         if bias := number(given.get("noising_bias") or 0):
             out.put("noising_bias", "logit_mean", bias)
@@ -241,7 +241,7 @@ def implied(given: Given) -> dict[str, Any]:
 ONE_TRAINER: Final = Dialect(
     plain={
         "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
-        "batch_size": "batch_size", "gradient_accumulation_steps": "accumulation",
+        "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
         "learning_rate_warmup_steps": "warmup", "clip_grad_norm": "max_grad_norm", "tensorboard": "tensorboard",
         "aspect_ratio_bucketing": "buckets", "image_caching": "cache_latents",
         "latent_caching": "cache_latents", "dropout_probability": "dropout", "offset_noise_weight": "noise_offset",
@@ -256,7 +256,7 @@ ONE_TRAINER: Final = Dialect(
             else out.problems.append(f"{name}: {for_message(value)} trains no adapter, which is all that can be done here")),
         "lora_rank": when("rank", lambda g: bare(g.get("peft_type", "lora")) != "lokr", "lokr_dim is read"),
         "lokr_dim": when("rank", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
-        "lokr_decompose_factor": when("factor", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
+        "lokr_decompose_factor": when("lokr_factor", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
         "peft_type": _peft, "learning_rate": _rate, "unet_learning_rate": _rate, "text_caching": when(
             "cache_text", lambda g: not any(truth(g.get(f"{each}.train", True)) for each in _parts(g)[1]), ELSEWHERE), "resolution": largest, "train_dtype": precision,
         "output_dtype": save_dtype, "output_model_destination": _destination, "optimizer": optimizer,
@@ -264,7 +264,7 @@ ONE_TRAINER: Final = Dialect(
         "optimizer.beta2": _betas("optimizer.beta1", "optimizer.beta2"), "optimizer.*": _argument,
         "learning_rate_scheduler": schedule, "learning_rate_cycles": restarts("learning_rate_scheduler"),
         "ema": lambda out, name, value, given: out.put(
-            name, "ema", 0.0 if bare(value) == "off" else number(given.get("ema_decay") or 0.999)),
+            name, "ema_decay", 0.0 if bare(value) == "off" else number(given.get("ema_decay") or 0.999)),
         "layer_filter": _filter, "layer_filter_preset": _filter, "timestep_distribution": _distribution,
         "loss_weight_fn": _weight, "save_every": _every("save_every"), "save_after": _every("save_every"),
         "sample_after": _every("sample_every"), "concepts.*": _concept,
@@ -275,7 +275,7 @@ ONE_TRAINER: Final = Dialect(
         "force_epsilon_prediction": lambda out, name, value, given: (
             out.put(name, "objective", "epsilon") if truth(value) else out.unset.append(name)),
         "gradient_checkpointing": lambda out, name, value, given: out.put(
-            name, "checkpointing", "off" if bare(value) in ("off", "false") else "full"),
+            name, "gradient_checkpointing", "off" if bare(value) in ("off", "false") else "full"),
         "continue_last_backup": flag("resume", "auto", "never"), "rolling_backup_count": when(
             "keep_last", lambda g: truth(g.get("rolling_backup") or False), ELSEWHERE),
         "output_model_format": choice("dialect", {
@@ -310,7 +310,7 @@ ONE_TRAINER: Final = Dialect(
         **dict.fromkeys(["perturbation_noise_weight", "generalized_offset_noise", "min_noising_strength", "cep_gamma",
                          "max_noising_strength", "rescale_noise_scheduler_to_zero_terminal_snr",
                          "force_circular_padding"], "noise is drawn from the model's own schedule"),
-        "validation": "say validation, the share held out", "multi_gpu": "one device is used",
+        "validation": "set validation_split, the fraction held out", "multi_gpu": "one device is used",
         "additional_embeddings*": "embeddings are not trained", "layer_offload_fraction": MEMORY,
         "custom_conditioning_image": "conditioning pictures are not used", "*sequence_length": OWN_FILE,
         "*_layer_skip": "only CLIP's first encoder skips layers",

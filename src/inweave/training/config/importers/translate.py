@@ -198,7 +198,7 @@ PRECISIONS = {
     "bf16": "bf16", "bfloat16": "bf16",
 }  # fmt: skip
 optimizer = choice("optimizer", OPTIMIZERS, "adamw is used, at the learning rate of the file, which may not suit it")
-schedule = choice("schedule", SCHEDULES, "the rate stays constant")
+schedule = choice("lr_scheduler", SCHEDULES, "the rate stays constant")
 precision = choice("precision", PRECISIONS, "the model's preset decides")
 save_dtype = choice("save_dtype", PRECISIONS, "fp16 is written")
 
@@ -223,7 +223,7 @@ def restarts(kind: str) -> Reader:
 
     def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
         if whole(value) > 1 and "restarts" in bare(given.get(kind)):
-            out.put(name, "restarts", whole(value))
+            out.put(name, "cosine_cycles", whole(value))
         else:
             out.note(name, "only used by a cosine with restarts")
 

@@ -1,0 +1,94 @@
+"""What settings are made of: their types with limits, the facts they carry, and rules by module pattern.
+
+setting(group, default, description, task=, resume=, private=)
+
+group      its heading in the documentation
+task       "image": has no meaning when training on texts, and is refused there
+resume     "same": a resumed run must have the same value; "content": the same content, at any path; "free": any
+           value, since it changes no trained number (shard: by rounding alone)
+private    a path or a device of the machine that trained: left out of the files that are written
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from inweave.errors import ConfigError
+from inweave.training.config.toml import for_message
+
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+PixelSide = Annotated[int, Field(ge=8, le=2**16)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+Resume = Literal["same", "content", "free"]
+
+
+def setting(
+    group: str,
+    default: Any,
+    description: str,
+    *,
+    task: Literal["image", "both"] = "both",
+    resume: Resume = "same",
+    private: bool = False,
+    min_length: int | None = None,
+) -> Any:
+    """A field that carries what the rest of the program asks about it."""
+    facts: dict[str, Any] = {"group": group, "task": task, "resume": resume, "private": private}
+    return Field(default, description=description, min_length=min_length, json_schema_extra=facts)
+
+
+def regex_problem(pattern: str) -> str:
+    """What is wrong with it, and where; empty if nothing is."""
+    try:
+        re.compile(pattern)
+    except re.error as error:  # tells the position
+        return f"{for_message(pattern)} is no regular expression: {error}"
+    except (RecursionError, OverflowError):
+        return f"{for_message(pattern)} is no regular expression: it is nested too deeply or counts too far"
+    return ""
+
+
+def memory_bytes(text: str) -> int:
+    """12GiB, 12G, 800MB: GiB and G are powers of 1024, GB of 1000."""
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?B)?\s*", text, re.IGNORECASE)
+    if found is None or not (number := float(found[1])):
+        raise ConfigError(f'{for_message(text)} is no amount of memory; write it as "12GiB", or "auto"')
+    base = 1000 if (found[3] or "").lower() == "b" else 1024
+    return int(number * base ** ("KMGT".index(found[2].upper()) + 1))
+
+
+class Rule(BaseModel):
+    """What holds for the modules that match a pattern; the first rule that matches a module wins."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    pattern: str = Field(description="regular expression, searched in dotted module names")
+    rank: PositiveInt | None = Field(None, description="rank of these modules")
+    alpha: PositiveFloat | None = Field(None, description="alpha of these modules; none: their rank")
+    learning_rate: PositiveFloat | None = Field(None, description="learning rate of these modules")
+    skip: bool = Field(False, description="do not train these modules")
+
+    @field_validator("pattern")
+    @classmethod
+    def _valid_regex(cls, value: str) -> str:
+        if problem := regex_problem(value):
+            raise ValueError(problem)
+        return value
+
+    @model_validator(mode="after")
+    def _sets_or_skips(self) -> Rule:
+        values = [name for name in ("rank", "alpha", "learning_rate") if getattr(self, name) is not None]
+        if self.skip and values:
+            raise ValueError(f"skips its modules, and yet sets {', '.join(values)}")
+        if not self.skip and not values:
+            raise ValueError("says nothing; set rank, alpha, learning_rate or skip")
+        return self

@@ -162,7 +162,7 @@ def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path, monkeypatc
     """The whole story with a few training steps: the sheets, the curve, every command, and a LoRA that loads."""
     monkeypatch.setattr(story, "BASE", story.BASE[: sized(1, len(story.BASE))])
     monkeypatch.setattr(story, "SUBJECTS", story.SUBJECTS[: sized(1, len(story.SUBJECTS))])
-    told = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--picture-steps", 2, "--json"))
+    told = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--image-steps", 2, "--json"))
     page = Path(told["page"]).read_text()
     for image in told["images"]:
         assert Path(image).is_file() and f'src="{Path(image).name}"' in page

@@ -97,11 +97,11 @@ def test_a_check_finds_what_a_run_would_refuse(first: Path, tmp_path: Path, cach
 
 def test_nothing_is_asked_twice_or_in_vain(tmp_path: Path, cache: Path) -> None:
     told = invoked("--dataset", "d", "--rank", 2, "--set", "rank=4", code=2)
-    assert "--set rank=4: rank is given already, as 2; say it once" in told
-    assert "write FIELD=VALUE" in invoked("--dataset", "d", "--set", "=3", code=2)
+    assert "--set rank=4: rank is already set to 2; set it once" in told
+    assert "write SETTING=VALUE" in invoked("--dataset", "d", "--set", "=3", code=2)
     theirs = tmp_path / "k.toml"
     theirs.write_text("network_dim = 4\n")
-    assert "--import prints a configuration and does nothing else" in invoked("--import", theirs, "--steps", 5, code=2)
+    assert "--import only prints a configuration" in invoked("--import", theirs, "--steps", 5, code=2)
     file = tmp_path / "run.toml"
     file.write_text(f'dataset = "{style_folder("pixel")}"\nmax_data_loader_n_workers = 2\n')
     said = invoked(file, "--check", "--set", "device=cpu", "--output", tmp_path / "o", "--set", f"cache_dir={cache}")

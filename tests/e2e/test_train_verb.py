@@ -188,7 +188,7 @@ def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None
     [
         ((), "dataset: is needed"),
         (("-d", "x", "--set", "lerning_rate=1"), "did you mean 'learning_rate'?"),
-        (("-d", "x", "--set", "rank"), "write FIELD=VALUE"),
+        (("-d", "x", "--set", "rank"), "write SETTING=VALUE"),
         (("-d", "x", "--rank", "0"), "rank: "),
         (("-d", "x", "--set", "optimizer=adam"), "did you mean 'adamw'?"),
         (("-d", "/none/here", "-m", "inweave/emoji"), "/none/here"),
@@ -335,7 +335,7 @@ def test_one_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path
     running.send_signal(number)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
-    assert "stopped on request" in out and "--resume auto" in out and not err
+    assert "stopped on request; continue with --resume" in out and not err
     assert load_state(checkpoints(tmp_path / "t-state")[0]).step < 60
     if number == signal.SIGINT:
         again = process(tmp_path, "--resume", "auto")
@@ -356,5 +356,5 @@ def test_two_signals_stop_now_with_130(tmp_path: Path) -> None:
     if running.returncode == 0:  # the step and the file were faster than the second signal
         assert json.loads(out)["reason"] == "stopped on request"
     else:
-        assert running.returncode == 130 and "--resume auto" in json.loads(out)["error"]
+        assert running.returncode == 130 and "continue with --resume" in json.loads(out)["error"]
     assert load_state(checkpoints(tmp_path / "t-state")[0]).step >= 3

@@ -1,9 +1,8 @@
-"""merge, extract and resize as a user runs them: exit codes, documented JSON, files on disk."""
+"""bake, extract and resize as a user runs them: exit codes, documented JSON, files on disk."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from inweave.cli.app import app
-from inweave.cli.merge import progress_bar, weighted
+from inweave.cli.inputs import parse_lora
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
 from inweave.formats.files import read_header
@@ -35,7 +34,7 @@ from tests.unit.weights.models import (
 
 TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
-MERGE_FIELDS = {"ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings"}
+BAKE_FIELDS = {"ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings"}
 EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", "notes", "modules", "left_out"}
 RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "kept", "notes", "modules"}
 
@@ -75,19 +74,19 @@ def header_only(folder: Path, name: str, listing: str) -> Path:
     )
 
 
-# merge
+# bake
 
 
-def test_merge_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -> None:
+def test_bake_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -> None:
     other = write(tmp_path / "b:2.safetensors", flux_lora(40))
     out = tmp_path / "out.safetensors"
     done = process(
-        "merge", "--base", base, "--lora", f"{lora}:0.8", "--lora", f"{other}:unet=0.5,te=-1", "--out", out, "--json"
+        "bake", "--base", base, "--lora", f"{lora}:0.8", "--lora", f"{other}:unet=0.5,te=-1", "--out", out, "--json"
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     found = json.loads(done.stdout)
-    assert set(found) == MERGE_FIELDS
+    assert set(found) == BAKE_FIELDS
     assert found["ok"] is True
     assert (found["path"], found["merged"], found["tensors"]) == (str(out), 7, len(flux()))
     records = [
@@ -108,28 +107,28 @@ def test_merge_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) 
         assert bits(value) == bits(want.get(name)), name
 
 
-def test_merge_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
-    shown = inweave("merge", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
+def test_bake_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
+    shown = inweave("bake", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
     for word in ("a.safetensors at 0.8", f"7 of {len(flux())} tensors", "out.safetensors"):
         assert word in shown
     dtypes = {value.dtype for value in load_file(tmp_path / "out.safetensors").values()}
     assert dtypes == {torch.bfloat16, torch.int64}
 
 
-def test_merge_into_a_folder(tmp_path: Path, lora: Path) -> None:
+def test_bake_into_a_folder(tmp_path: Path, lora: Path) -> None:
     folder = write_folder(tmp_path / "model", flux())
     (folder / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"old")
-    found = inweave_json("merge", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
+    found = inweave_json("bake", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
     assert [Path(path).name for path in found["left_out"]] == ["diffusion_pytorch_model.bin"]
     for name in ("transformer/diffusion_pytorch_model", "text_encoder/model"):
         assert "inweave.merged" in read_header(tmp_path / "out" / f"{name}.safetensors").metadata
     assert (tmp_path / "out" / "model_index.json").is_file()
 
 
-def test_merge_refuses_another_base_and_names_both(tmp_path: Path) -> None:
+def test_bake_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     sdxl = header_only(tmp_path, "xl", "sdxl_singlefile_sgm")
     out = tmp_path / "out.safetensors"
-    found = inweave_json("merge", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
+    found = inweave_json("bake", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
     assert set(found) == {"ok", "error"}
     assert "this file is for sd1.5" in found["error"]
     assert "not for sdxl" in found["error"]
@@ -137,25 +136,25 @@ def test_merge_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_merge_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
+def test_bake_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
     out = tmp_path / "out.safetensors"
     nothing = write(tmp_path / "n.safetensors", pair("lora_unet_nowhere", 8, 8))
-    assert "nothing in this file fits" in inweave_json("merge", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
+    assert "nothing in this file fits" in inweave_json("bake", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
     half = flux_lora() | pair("lora_unet_nowhere", 8, 8)
-    found = inweave_json("merge", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
+    found = inweave_json("bake", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
     assert "unplaced: lora_unet_nowhere" in found["error"]
     broken = flux_lora() | {"lora_unet_final_layer_linear.lora_up.weight": tensor([[float("nan"), 1.0]] * 6)}
-    found = inweave_json("merge", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
+    found = inweave_json("bake", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
     assert "6 of 12 numbers are NaN" in found["error"]
     assert not out.exists()
 
 
-def test_merge_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
+def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
     out = tmp_path / "out.safetensors"
     for arguments, words in (
-        (("-b", "sdxl", "-l", lora, "-o", out), "the weights are needed"),
+        (("-b", "sdxl", "-l", lora, "-o", out), "this command needs the weights"),
         (("-b", base, "-l", tmp_path / "gone.safetensors", "-o", out), "no such file"),
-        (("-b", base, "-l", f"{lora}:much", "-o", out), "'much' is no strength"),
+        (("-b", base, "-l", f"{lora}:much", "-o", out), "'much' is not a strength"),
         (("-b", base, "-l", f"{lora}:inf", "-o", out), "finite"),
         (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "no component is called 'vae'"),
         (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "named twice"),
@@ -165,11 +164,11 @@ def test_merge_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
         (("-b", lora, "-l", lora, "-o", out), ""),
     ):
         code = 1 if arguments[1] == lora else 2
-        found = inweave_json("merge", *arguments, code=code)
+        found = inweave_json("bake", *arguments, code=code)
         assert found["ok"] is False
         assert words in found["error"]
         assert "\n" not in found["error"] or code == 1
-    assert process("merge", "--base", base, "--out", out).returncode == 2
+    assert process("bake", "--base", base, "--out", out).returncode == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "base.safetensors"]
 
 
@@ -189,30 +188,17 @@ def test_merge_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
     ],
 )
 def test_file_and_strength(text: str, path: str, strength: Strength) -> None:
-    assert weighted(text) == (Path(path), strength)
+    assert parse_lora(text) == (Path(path), strength)
 
 
-def test_a_file_that_is_there_is_meant_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_an_existing_file_is_never_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a:0.5").write_text("")
-    assert weighted("a:0.5") == (Path("a:0.5"), Strength())
-    assert weighted("a:0.5:0.25") == (Path("a:0.5"), Strength(0.25))
+    assert parse_lora("a:0.5") == (Path("a:0.5"), Strength())
+    assert parse_lora("a:0.5:0.25") == (Path("a:0.5"), Strength(0.25))
     Path("dir").mkdir()
-    with pytest.raises(ConfigError, match="no strength"):
-        weighted("dir:fast")
-
-
-def test_a_bar_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for screen, quiet, shown in ((Terminal(), False, True), (Terminal(), True, False), (io.StringIO(), False, False)):
-        monkeypatch.setattr(sys, "stderr", screen)
-        with progress_bar("merging", quiet) as progress:
-            progress(1, 2)
-            progress(2, 2)
-        assert ("merging" in screen.getvalue()) == shown
+    with pytest.raises(ConfigError, match="not a strength"):
+        parse_lora("dir:fast")
 
 
 # extract
@@ -224,7 +210,7 @@ def test_extract_writes_what_was_merged(tmp_path: Path, base: Path) -> None:
     )
     lora = write(tmp_path / "lora.safetensors", made)
     tuned = tmp_path / "tuned.safetensors"
-    inweave("merge", "-b", base, "-l", f"{lora}:3", "-o", tuned)
+    inweave("bake", "-b", base, "-l", f"{lora}:3", "-o", tuned)
     out = tmp_path / "extracted.safetensors"
     found = inweave_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
     assert set(found) == EXTRACT_FIELDS
@@ -345,8 +331,8 @@ def test_resize_bad_usage(tmp_path: Path) -> None:
 
 def test_help_names_the_verbs_and_starts_without_torch() -> None:
     done = process("--help")
-    for verb in ("merge", "extract", "resize"):
+    for verb in ("bake", "extract", "resize"):
         assert verb in done.stdout
         assert inweave(verb, "--help")
-    program = "import sys; from inweave.cli.app import app\ntry:\n    app(['merge', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    program = "import sys; from inweave.cli.app import app\ntry:\n    app(['bake', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

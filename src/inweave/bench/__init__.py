@@ -1,1 +1,1 @@
-"""Measuring what adapters and models do."""
+"""Quality of the embedded model as numbers: recall of captions, distance to styles."""

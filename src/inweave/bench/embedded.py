@@ -1,15 +1,15 @@
-"""Does the embedded model draw what it is asked for, and does a style show? Numbers from pictures alone.
+"""Does the embedded model follow its captions, and does a style show? Metrics computed from pixels alone.
 
-    features       16x16 means of red, green, blue and of the slope of the luminance, each centred and of unit length:
-                   what a thing looks like, with little care for sharpness or brightness
-    recall         share of captions whose picture is nearest, among all references, to that caption's own
+    features       16x16 means of red, green, blue and of the slope of the luminance, each centered and of unit length:
+                   what a subject looks like, largely independent of sharpness and brightness
+    recall         share of captions whose image is nearest, among all references, to the reference of that caption
     strokes        8x8 patches, aligned with the latent grid: |dx| and |dy| of the luminance at every pixel and the mean
-                   of the two colour differences. How a thing is drawn, with little care for what it is
-    style distance between two sets of pictures, as Gaussians of their strokes (m, C): the Frechet distance
+                   of the two color differences. How a subject is drawn, largely independent of what it is
+    style distance between two sets of images, as Gaussians of their strokes (m, C): the Frechet distance
                    d^2 = |m1 - m2|^2 + trace(C1 + C2 - 2 (C1 C2)^(1/2))
 
-Pixel art has slopes only at the borders of its cells, ink has steep ones and no colour. Blank patches count for
-nothing. Everything is plain arithmetic on arrays: no network, no random numbers.
+Pixel art has slopes only at the borders of its cells; ink has steep slopes and no color. Blank patches are ignored.
+Everything is plain arithmetic on arrays: no network, no random numbers.
 """
 
 from __future__ import annotations
@@ -34,35 +34,35 @@ EMOJI = Path(__file__).parents[1] / "models" / "emoji"
 _SIDE = 16
 _WORKING = 128
 _PATCH = 8
-_BLANK = 0.01  # mean slope below which a patch shows nothing
+_BLANK = 0.01  # mean slope below which a patch counts as blank
 _LUMINANCE = np.array([0.299, 0.587, 0.114])
 
 
 def features(image: Image.Image) -> Floats:
-    """One vector a picture, of length 1: the squared distance of two lies between 0 (alike) and 4."""
+    """One unit vector per image: the squared distance of two is between 0 (alike) and 4."""
     small = np.asarray(_rgb(image).resize((2 * _SIDE, 2 * _SIDE), Image.Resampling.BOX), dtype=np.float64) / 255
     down, right = np.gradient(small @ _LUMINANCE)
     planes = np.concatenate([small, np.hypot(down, right)[..., None]], axis=-1)
     blocks = planes.reshape(_SIDE, 2, _SIDE, 2, 4).mean((1, 3))
-    colour, slope = blocks[..., :3].ravel(), blocks[..., 3].ravel()
-    return _unit(np.concatenate([_unit(colour - colour.mean()), _unit(slope - slope.mean())]))
+    color, slope = blocks[..., :3].ravel(), blocks[..., 3].ravel()
+    return _unit(np.concatenate([_unit(color - color.mean()), _unit(slope - slope.mean())]))
 
 
 def recall(generated: Sequence[Image.Image], references: Sequence[Image.Image]) -> tuple[float, float]:
-    """(top-1, top-5): how often picture i is nearest to reference i, or among its five nearest."""
+    """(top-1, top-5): how often image i is nearest to reference i, or among its five nearest."""
     if not generated or len(generated) > len(references):
         raise ConfigError(
-            f"recall compares picture i with reference i: got {len(generated)} pictures and {len(references)} references"
+            f"recall compares image i with reference i: got {len(generated)} images and {len(references)} references"
         )
-    made, known = _stack(generated), _stack(references)
+    queries, known = _stack(generated), _stack(references)
     # squared distances of unit vectors, without the 2
-    order = np.argsort(1 - made @ known.T, axis=1, kind="stable")
-    own = np.arange(len(made))[:, None]
+    order = np.argsort(1 - queries @ known.T, axis=1, kind="stable")
+    own = np.arange(len(queries))[:, None]
     return float((order[:, :1] == own).mean()), float((order[:, :5] == own).any(axis=1).mean())
 
 
 def strokes(image: Image.Image) -> Floats:
-    """(patches that show something, 130): |dx| and |dy| at 8x8 pixels, and two colour differences."""
+    """(patches that are not blank, 130): |dx| and |dy| at 8x8 pixels, and two color differences."""
     picture = _rgb(image)
     if picture.size != (_WORKING, _WORKING):
         picture = picture.resize((_WORKING, _WORKING), Image.Resampling.BICUBIC)
@@ -73,12 +73,12 @@ def strokes(image: Image.Image) -> Floats:
     slopes = np.concatenate([_patches(right), _patches(down)], axis=1)
     red_green = _patches(values[..., 0] - values[..., 1]).mean(1)
     blue_yellow = _patches(values[..., 2] - values[..., :2].mean(-1)).mean(1)
-    found = np.column_stack([slopes, red_green, blue_yellow])
-    return np.asarray(found[slopes.mean(1) > _BLANK])
+    patches = np.column_stack([slopes, red_green, blue_yellow])
+    return np.asarray(patches[slopes.mean(1) > _BLANK])
 
 
 def style_distance(images: Sequence[Image.Image], style_set: Sequence[Image.Image]) -> float:
-    """How differently two sets of pictures are drawn; 0 for the same set."""
+    """How differently two sets of images are drawn; 0 for the same set."""
     return _frechet(_all_strokes(images), _all_strokes(style_set))
 
 
@@ -88,15 +88,17 @@ def closer_to_style(
     """Whether ``generated`` is drawn like the style or like the base.
 
     ``to_style`` and ``to_base`` are style distances; ``ratio`` is the first over the second, below 1 if the style won.
-    ``share`` is the part of the single pictures whose mean stroke is nearer to the style's mean than to the base's,
-    each direction measured in the spread that single pictures have there.
+    ``share`` is the share of images whose mean stroke is nearer to the style's mean than to the base's, each direction
+    in units of the standard deviation of single images.
     """
     made, style, base = _all_strokes(generated), _all_strokes(style_images), _all_strokes(base_images)
     to_style, to_base = _frechet(made, style), _frechet(made, base)
-    means = [np.stack([strokes(image).mean(0) for image in _drawn(images)]) for images in (style_images, base_images)]
-    spread = np.sqrt((means[0].var(0) + means[1].var(0)) / 2) + 1e-3
-    mine = np.stack([strokes(image).mean(0) for image in _drawn(generated)])
-    near, far = (np.square((mine - mean.mean(0)) / spread).sum(1) for mean in means)
+    means = [
+        np.stack([strokes(image).mean(0) for image in _not_blank(images)]) for images in (style_images, base_images)
+    ]
+    deviation = np.sqrt((means[0].var(0) + means[1].var(0)) / 2) + 1e-3
+    mine = np.stack([strokes(image).mean(0) for image in _not_blank(generated)])
+    near, far = (np.square((mine - mean.mean(0)) / deviation).sum(1) for mean in means)
     return {
         "to_style": to_style,
         "to_base": to_base,
@@ -122,11 +124,11 @@ def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
 
 
 def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
-    """The captions and pictures of a shipped style dataset."""
+    """The captions and images of a bundled style dataset."""
     paths = sorted((folder / "styles" / name).glob("*.png"))
     if not paths:
         known = ", ".join(sorted(path.name for path in (folder / "styles").glob("*"))) or "none"
-        raise ConfigError(f"no style dataset is called {name!r}; there are {known}")
+        raise ConfigError(f"there is no style dataset {name!r}; known: {known}")
     captions = [path.with_suffix(".txt").read_text().strip() for path in paths]
     images = []
     for path in paths:
@@ -136,7 +138,7 @@ def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Im
 
 
 def measure_recall(generate: Generate, count: int = 256, folder: Path = EMOJI) -> dict[str, float]:
-    """Generate the first ``count`` captions of the reference sheet, and look each picture up among all of it."""
+    """Generate the first ``count`` captions of the reference sheet, and look each image up among all references."""
     captions, thumbnails = reference(folder)
     top1, top5 = recall(generate(captions[:count]), thumbnails)
     return {"captions": float(min(count, len(captions))), "top1": top1, "top5": top5}
@@ -150,7 +152,7 @@ def measure_style(
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """On white, where the picture is transparent."""
+    """RGB, with transparency on white."""
     if "A" in image.getbands() or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
@@ -170,15 +172,15 @@ def _patches(plane: Floats) -> Floats:
     return plane.reshape(count, _PATCH, count, _PATCH).swapaxes(1, 2).reshape(count * count, -1)
 
 
-def _drawn(images: Sequence[Image.Image]) -> list[Image.Image]:
-    found = [image for image in images if len(strokes(image))]
-    if not found:
-        raise ConfigError(f"{len(images)} pictures, and none of them shows anything: a style needs something drawn")
-    return found
+def _not_blank(images: Sequence[Image.Image]) -> list[Image.Image]:
+    visible = [image for image in images if len(strokes(image))]
+    if not visible:
+        raise ConfigError(f"all {len(images)} images are blank; a style distance needs images that show something")
+    return visible
 
 
 def _all_strokes(images: Sequence[Image.Image]) -> Floats:
-    return np.concatenate([strokes(image) for image in _drawn(images)])
+    return np.concatenate([strokes(image) for image in _not_blank(images)])
 
 
 def _frechet(first: Floats, second: Floats) -> float:

@@ -1,12 +1,7 @@
 """The `inweave` command.
 
-Exit codes, the same for every verb:
-
-    0   all is well
-    1   the file was read and something is wrong with it
-    2   bad usage, or a file that cannot be read
-
-Heavy imports happen inside the verbs, so that `inweave --help` starts in a blink.
+Exit codes are the same for every command (see `output.py`). Heavy imports happen inside the commands, so that
+`inweave --help` and the commands that only read files start at once.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ import gc
 
 import typer
 
+from inweave.cli.bake import bake
 from inweave.cli.bench import bench_app
 from inweave.cli.check import check
 from inweave.cli.convert import convert
@@ -24,29 +20,31 @@ from inweave.cli.extract import extract
 from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
-from inweave.cli.merge import merge
+from inweave.cli.options import OptionalValues
 from inweave.cli.resize import resize
 from inweave.cli.train import train
 
+CREATE, ADAPTERS, CHECKPOINTS, MEASURE = "Generate and train", "Adapter files", "Checkpoint files", "Measure"
+
 app = typer.Typer(
     name="inweave",
-    help="LoRA adapters: read every dialect, prove where each tensor goes, weave them, generate with them.",
+    help="LoRA adapters: read every dialect, check where each tensor goes, merge, generate and train.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo)
-app.command("generate")(generate)
-app.command("train")(train)
-app.command("inspect")(inspect)
-app.command("check")(check)
-app.command("convert")(convert)
-app.command("hash")(hash_files)
-app.command("merge")(merge)
-app.command("extract")(extract)
-app.command("resize")(resize)
-app.add_typer(bench_app, name="bench")
+app.command("demo", rich_help_panel=CREATE)(demo)
+app.command("generate", rich_help_panel=CREATE)(generate)
+app.command("train", rich_help_panel=CREATE, cls=OptionalValues)(train)
+app.command("inspect", rich_help_panel=ADAPTERS)(inspect)
+app.command("check", rich_help_panel=ADAPTERS)(check)
+app.command("convert", rich_help_panel=ADAPTERS)(convert)
+app.command("hash", rich_help_panel=ADAPTERS)(hash_files)
+app.command("bake", rich_help_panel=CHECKPOINTS)(bake)
+app.command("extract", rich_help_panel=CHECKPOINTS)(extract)
+app.command("resize", rich_help_panel=ADAPTERS)(resize)
+app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
 @app.callback(invoke_without_command=True)
@@ -61,8 +59,8 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 def main() -> None:
     """Entry point of the console script.
 
-    The libraries make a million objects that all stay: passes of the collector over them while they load, and a
-    last one when the process ends, took 2 of the 11 s from the command to a picture.
+    Importing the libraries creates about a million objects that stay alive: garbage collections while they load, and
+    a last one at exit, took 2 of the 11 s from the command to an image.
     """
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)

@@ -1,40 +1,41 @@
-"""`inweave demo`: draw, train a style, draw again, and show it all on one page."""
+"""`inweave demo`: generate images, train a style, generate again, and show it all on one page."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from inweave.cli.merge import need_torch
+from inweave.cli.extras import require
+from inweave.cli.options import JSON
 from inweave.cli.output import OK, print_json, reporting_errors
+from inweave.cli.progress import display
 
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write to.")] = Path("demo"),
-    steps: Annotated[int, typer.Option("--steps", min=1, max=5000, help="Of training.")] = 300,
-    picture_steps: Annotated[
+    steps: Annotated[int, typer.Option("--steps", min=1, max=5000, help="Training steps.")] = 300,
+    image_steps: Annotated[
         int | None,
-        typer.Option("--picture-steps", min=1, max=150, help="Of every picture; the model's own unless told."),
+        typer.Option("--image-steps", min=1, max=150, help="Sampling steps per image; by default the model's own."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print where everything is as JSON.")] = False,
+    as_json: JSON = False,
 ) -> None:
-    """See it work: pictures, a style LoRA trained from 24 of them, before and after, on one page."""
-    need_torch(as_json)
+    """See it work: images, a style LoRA trained on 24 of them, before and after, on one page."""
+    require("generate", as_json)
     from inweave.demo.page import write_page
-    from inweave.demo.story import tell
+    from inweave.demo.story import run
 
-    live = sys.stderr.isatty() and not as_json
     with reporting_errors(as_json):
-        story = tell(
-            out,
-            steps=steps,
-            picture_steps=picture_steps,
-            say=lambda line: None if as_json else typer.echo(line),
-            tick=_tick if live else None,
-        )
+        with display(as_json) as progress:
+            story = run(
+                out,
+                steps=steps,
+                image_steps=image_steps,
+                report=lambda line: None if as_json else typer.echo(line),
+                progress=progress.update,
+            )
         page = write_page(story)
     if as_json:
         images = [str(out / chapter.image) for chapter in story.chapters]
@@ -42,9 +43,3 @@ def demo(
     else:
         typer.secho(f"open {page.resolve()}", bold=True)
     raise typer.Exit(OK)
-
-
-def _tick(what: str, at: int, of: int) -> None:
-    end = "\r" if at < of else "\r\x1b[K"
-    sys.stderr.write(f"  {what} {at}/{of}   {end}")
-    sys.stderr.flush()

@@ -1,19 +1,20 @@
-"""`inweave generate`: a prompt becomes pictures, with any stack of LoRAs."""
+"""`inweave generate`: a prompt becomes images, with any number of LoRAs."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inweave.cli.merge import need_torch
-from inweave.cli.output import OK, print_json, printable, reporting_errors
+from inweave.cli.extras import require
+from inweave.cli.options import JSON, Seed
+from inweave.cli.output import OK, print_json, print_lines, printable, reporting_errors
+from inweave.cli.progress import Display, display
 
 if TYPE_CHECKING:
     from inweave.generate.config import GenerateConfig
@@ -21,40 +22,41 @@ if TYPE_CHECKING:
     from inweave.generate.pipeline import Pipeline, Result
 
 MODEL = "inweave/emoji"
+MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grids"
 
 
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="What to show; - reads it from standard input.")] = None,
-    lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file or name; again for more. a:0.8, a:TE:UNET.")] = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", help="A .png file; - writes the PNG to standard output.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint, or a hub id.")] = None,
-    negative: Annotated[str | None, typer.Option("--negative", "-n", help="What to keep away from.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", "-s", help="Same seed, same picture.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="1 to 150.")] = None,
-    guidance: Annotated[float | None, typer.Option("--guidance", "-g", help="0 to 30.")] = None,
-    width: Annotated[int | None, typer.Option("--width", "-W", help="64 to 4096, by 8.")] = None,
-    height: Annotated[int | None, typer.Option("--height", "-H", help="64 to 4096, by 8.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
+    lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file or name: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="The .png file to write; - writes the PNG to standard output.")] = None,
+    negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.")] = None,
+    seed: Seed = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Sampling steps, 1 to 150.")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", "-g", help="Guidance scale, 0 to 30.")] = None,
+    width: Annotated[int | None, typer.Option("--width", "-W", help="64 to 4096 pixels, a multiple of 8.")] = None,
+    height: Annotated[int | None, typer.Option("--height", "-H", help="64 to 4096 pixels, a multiple of 8.")] = None,
     sampler: Annotated[str | None, typer.Option("--sampler", help="euler, euler_ancestral, ddim, ddpm, dpm_solver_multistep, uni_pc.")] = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="simple, karras, exponential, sgm_uniform, ddim_uniform.")] = None,
-    clip_skip: Annotated[int | None, typer.Option("--clip-skip", help="2 takes CLIP's layer before the last.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-c", help="Pictures, with seeds counting up.")] = None,
-    init: Annotated[str | None, typer.Option("--init", help="A picture to start from.")] = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="How far to leave it: 0 keeps it, 1 forgets it.")] = None,
-    mask: Annotated[str | None, typer.Option("--mask", help="Where to repaint: white.")] = None,
-    feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which new fades into old.")] = None,
-    grid: Annotated[list[str] | None, typer.Option("--grid", help="A sheet over strength=0,0.5,1 or seed=1,2,3; twice for a table.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="A sheet: without LoRAs, with each, with all.")] = False,
-    repeat: Annotated[Path | None, typer.Option("--from", help="A picture to repeat, from the settings in it.")] = None,
-    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="Where LoRA names are looked up (default: ./loras).")] = None,
-    part: Annotated[list[str] | None, typer.Option("--part", metavar="PART=FILE", help="A part a checkpoint lacks: vae=ae.safetensors.")] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="Say which model a checkpoint is: sd2.1-base, sdxl-turbo ...")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16, bf16.")] = None,
-    allow_download: Annotated[bool, typer.Option("--allow-download", help="A hub id may be fetched.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Noise schedule: simple, karras, exponential, sgm_uniform, ddim_uniform.")] = None,
+    clip_skip: Annotated[int | None, typer.Option("--clip-skip", help="2 uses CLIP's second-to-last layer.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-c", help="How many images; the seed goes up by one for each.")] = None,
+    init: Annotated[str | None, typer.Option("--init", help="An image to start from (image to image).", rich_help_panel=EDIT)] = None,
+    strength: Annotated[float | None, typer.Option("--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", rich_help_panel=EDIT)] = None,
+    mask: Annotated[str | None, typer.Option("--mask", help="A mask image for inpainting: white is repainted.", rich_help_panel=EDIT)] = None,
+    feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which the repainted area fades into the rest.", rich_help_panel=EDIT)] = None,
+    grid: Annotated[list[str] | None, typer.Option("--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.", rich_help_panel=GRIDS)] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
+    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image that inweave generated.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.", rich_help_panel=MODELS)] = None,
+    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder where LoRA names are looked up (default: ./loras).", rich_help_panel=MODELS)] = None,
+    part: Annotated[list[str] | None, typer.Option("--part", metavar="PART=FILE", help="A component that the checkpoint lacks: vae=ae.safetensors.", rich_help_panel=MODELS)] = None,
+    variant: Annotated[str | None, typer.Option("--variant", help="Which model a checkpoint is, if it cannot be detected: sd2.1-base, sdxl-turbo, ...", rich_help_panel=MODELS)] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", rich_help_panel=MODELS)] = None,
+    allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
+    as_json: JSON = False,
 ) -> None:  # fmt: skip
-    """Generate pictures from text, or from text and a picture, with stacked LoRAs."""
-    need_torch(as_json)
+    """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs."""
+    require("generate", as_json)
     from inweave.errors import ConfigError
     from inweave.generate.find import LoraFinder, checked_request
     from inweave.generate.pipeline import pipeline
@@ -69,82 +71,87 @@ def generate(
             record = read_record(repeat)
             settings, model = record["config"], model or record["model"].get("name")
         text = sys.stdin.read().strip() if prompt == "-" else prompt
-        given = {
+        options = {
             "prompt": text, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance, "width": width,
             "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
             "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
         }  # fmt: skip
-        settings = settings | {name: value for name, value in given.items() if value is not None}
+        settings = settings | {name: value for name, value in options.items() if value is not None}
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
-        folders = lora_dir or [place for place in (Path("loras"),) if place.is_dir()]
+        folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
         config = checked_request(settings, LoraFinder(folders))
         pipe = pipeline(
             model or MODEL, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download,
         )  # fmt: skip
         started = time.perf_counter()
-        if grid or compare:
-            done = _sheet(pipe, config, grid or [], compare, out, as_json)
-        else:
-            done = _pictures(pipe, config, out, as_json)
+        with display(as_json) as progress:
+            if grid or compare:
+                done = _grid(pipe, config, grid or [], compare, out, _on_step(progress))
+            else:
+                done = _images(pipe, config, out, _on_step(progress))
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
         print_json({"ok": True, **done})
     elif out != "-":
         for image in done["images"]:
             typer.echo(printable(f"{image['path']}  (seed {image['seed']})" if "seed" in image else image["path"]))
-        for row in done["loras"]:
-            typer.secho(printable(f"  {row['name']}: {row['modules']} modules changed"), fg="bright_black")
+        print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:
             typer.secho(printable(f"warning: {warning}"), fg="yellow", err=True)
     raise typer.Exit(OK)
 
 
-def _pictures(pipe: Pipeline, config: GenerateConfig, out: str | None, quiet: bool) -> dict[str, Any]:
-    with _bar(quiet) as progress:
-        result = pipe(config, progress=progress)
+def _images(
+    pipe: Pipeline, config: GenerateConfig, out: str | None, progress: Callable[[Progress], None]
+) -> dict[str, Any]:
+    result = pipe(config, progress=progress)
     images = []
     for number, record in enumerate(result.records):
         seed = record["config"]["seed"]
         if out == "-":
             _to_stdout(result, number)
             continue
-        path = _place(out, config.prompt, seed, number, len(result.images))
+        path = _path(out, config.prompt, seed, number, len(result.images))
         result.save(path, number)
         images.append({"path": str(path), "seed": seed, "settings": record["config"]})
     return {"images": images, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
 
 
-def _sheet(
-    pipe: Pipeline, config: GenerateConfig, grid: list[str], compared: bool, out: str | None, quiet: bool
+def _grid(
+    pipe: Pipeline,
+    config: GenerateConfig,
+    grid: list[str],
+    comparing: bool,
+    out: str | None,
+    progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     from inweave.errors import ConfigError
     from inweave.generate.sweep import Axis, compare, sweep
 
-    if grid and compared:
-        raise ConfigError("--grid and --compare make one sheet each; choose one")
-    if config.seed in (None, -1):  # one seed for the whole sheet, or its cells could not be compared
+    if grid and comparing:
+        raise ConfigError("--grid and --compare each make a grid of their own; choose one")
+    if config.seed in (None, -1):  # one seed for the whole grid, or its cells could not be compared
         config = config.model_copy(update={"seed": pipe.settle(config).config.seed})
-    with _bar(quiet) as progress:
-        if grid:
-            made = sweep(pipe, config, [Axis.read(text) for text in grid], progress=progress)
-        else:
-            made = compare(pipe, config, progress=progress)
+    if grid:
+        made = sweep(pipe, config, [Axis.read(text) for text in grid], progress=progress)
+    else:
+        made = compare(pipe, config, progress=progress)
     image = made.sheet.draw()
     results = [result for line in made.results for result in line]
-    path = "-"
+    name = "-"
     if out == "-":
         image.save(sys.stdout.buffer, format="PNG")
     else:
-        found = _place(out, config.prompt, config.seed or 0, 0, 1)
-        image.save(found, format="PNG")
-        path = str(found)
+        path = _path(out, config.prompt, config.seed or 0, 0, 1)
+        image.save(path, format="PNG")
+        name = str(path)
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
     cells = [result.records[0]["config"] for result in results]
     warnings = list(dict.fromkeys(warning for result in results for warning in result.warnings))
-    return {"images": [{"path": path, "cells": cells}], "loras": list(loras.values()), "warnings": warnings}
+    return {"images": [{"path": name, "cells": cells}], "loras": list(loras.values()), "warnings": warnings}
 
 
 def _to_stdout(result: Result, number: int) -> None:
@@ -154,18 +161,18 @@ def _to_stdout(result: Result, number: int) -> None:
     sys.stdout.buffer.flush()
 
 
-def _place(out: str | None, prompt: str, seed: int, number: int, total: int) -> Path:
-    """Where picture ``number`` goes; without a name of its own it never replaces a file."""
+def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> Path:
+    """Where image ``number`` is written; without --out it is named after the prompt and never replaces a file."""
     from inweave.errors import ConfigError
 
     if out is not None:
         path = Path(out)
         if path.suffix.lower() != ".png":
-            raise ConfigError(f"{out}: pictures are written as PNG; end the name in .png")
+            raise ConfigError(f"{out}: images are written as PNG; end the name in .png")
         if not path.parent.is_dir():
             raise ConfigError(f"{out}: there is no folder {path.parent}")
         return path if total == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-    stem = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48] or "picture"
+    stem = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48] or "image"
     path = Path(f"{stem}-{seed}.png")
     copy = 2
     while path.exists():
@@ -173,36 +180,20 @@ def _place(out: str | None, prompt: str, seed: int, number: int, total: int) -> 
     return path
 
 
-def _parts(said: list[str] | None) -> dict[str, str]:
+def _parts(options: list[str] | None) -> dict[str, str]:
     from inweave.errors import ConfigError
 
-    pairs = [text.partition("=") for text in said or []]
+    pairs = [text.partition("=") for text in options or []]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ConfigError(f"--part {wrong[0]}: write PART=FILE, such as vae=ae.safetensors")
     return {name: path for name, _, path in pairs}
 
 
-@contextmanager
-def _bar(quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A live bar on a terminal; in a pipe nothing."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _on_step(progress: Display) -> Callable[[Progress], None]:
+    """The display as the pipeline's progress callback: steps of all images together."""
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("generating", total=None)
+    def show(at: Progress) -> None:
+        activity = f"image {at.picture + 1} of {at.pictures}" if at.pictures > 1 else "generating"
+        progress.update(activity, at.picture * at.total + at.step, at.total * at.pictures)
 
-        def told(at: Any) -> None:
-            done = at.picture * at.total + at.step
-            name = f"picture {at.picture + 1} of {at.pictures}" if at.pictures > 1 else "generating"
-            bar.update(task, description=name, completed=done, total=at.total * at.pictures)
-
-        yield told
+    return show

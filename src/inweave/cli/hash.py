@@ -1,4 +1,4 @@
-"""`inweave hash`: the hashes model sites know a file by."""
+"""`inweave hash`: the hashes that model sites identify a file by."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli.options import JSONList
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
 
 
 def hash_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Safetensors files.")],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: one object for one file, a list for several.")
-    ] = False,
+    as_json: JSONList = False,
 ) -> None:
-    """SHA-256, AutoV1, AutoV2, AutoV3 and BLAKE3 of files, and whether their metadata claims another hash."""
+    """Print SHA-256, AutoV1, AutoV2, AutoV3 and BLAKE3 of files, and whether their metadata claims another hash."""
     from inweave.exchange.hashes import hash_file
 
     with reporting_errors(as_json):
-        found = [hash_file(file) for file in files]
+        hashes = [hash_file(file) for file in files]
+    rows = [each.as_dict() for each in hashes]
     if as_json:
-        rows = [hashes.as_dict() for hashes in found]
         print_json(rows[0] if len(rows) == 1 else rows)
     else:
-        for hashes in found:
-            rows_shown = [
-                (name, value) for name, value in hashes.as_dict().items() if value and name not in ("path", "claimed")
-            ]
-            print_facts(hashes.path, rows_shown)
-    raise typer.Exit(PROBLEMS if any(hashes.note for hashes in found) else OK)
+        for each, row in zip(hashes, rows, strict=True):
+            print_facts(each.path, [(n, value) for n, value in row.items() if value and n not in ("path", "claimed")])
+    raise typer.Exit(PROBLEMS if any(each.note for each in hashes) else OK)

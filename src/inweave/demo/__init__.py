@@ -1,1 +1,1 @@
-"""The main job in one go, on the model inside the package: draw, train a style, draw again, show the page."""
+"""The main job in one go, on the model inside the package: generate, train a style, generate again, show the page."""

@@ -1,4 +1,4 @@
-"""The page of a demo: one HTML file beside its pictures, no script, nothing fetched from anywhere."""
+"""The page of a demo: one HTML file next to its images, without scripts and without anything loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def write_page(story: Story) -> Path:
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>inweave: the demo</title><style>{_STYLE}</style></head>
 <body>
-<header><h1>we<span>f</span>t</h1>
-<p>The base model is the warp, an adapter is the weft. Everything below was made on this machine, with the model
-inside the package, and nothing was downloaded.</p><dl>{facts}</dl></header>
+<header><h1>in<span>weave</span></h1>
+<p>The base model is the warp, an adapter is the weft. Everything below was made on this machine with the model
+inside the package; nothing was downloaded.</p><dl>{facts}</dl></header>
 <main>{sections}</main>
 <footer>inweave {html.escape(__version__)}. Art: Noto Emoji (Apache 2.0) and Fluent Emoji (MIT); see the package's notices.</footer>
 </body></html>
@@ -65,7 +65,7 @@ def _section(chapter: Chapter, story: Story) -> str:
 
 
 def loss_curve(losses: list[float], width: int = 900, height: int = 220) -> str:
-    """An SVG of every step's loss, faint, and of their running mean."""
+    """An SVG of the loss of every step, faint, and of its exponential moving average."""
     smooth, mean = [], losses[0]
     for loss in losses:
         mean = 0.95 * mean + 0.05 * loss

@@ -1,10 +1,10 @@
-"""What the demo does, step by step; every step leaves a picture and the commands that make it.
+"""What the demo does, step by step; every step leaves an image and the commands that make it.
 
-1  base       a sheet of what the model draws by itself
-2  training   a style LoRA from the shipped pictures, with its loss
+1  base       a sheet of what the model generates by itself
+2  training   a style LoRA from the bundled images, with its loss curve
 3  strength   the same seeds at strength 0, 0.5 and 1
-4  stack      two LoRAs alone and together
-5  edit       image to image, and a repainted part
+4  stack      two LoRAs, each by itself and together
+5  edit       image to image, and inpainting
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.loop import STOPPED
 from inweave.training.session import train
 
-#: drawn by name, recoloured, on a ground, together: things the model was and was not shown
+#: by name, recolored, on a background, together: some the model was trained on, some it was not
 BASE = (
     "red apple", "cat face", "rocket", "pizza", "octopus", "crown",
     "a blue cat face", "a purple pizza", "a green rocket", "red apple on a blue background", "cat face and dog face",
@@ -38,8 +38,8 @@ SUBJECTS = ("cat face", "pizza", "rocket", "octopus", "a blue cat face")
 STYLE, OTHER = "pixel", "ink"
 CELL = 128
 
-Say = Callable[[str], None]
-Tick = Callable[[str, int, int], None]
+Report = Callable[[str], None]  #: a line of text
+Progress = Callable[[str, int, int], None]  #: activity, done, total
 
 
 @dataclass(slots=True)
@@ -54,130 +54,137 @@ class Chapter:
 
 @dataclass(slots=True)
 class Story:
+    """Everything the page shows."""
+
     folder: Path
     chapters: list[Chapter] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
-    picture_steps: int | None = None
+    image_steps: int | None = None
 
 
-def tell(
-    folder: Path, *, steps: int = 300, picture_steps: int | None = None, say: Say = print, tick: Tick | None = None
+def run(
+    folder: Path,
+    *,
+    steps: int = 300,
+    image_steps: int | None = None,
+    report: Report = print,
+    progress: Progress | None = None,
 ) -> Story:
-    """Run the whole demo into ``folder``; ``picture_steps`` other than the model's own are for a quick look."""
+    """Run the whole demo into ``folder``; fewer ``image_steps`` than the model's own are for a quick look."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: a file; the demo writes into a folder")
+        raise ConfigError(f"{folder} is a file; the demo needs a folder to write to")
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     pipe = pipeline(embedded.NAME)
-    story = Story(folder, picture_steps=picture_steps)
+    story = Story(folder, image_steps=image_steps)
     loaded = time.perf_counter()
-    say(f"{embedded.NAME} is loaded ({loaded - started:.1f} s, imports included)")
-    _base(pipe, story, tick)
-    drawn = time.perf_counter()
-    say(f"base.png: {len(BASE)} pictures, {(drawn - loaded) / len(BASE):.2f} s each")
-    style = _train(story, steps, tick)
+    report(f"{embedded.NAME} loaded ({loaded - started:.1f} s, imports included)")
+    _base(pipe, story, progress)
+    generated = time.perf_counter()
+    report(f"base.png: {len(BASE)} images, {(generated - loaded) / len(BASE):.2f} s each")
+    style = _train(story, steps, progress)
     trained = time.perf_counter()
-    say(f"{style.name}: {steps} steps in {trained - drawn:.0f} s, {style.stat().st_size / 1e6:.2f} MB")
-    _strengths(pipe, story, style, tick)
-    say("strength.png: the same seeds at strength 0, 0.5 and 1")
-    _stack(pipe, story, style, tick)
-    say("stack.png: two LoRAs, alone and together")
-    _edits(pipe, story, style, tick)
-    say("edit.png: image to image and inpainting")
+    report(f"{style.name}: {steps} steps in {trained - generated:.0f} s, {style.stat().st_size / 1e6:.2f} MB")
+    _strengths(pipe, story, style, progress)
+    report("strength.png: the same seeds at strength 0, 0.5 and 1")
+    _stack(pipe, story, style, progress)
+    report("stack.png: two LoRAs, each by itself and together")
+    _edits(pipe, story, style, progress)
+    report("edit.png: image to image and inpainting")
     story.facts = {
         "load": f"{loaded - started:.1f} s",
-        "one picture": f"{(drawn - loaded) / len(BASE):.2f} s",
-        "training": f"{steps} steps, {trained - drawn:.0f} s",
-        "all of it": f"{time.perf_counter() - started:.0f} s",
+        "one image": f"{(generated - loaded) / len(BASE):.2f} s",
+        "training": f"{steps} steps, {trained - generated:.0f} s",
+        "total": f"{time.perf_counter() - started:.0f} s",
     }
     return story
 
 
-def _draw(
+def _generate(
     pipe: Pipeline, story: Story, prompt: str, seed: int, loras: tuple[tuple[str, float], ...] = (), **settings: Any
 ) -> Image.Image:
     choices = tuple(LoraChoice.read(f"{where}:{strength:g}") for where, strength in loras)
-    pictures = {name: settings.pop(name) for name in ("init", "mask") if name in settings}
-    config = GenerateConfig.of(prompt=prompt, seed=seed, loras=choices, steps=story.picture_steps, **settings)
-    return pipe(config, **pictures).images[0]
+    inputs = {name: settings.pop(name) for name in ("init", "mask") if name in settings}
+    config = GenerateConfig.of(prompt=prompt, seed=seed, loras=choices, steps=story.image_steps, **settings)
+    return pipe(config, **inputs).images[0]
 
 
-def _base(pipe: Pipeline, story: Story, tick: Tick | None) -> None:
-    pictures = []
+def _base(pipe: Pipeline, story: Story, progress: Progress | None) -> None:
+    images = []
     for number, prompt in enumerate(BASE):
-        pictures.append(_draw(pipe, story, prompt, 7))
-        _tick(tick, "drawing", number + 1, len(BASE))
+        images.append(_generate(pipe, story, prompt, 7))
+        _show(progress, "generating", number + 1, len(BASE))
     columns = 6
-    rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
+    rows = [images[i : i + columns] for i in range(0, len(images), columns)]
     captioned = [
         [_captioned(image, BASE[i * columns + j]) for j, image in enumerate(row)] for i, row in enumerate(rows)
     ]
     Sheet(captioned, [], []).draw().save(story.folder / "base.png")
     story.chapters.append(
         Chapter(
-            "What the model draws",
-            "A Stable Diffusion of 28 MB, trained on Noto emoji. The second row asks for colours, grounds and "
-            "company it never saw together.",
+            "What the model generates",
+            "A Stable Diffusion model of 28 MB, trained on Noto emoji. The second row asks for colors, backgrounds and "
+            "combinations that were not in its training data.",
             "base.png",
             [f'inweave generate "{prompt}" --seed 7' for prompt in BASE],
         )
     )
 
 
-def _train(story: Story, steps: int, tick: Tick | None) -> Path:
+def _train(story: Story, steps: int, progress: Progress | None) -> Path:
     out = story.folder / "training"
-    shutil.rmtree(out, ignore_errors=True)  # of an earlier demo: a run never writes over another
+    shutil.rmtree(out, ignore_errors=True)  # left by an earlier demo: training never overwrites a run
     config = TrainConfig.of(
         model=embedded.NAME, dataset=f"inweave/{STYLE}", output=str(out), name=STYLE, steps=steps, seed=1, cache_dir=str(out / "cache")
     )  # fmt: skip
 
-    def told(record: Mapping[str, Any]) -> None:
+    def on_record(record: Mapping[str, Any]) -> None:
         if "loss" in record:
-            _tick(tick, "training", record["step"], record["total"])
+            _show(progress, "training", record["step"], record["total"])
 
-    done = train(config, tell=told, tick=tick)
+    done = train(config, tell=on_record, tick=progress)
     if done.reason == STOPPED:
         raise KeyboardInterrupt
     story.losses = done.losses
-    pictures = style_set(STYLE)[1]
+    images = style_set(STYLE)[1]
     columns = 8
-    cells = [pictures[i : i + columns] for i in range(0, len(pictures) // columns * columns, columns)]
+    cells = [images[i : i + columns] for i in range(0, len(images) // columns * columns, columns)]
     Sheet(cells, [], []).draw(72).save(story.folder / "training.png")
-    shown = f"{story.folder.name}/training"
+    folder = f"{story.folder.name}/training"
     story.chapters.append(
         Chapter(
-            f"A style of {len(pictures)} pictures",
-            f"Rank 8, {steps} steps of 2 pictures, on the CPU. None of the subjects below is among them.",
+            f"A style from {len(images)} images",
+            f"Rank 8, {steps} steps with a batch size of 2, on the CPU. None of the subjects below is among the images.",
             "training.png",
             [
-                f"inweave train --dataset inweave/{STYLE} --steps {steps} --seed 1 --name {STYLE} --output {shown}",
-                f"inweave inspect {shown}/{done.path.name}",
+                f"inweave train --dataset inweave/{STYLE} --steps {steps} --seed 1 --name {STYLE} --output {folder}",
+                f"inweave inspect {folder}/{done.path.name}",
             ],
         )
     )
     return done.path
 
 
-def _strengths(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
+def _strengths(pipe: Pipeline, story: Story, style: Path, progress: Progress | None) -> None:
     values = (0.0, 0.5, 1.0)
     cells = []
     for number, subject in enumerate(SUBJECTS):
-        cells.append([_draw(pipe, story, subject, 11, ((str(style), value),)) for value in values])
-        _tick(tick, "strengths", number + 1, len(SUBJECTS))
+        cells.append([_generate(pipe, story, subject, 11, ((str(style), value),)) for value in values])
+        _show(progress, "strengths", number + 1, len(SUBJECTS))
     Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).draw().save(story.folder / "strength.png")
-    lora = _shown(story, style)
+    lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
             "Before and after",
-            "The same seed with the new LoRA at strength 0, 0.5 and 1. Strength 0 is the base, bit for bit.",
+            "The same seed with the new LoRA at strength 0, 0.5 and 1. Strength 0 is the base model, bit for bit.",
             "strength.png",
             [f'inweave generate "{s}" --seed 11 --lora {lora} --grid strength=0,0.5,1' for s in SUBJECTS],
         )
     )
 
 
-def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
+def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None) -> None:
     stacks: list[tuple[str, tuple[tuple[str, float], ...]]] = [
         ("base", ()),
         (f"{STYLE} 1", ((str(style), 1.0),)),
@@ -186,60 +193,60 @@ def _stack(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None
     ]
     cells = []
     for number, subject in enumerate(SUBJECTS):
-        cells.append([_draw(pipe, story, subject, 11, loras) for _, loras in stacks])
-        _tick(tick, "stacking", number + 1, len(SUBJECTS))
+        cells.append([_generate(pipe, story, subject, 11, loras) for _, loras in stacks])
+        _show(progress, "stacking", number + 1, len(SUBJECTS))
     Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).draw().save(story.folder / "stack.png")
-    lora = _shown(story, style)
+    lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
             "Two LoRAs at once",
-            f"The one just trained and the shipped {OTHER}, each alone and woven together. Swapping takes "
-            "milliseconds, and taking both out again restores the base's bits.",
+            f"The LoRA just trained and the bundled {OTHER}, each by itself and both together. Swapping takes "
+            "milliseconds, and removing both restores the base weights bit for bit.",
             "stack.png",
             [f'inweave generate "{s}" --seed 11 --lora {lora}:0.7 --lora {OTHER}:0.5' for s in SUBJECTS],
         )
     )
 
 
-def _edits(pipe: Pipeline, story: Story, style: Path, tick: Tick | None) -> None:
-    start = _draw(pipe, story, "red apple", 7)
+def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None) -> None:
+    start = _generate(pipe, story, "red apple", 7)
     start.save(story.folder / "apple.png")
     mask = Image.new("L", start.size, 0)
     ImageDraw.Draw(mask).rectangle((0, 64, 127, 127), fill=255)
     mask.save(story.folder / "mask.png")
     edits = [
         ("start", start),
-        ("green apple, 0.6", _draw(pipe, story, "green apple", 3, init=start, strength=0.6)),
-        (f"{STYLE}, 0.5", _draw(pipe, story, "red apple", 3, ((str(style), 1.0),), init=start, strength=0.5)),
+        ("green apple, 0.6", _generate(pipe, story, "green apple", 3, init=start, strength=0.6)),
+        (f"{STYLE}, 0.5", _generate(pipe, story, "red apple", 3, ((str(style), 1.0),), init=start, strength=0.5)),
         ("mask", mask.convert("RGB")),
-        ("repainted: pizza", _draw(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
+        ("inpainted: pizza", _generate(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
     ]
-    _tick(tick, "editing", 1, 1)
+    _show(progress, "editing", 1, 1)
     Sheet([[image for _, image in edits]], [name for name, _ in edits], []).draw().save(story.folder / "edit.png")
     name = story.folder.name
     story.chapters.append(
         Chapter(
-            "From a picture",
-            "Image to image at strength 0.6 and, with the LoRA, 0.5; and one half repainted. What the mask leaves black "
-            "keeps its bits.",
+            "Editing an image",
+            "Image to image at strength 0.6 and, with the LoRA, at 0.5; and one half inpainted. Pixels where the mask is black "
+            "do not change at all.",
             "edit.png",
             [
                 f'inweave generate "red apple" --seed 7 -o {name}/apple.png',
                 f'inweave generate "green apple" --seed 3 --init {name}/apple.png --strength 0.6',
-                f'inweave generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {_shown(story, style)}',
+                f'inweave generate "red apple" --seed 3 --init {name}/apple.png --strength 0.5 --lora {_command_path(story, style)}',
                 f'inweave generate "pizza" --seed 5 --init {name}/apple.png --mask {name}/mask.png --strength 1 --feather 6',
             ],
         )
     )
 
 
-def _shown(story: Story, path: Path) -> str:
-    """A file of the demo, as a command names it."""
+def _command_path(story: Story, path: Path) -> str:
+    """A file of the demo as a command line names it."""
     return f"{story.folder.name}/{path.relative_to(story.folder)}"
 
 
 def _captioned(image: Image.Image, text: str) -> Image.Image:
-    """A picture with its caption below, as wide as the picture."""
+    """An image with its caption below, as wide as the image."""
     from inweave.generate.sheet import FAINT, PAPER, font
 
     paper = Image.new("RGB", (image.width, image.height + 30), PAPER)
@@ -255,6 +262,6 @@ def _captioned(image: Image.Image, text: str) -> Image.Image:
     return paper
 
 
-def _tick(tick: Tick | None, what: str, at: int, of: int) -> None:
-    if tick is not None:
-        tick(what, at, of)
+def _show(progress: Progress | None, activity: str, done: int, total: int) -> None:
+    if progress is not None:
+        progress(activity, done, total)

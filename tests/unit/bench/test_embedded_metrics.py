@@ -77,10 +77,10 @@ def test_noise_is_recalled_by_chance(thumbnails: list[Image.Image]) -> None:
     assert top1 <= 4 / 256 and top5 <= 15 / 256  # expected: 1 and 5 of 256
 
 
-def test_recall_wants_a_reference_for_every_picture(thumbnails: list[Image.Image]) -> None:
-    with pytest.raises(ConfigError, match="3 pictures and 2 references"):
+def test_recall_needs_a_reference_for_every_image(thumbnails: list[Image.Image]) -> None:
+    with pytest.raises(ConfigError, match="3 images and 2 references"):
         recall(thumbnails[:3], thumbnails[:2])
-    with pytest.raises(ConfigError, match="0 pictures"):
+    with pytest.raises(ConfigError, match="0 images"):
         recall([], thumbnails)
 
 
@@ -120,10 +120,10 @@ def test_pixel_art_is_made_of_cells() -> None:
         assert not (values % 51).any()
 
 
-def test_pictures_that_show_nothing_are_named() -> None:
+def test_blank_images_are_an_error() -> None:
     blank = Image.new("RGB", (128, 128), "white")
     assert strokes(blank).shape == (0, 130)
-    with pytest.raises(ConfigError, match="none of them shows anything"):
+    with pytest.raises(ConfigError, match="images are blank"):
         style_distance([blank], style_set("ink")[1])
 
 
@@ -147,8 +147,8 @@ def test_generation_is_driven_by_a_callable(thumbnails: list[Image.Image], base:
     assert measure_style(styled, lambda wanted: base, ["fox"], "pixel")["share"] == 1.0
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'oil'; there are ink, pixel"):
+def test_a_missing_style_or_thumbnail_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'oil'; known: ink, pixel"):
         style_set("oil")
     (tmp_path / "reference.json").write_text('{"captions": ["a", "b"], "side": 32, "columns": 2}')
     Image.new("RGB", (32, 32)).save(tmp_path / "reference.png")

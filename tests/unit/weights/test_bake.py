@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from inweave.cli.merge import folders_of
+from inweave.cli.inputs import component_folders
 from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
 from inweave.exchange.load import open_base
 from inweave.formats.files import read_header
@@ -46,7 +46,7 @@ STACK = [(flux_lora(1), Strength(0.7)), (flux_lora(50), Strength(components={"un
 def baked(base: Path, out: Path, stack=STACK, **options) -> Baked:  # type: ignore[no-untyped-def]
     index = open_base(base)
     layers = [Layer(resolve(adapter(made), index), s, f"{n}.safetensors", "00") for n, (made, s) in enumerate(stack)]
-    return bake(base, layers, out, index=index, folders=folders_of(base), **options)
+    return bake(base, layers, out, index=index, folders=component_folders(base), **options)
 
 
 def expected(base: Path, source: FileSource | None = None, component: str | None = None) -> MergedSource:

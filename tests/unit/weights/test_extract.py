@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from inweave.adapter import Adapter, Full, Lora
-from inweave.cli.merge import folders_of
+from inweave.cli.inputs import component_folders
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import load, open_base
@@ -46,8 +46,8 @@ def extracted(tuned: Path, base: Path, to: str = "peft", **options) -> Extracted
     index = open_base(base)
     with ExitStack() as opened:
         return extract(
-            open_checkpoint(tuned, open_base(tuned), folders_of(tuned), opened),
-            open_checkpoint(base, index, folders_of(base), opened),
+            open_checkpoint(tuned, open_base(tuned), component_folders(tuned), opened),
+            open_checkpoint(base, index, component_folders(base), opened),
             lambda component: naming_for(to, component, index),
             **options,
         )

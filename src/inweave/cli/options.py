@@ -1,0 +1,85 @@
+"""Options that several commands share: one spelling, one help text each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+
+class Dialect(StrEnum):
+    """Dialects an adapter can be written in."""
+
+    kohya = "kohya"
+    diffusers = "diffusers"
+    peft = "peft"
+    comfy = "comfy"
+    onetrainer = "onetrainer"
+    bfl = "bfl"
+    candle = "candle"
+
+
+class Dtype(StrEnum):
+    """Dtypes of a result; ``keep`` leaves every tensor in the dtype it has."""
+
+    keep = "keep"
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+_DIALECTS = ", ".join(Dialect)
+To = Annotated[Dialect, typer.Option("--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}.")]
+ToOrKeep = Annotated[
+    Dialect | None,
+    typer.Option(
+        "--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}; by default that of the first file."
+    ),
+]
+JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+JSONList = Annotated[bool, typer.Option("--json", help="Print JSON: an object for one file, a list for several.")]
+Seed = Annotated[int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+AdapterFile = Annotated[Path, typer.Argument(metavar="FILE", help="An adapter file or a PEFT directory.")]
+AdapterName = Annotated[
+    str | None, typer.Option("--adapter", help="Which adapter to read if the keys hold several PEFT adapter names.")
+]
+BaseName = Annotated[
+    str | None,
+    typer.Option("--base", "-b", help="The base model, if it cannot be detected: sd1.5, sdxl, a checkpoint, a folder."),
+]
+AdapterOut = Annotated[
+    Path, typer.Option("--out", "-o", help="The file to write, NAME.safetensors; for peft, a directory.")
+]
+Energy = Annotated[
+    float | None,
+    typer.Option("--energy", help="Use the lowest rank that keeps this share (0 to 1) of each module's squared norm."),
+]
+
+
+class OptionalValues(TyperCommand):
+    """A command where `--resume` may stand alone: it then means `--resume auto`.
+
+    The word after it is its value, unless that is another option or a .toml file, which is the configuration.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_default_value(args, "--resume", "auto"))
+
+
+def with_default_value(arguments: Sequence[str], option: str, default: str) -> list[str]:
+    """``arguments`` with ``default`` put after every ``option`` that has no value of its own."""
+    result: list[str] = []
+    for number, word in enumerate(arguments):
+        if word == "--":
+            return [*result, *arguments[number:]]
+        result.append(word)
+        if word == option:
+            following = arguments[number + 1] if number + 1 < len(arguments) else "--"
+            if following.startswith("-") or following.endswith(".toml"):
+                result.append(default)
+    return result

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo demo-reading test test-all soak test-gpu check bench bench-gpu gpu-bundle format clean
+.PHONY: demo demo-reading test test-all soak test-gpu check bench bench-gpu gpu-bundle format docs clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -56,6 +56,14 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
+
+# the Python API reference, from the docstrings: build/docs/inweave.html
+$(VENV)/.docs: $(VENV)/.generate
+	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python tools/build_docs.py build/docs
 
 # a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
 # core is the one that is not pure Python, so it is that machine's

@@ -26,9 +26,12 @@ from tests.peers import tiny_models as tiny  # noqa: E402
 
 PROMPT = "a red apple on a wooden table, 4k"
 SEED, STEPS, SIDE = 7, 3, 64
-#: one step of rounding, where sums are taken in another order: a LoRA beside the weight instead of in it, or tensors
-#: of another layout in memory; everything else is equal
+#: a level of 256: sums taken in another order (a LoRA added to the output and not to the weight, another layout in
+#: memory, another processor's vectors and fused multiply-adds) differ by about 1e-5 of the range, and a value that lies
+#: that close to the border of two levels is rounded to the other one
 CLOSE = 1
+#: so of all values only 2 * 255 * 1e-5, half a percent, are expected to differ; a wrong picture differs in most of them
+FEW = 0.01
 FAR = 8  #: the largest difference of two pictures, where it should show
 
 GUIDED = {"sdxl-turbo": 0.0, "flux1-schnell": 0.0, "flux1-dev": 3.5}
@@ -93,21 +96,22 @@ def pixels(picture: Image.Image) -> np.ndarray:
     return np.asarray(picture).astype(int)
 
 
-def difference(one: Image.Image, other: Image.Image) -> int:
-    """The largest of any pixel."""
+def difference(one: Image.Image, other: Image.Image) -> np.ndarray:
+    """Of every value, in levels of 256."""
     assert one.size == other.size
-    return int(np.abs(pixels(one) - pixels(other)).max())
+    return np.abs(pixels(one) - pixels(other))
 
 
-def assert_same(mine: Image.Image, other: Image.Image, close: int = CLOSE) -> None:
-    spread, found = float(pixels(mine).std()), difference(mine, other)
-    assert spread > 20, "a picture of one colour proves nothing"
-    assert found <= close
+def assert_same(mine: Image.Image, other: Image.Image) -> None:
+    """The same picture as a peer's, up to rounding."""
+    assert float(pixels(mine).std()) > 20, "a picture of one color proves nothing"
+    apart = difference(mine, other)
+    assert apart.max() <= CLOSE
+    assert (apart > 0).mean() < FEW
 
 
 def assert_other(mine: Image.Image, other: Image.Image) -> None:
-    found = difference(mine, other)
-    assert found > FAR
+    assert difference(mine, other).max() > FAR
 
 
 def picture(seed: int = 0) -> Image.Image:
@@ -128,21 +132,21 @@ def hole() -> Image.Image:
 @pytest.mark.parametrize("variant", TEXT_TO_IMAGE)
 def test_text_to_image(variant: str) -> None:
     mine, other = asked(variant)
-    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium"])
 def test_an_empty_negative_prompt_is_none_at_all(variant: str) -> None:
     mine, other = asked(variant)
     del mine["negative_prompt"], other["negative_prompt"]
-    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev"])
 def test_a_picture_that_is_not_square(variant: str) -> None:
     mine, other = asked(variant)
     mine["width"] = other["width"] = 2 * SIDE
-    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0], 0)
+    assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,7 @@ def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
     assert_same(found, wanted)
     encoders = ours(variant)(PROMPT, **mine, loras=[{"path": str(file), "te": 0.7, "unet": 0.0}]).images[0]
     assert pixels(encoders).tolist() != pixels(plain).tolist()
-    assert_same(ours(variant)(PROMPT, **mine).images[0], plain, 0)
+    assert ours(variant)(PROMPT, **mine).images[0].tobytes() == plain.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ def test_image_to_image(variant: str, strength: float) -> None:
     if variant.startswith("sd") and not variant.startswith("sd3"):
         del other["width"], other["height"]  # taken from the picture
     found = ours(variant)(PROMPT, init=picture(), **mine).images[0]
-    assert_same(found, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0], 0)
+    assert_same(found, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0])
     if strength < 1:
         assert_other(found, ours(variant)(PROMPT, init=picture(1), **mine).images[0])
 
@@ -206,7 +210,7 @@ def test_inpainting(variant: str, strength: float) -> None:
 def test_samplers(sampler: str) -> None:
     mine, other = asked("sd1.5", steps=5)
     found = ours("sd1.5")(PROMPT, sampler=sampler, **mine).images[0]
-    assert_same(found, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0], 0)
+    assert_same(found, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize(
@@ -221,4 +225,4 @@ def test_samplers(sampler: str) -> None:
 def test_flow_samplers(variant: str, sampler: str) -> None:
     mine, other = asked(variant, steps=5)
     found = ours(variant)(PROMPT, sampler=sampler, **mine).images[0]
-    assert_same(found, theirs(variant, sampler=sampler)(PROMPT, **other).images[0], 0)
+    assert_same(found, theirs(variant, sampler=sampler)(PROMPT, **other).images[0])

@@ -30,7 +30,12 @@ _EXPORTS = {
     "inweave.exchange.check": "check",
     "inweave.exchange.convert": "convert save",
     "inweave.exchange.hashes": "hash_file",
-    "inweave.targets.resolve": "resolve",
+    "inweave.exchange.resolve": "resolve",
+    "inweave.targets.index": "ModelIndex",
+    "inweave.targets.plan": "Plan",
+    "inweave.weights.source": "DictSource FileSource WeightSource",
+    "inweave.weights.networks": "index_of",
+    "inweave.weights.offline.commands": "bake extract resize",
     "inweave.weights.weaver": "Weaver",
     "inweave.weights.stack": "Strength",
     "inweave.weights.merged": "MergedSource",
@@ -48,6 +53,8 @@ __all__ = [
     "AlreadyMerged",
     "CancelledError",
     "ConfigError",
+    "DictSource",
+    "FileSource",
     "FormatError",
     "GenerateConfig",
     "InweaveError",
@@ -55,25 +62,32 @@ __all__ = [
     "MemoryBudgetError",
     "MergeStateError",
     "MergedSource",
+    "ModelIndex",
     "NotMerged",
+    "Plan",
     "RequestError",
     "Strength",
     "TargetError",
     "TrainConfig",
     "Weaver",
+    "WeightSource",
     "activate",
+    "bake",
     "build",
     "check",
     "collect",
     "convert",
     "disabled",
     "eject",
+    "extract",
     "hash_file",
+    "index_of",
     "inject",
     "inspect",
     "load",
     "merge",
     "pipeline",
+    "resize",
     "resolve",
     "save",
     "train",
@@ -101,14 +115,19 @@ if TYPE_CHECKING:
     from inweave.exchange.hashes import hash_file
     from inweave.exchange.inspect import inspect
     from inweave.exchange.load import load
+    from inweave.exchange.resolve import resolve
     from inweave.generate.config import GenerateConfig
     from inweave.generate.pipeline import pipeline
     from inweave.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
-    from inweave.targets.resolve import resolve
+    from inweave.targets.index import ModelIndex
+    from inweave.targets.plan import Plan
     from inweave.training.config.schema import TrainConfig
     from inweave.training.session import train
     from inweave.weights.build import build
     from inweave.weights.merged import MergedSource
+    from inweave.weights.networks import index_of
+    from inweave.weights.offline.commands import bake, extract, resize
+    from inweave.weights.source import DictSource, FileSource, WeightSource
     from inweave.weights.stack import Strength
     from inweave.weights.weaver import Weaver
 

@@ -14,11 +14,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from inweave.cli.app import app
-from inweave.cli.inputs import parse_lora
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
 from inweave.formats.files import read_header
-from inweave.weights.stack import Strength
+from inweave.weights.stack import Strength, read_entry
 from tests.support import DATA, base_listing, lora_pair, random, tensor, write, write_sparse
 from tests.unit.weights.models import (
     DENOISER,
@@ -152,12 +151,12 @@ def test_bake_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
 def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
     out = tmp_path / "out.safetensors"
     for arguments, words in (
-        (("-b", "sdxl", "-l", lora, "-o", out), "this command needs the weights"),
+        (("-b", "sdxl", "-l", lora, "-o", out), "the weights themselves are needed"),
         (("-b", base, "-l", tmp_path / "gone.safetensors", "-o", out), "no such file"),
         (("-b", base, "-l", f"{lora}:much", "-o", out), "'much' is not a strength"),
         (("-b", base, "-l", f"{lora}:inf", "-o", out), "finite"),
         (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "no component is called 'vae'"),
-        (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "named twice"),
+        (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "given twice"),
         (("-b", base, "-l", lora, "-o", base), "the base itself"),
         (("-b", base, "-l", lora, "-o", lora), "one of the adapters"),
         (("-b", base, "-l", lora, "-o", tmp_path / "out"), "ends in .safetensors"),
@@ -188,17 +187,17 @@ def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
     ],
 )
 def test_file_and_strength(text: str, path: str, strength: Strength) -> None:
-    assert parse_lora(text) == (Path(path), strength)
+    assert read_entry(text) == (path, strength)
 
 
 def test_the_name_of_an_existing_file_is_never_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a:0.5").write_text("")
-    assert parse_lora("a:0.5") == (Path("a:0.5"), Strength())
-    assert parse_lora("a:0.5:0.25") == (Path("a:0.5"), Strength(0.25))
+    assert read_entry("a:0.5") == ("a:0.5", Strength())
+    assert read_entry("a:0.5:0.25") == ("a:0.5", Strength(0.25))
     Path("dir").mkdir()
     with pytest.raises(ConfigError, match="not a strength"):
-        parse_lora("dir:fast")
+        read_entry("dir:fast")
 
 
 # extract
@@ -322,7 +321,7 @@ def test_resize_bad_usage(tmp_path: Path) -> None:
         ((sd, "--rank", "2", "-o", tmp_path / "o"), "one file", 2),
         ((tmp_path / "gone.safetensors", "--rank", "2", "-o", out), "no such file", 2),
         ((sd, xl, "--rank", "2", "-o", out), "sd.safetensors is for sd1.5, xl.safetensors is for sdxl", 1),
-        ((odd, "--rank", "2", "-o", out), "name it with --base", 1),
+        ((odd, "--rank", "2", "-o", out), "(--base)", 1),
         ((sd, "--base", "sdxl", "--rank", "2", "-o", out), "on sdxl", 1),
     ):
         assert words in inweave_json("resize", *arguments, code=code)["error"]

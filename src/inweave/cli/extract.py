@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import ExitStack
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.inputs import check_adapter_out, component_folders, open_checkpoint_index
 from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 from inweave.cli.progress import display
@@ -45,34 +41,23 @@ def extract(
 ) -> None:
     """Extract a LoRA from a fine-tuned checkpoint, and report how much of the change its rank keeps."""
     require("torch", as_json)
-    from inweave.exchange.convert import naming_for, save
-    from inweave.weights.offline.extract import extract as extract_adapter
-    from inweave.weights.offline.extract import open_checkpoint
-    from inweave.weights.offline.resize import DTYPES, device_of
+    from inweave.weights.offline import commands
 
-    with reporting_errors(as_json, target_code=PROBLEMS):
-        index = open_checkpoint_index(base)
-        check_adapter_out(out, to, "model" in index.components)
-        with ExitStack() as opened, display(as_json) as progress:
-            result = extract_adapter(
-                open_checkpoint(tuned, open_checkpoint_index(tuned), component_folders(tuned), opened),
-                open_checkpoint(base, index, component_folders(base), opened),
-                lambda component: naming_for(to.value, component, index),
-                rank=rank, energy=energy, full_norms=full_norms, dtype=DTYPES[dtype.value],
-                device=device_of(device), progress=progress.byte_counter("extracting"),
-            )  # fmt: skip
-        record = {"tuned": tuned.name, "base": base.name, "rank": rank, "energy": round(result.energy, 6)}
-        adapter = replace(result.adapter, metadata={"inweave.extracted": json.dumps(record)})
-        saved = save(adapter, out, dialect=to.value, base=base)
+    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
+        result = commands.extract(
+            tuned, base, out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
+            full_norms=full_norms, progress=progress.byte_counter("extracting"),
+        )  # fmt: skip
+    saved = result.saved
     if as_json:
         print_json({
-            "ok": True, "path": saved.path, "dialect": saved.dialect, "base": index.base, "tensors": saved.tensors,
+            "ok": True, "path": saved.path, "dialect": saved.dialect, "base": result.base, "tensors": saved.tensors,
             "rank": rank, "energy": result.energy, "notes": result.notes,
             "modules": [{"name": r.module, "rank": r.rank, "energy": r.energy, "norm": r.norm**0.5} for r in result.rows],
             "left_out": [{"name": r.module, "norm": r.norm**0.5} for r in result.left_out],
         })  # fmt: skip
     else:
-        _print(saved.path, index.base or index.source, result)
+        _print(saved.path, result.base or str(base), result)
     raise typer.Exit(OK)
 
 

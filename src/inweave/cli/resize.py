@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.inputs import check_adapter_out, common_base, parse_lora, sha256_of
-from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dialect, Dtype, Energy, ToOrKeep
+from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dtype, Energy, ToOrKeep
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 
 if TYPE_CHECKING:
-    from inweave.adapter import Adapter
     from inweave.weights.offline.resize import Resized
-
-#: dialects that are read but not written under their own name
-_WRITTEN_AS = {"lycoris": Dialect.kohya, "diffusers-peft": Dialect.diffusers}
 
 
 def resize(
@@ -38,47 +31,23 @@ def resize(
 ) -> None:
     """Change the rank of an adapter, or combine several into one, and report how much of them is kept."""
     require("torch", as_json)
-    from inweave.errors import ConfigError
-    from inweave.exchange.convert import naming_for, save
-    from inweave.exchange.load import load
-    from inweave.weights.offline.bake import record
-    from inweave.weights.offline.resize import DTYPES, device_of
-    from inweave.weights.offline.resize import resize as resize_stack
+    from inweave.weights.offline import commands
 
     with reporting_errors(as_json, target_code=PROBLEMS):
-        stack = [parse_lora(text) for text in files]
-        if len(stack) == 1 and rank is None and energy is None:
-            raise ConfigError("choose a size: --rank or --energy")
-        adapters = [load(path) for path, _ in stack]
-        dialect = to or _dialect(adapters[0])
-        index = common_base([path for path, _ in stack], adapters, base)
-        check_adapter_out(out, dialect, "model" in index.components)
-        result = resize_stack(
-            [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],
-            index,
-            lambda component: naming_for(dialect.value, component, index),
-            rank=rank, energy=energy, dtype=DTYPES.get(dtype.value), device=device_of(device),
+        result = commands.resize(
+            files, out, rank=rank, energy=energy, dialect=to.value if to else None, base=base,
+            dtype=None if dtype is Dtype.keep else dtype.value, device=device,
         )  # fmt: skip
-        adapter = result.adapter
-        if len(stack) > 1:
-            sources = [record(path.name, sha256_of(path), strength) for path, strength in stack]
-            adapter = replace(adapter, metadata={**adapter.metadata, "inweave.combined": json.dumps(sources)})
-        saved = save(adapter, out, dialect=dialect.value, base=base or index.base)
+    saved = result.saved
     if as_json:
         print_json({
-            "ok": True, "path": saved.path, "dialect": saved.dialect, "base": index.base, "tensors": saved.tensors,
+            "ok": True, "path": saved.path, "dialect": saved.dialect, "base": result.base, "tensors": saved.tensors,
             "energy": result.energy, "kept": result.kept, "notes": saved.notes,
             "modules": [{"name": r.module, "before": r.before, "rank": r.rank, "energy": r.energy} for r in result.rows],
         })  # fmt: skip
     else:
-        _print(saved.path, index.base or index.source, result)
+        _print(saved.path, result.base or base or "", result)
     raise typer.Exit(OK)
-
-
-def _dialect(adapter: Adapter) -> Dialect:
-    """The dialect to write an adapter in so that it stays what it was."""
-    name = next(iter(adapter.dialects), "")
-    return _WRITTEN_AS.get(name, Dialect(name) if name in list(Dialect) else Dialect.kohya)
 
 
 def _print(path: str, base: str, result: Resized) -> None:

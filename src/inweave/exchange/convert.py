@@ -37,10 +37,10 @@ GENERIC = ("peft", "candle")
 class Conversion:
     """What was written, and what the target could not take."""
 
-    path: str
-    dialect: str
-    base: str | None
-    tensors: int
+    path: str = ""
+    dialect: str = ""
+    base: str | None = None
+    tensors: int = 0
     lost: list[Lost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -91,6 +91,17 @@ def save(
         raise TargetError(f"nothing of this adapter can be written as {dialect}")
     path = _store(Path(out), written)
     return Conversion(str(path), dialect, index.base, len(written.tensors), written.lost, written.notes)
+
+
+def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
+    """Raise before any work what `save` would raise after it: an unknown dialect, or a name of the wrong kind."""
+    if dialect not in WRITERS:
+        raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
+    if (dialect == "peft") == (out.suffix == ".safetensors"):
+        form = "a directory; use a name without .safetensors" if dialect == "peft" else "one file, NAME.safetensors"
+        raise ConfigError(f"{out}: {dialect} is written as {form}")
+    if "model" in index.components and dialect not in GENERIC:
+        raise ConfigError(f"{dialect} is for diffusion models only; write this adapter as {' or '.join(GENERIC)}")
 
 
 def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:

@@ -8,77 +8,72 @@ from pathlib import Path
 
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import network_file, open_container, read_header, shard_files
-from inweave.formats.read import read
+from inweave.formats.files import open_container, read_header, shard_files, weight_files
+from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, known_index
-from inweave.targets.index import Component, ModelIndex, component_from_names, index_from_names
+from inweave.targets.index import FOLDERS, ModelIndex, component_from_names, index_from_names
 from inweave.targets.links import Naming, Shape
-
-#: sub-folders of a diffusers model and the component each one holds
-FOLDERS = {
-    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
-}  # fmt: skip
 
 
 def load(path: str | os.PathLike[str], *, name: str | None = None, trainer_exact: bool = False) -> Adapter:
-    """Read an adapter in any dialect: a .safetensors file, shards, or a directory."""
-    container = open_container(path)
-    try:
-        found = read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
-        return replace(found, places=container.places)
-    except FormatError as error:
-        raise FormatError(f"{path}: {error}") from None
+    """Read an adapter in any dialect: a .safetensors file, shards, or a directory.
+
+    ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
+    kohya `split_qkv` files as their trainer did instead of as every loader does.
+    """
+    return read_container(open_container(path), name=name, trainer_exact=trainer_exact)
 
 
 def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:
     """The index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
     text = os.fspath(base)
-    place = Path(text)
-    if not place.exists() and not place.is_symlink():
+    path = Path(text)
+    if not path.exists() and not path.is_symlink():
         if find(text) is not None:
             return known_index(text, naming)
         if text.endswith((".safetensors", ".json")) or os.sep in text:
             raise ConfigError(f"{text}: no such file or directory, and no base model has this name")
         return known_index(text, naming)  # raises, listing the known names
-    if place.is_dir():
-        return _named(_open_folder(place))
-    shapes = _shards_shapes(place) if place.name.endswith(".index.json") else _shapes(place)
-    return _named(index_from_names(shapes, source=text))
+    if path.is_dir():
+        return _with_base_name(_open_folder(path))
+    return _with_base_name(index_from_names(_shapes(path), source=text))
+
+
+def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
+    """The index of a model on disk, for work that needs its weights: the name of a base is not enough."""
+    if not Path(path).exists():
+        raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
+    return open_base(path)
+
+
+def component_folders(model: Path) -> dict[str, str]:
+    """The sub-folders of a diffusers model that hold weights, and which component each one is."""
+    folders: dict[str, str] = {}
+    for name, component in FOLDERS.items():
+        if component not in folders.values() and weight_files(model / name):
+            folders[name] = component
+    return folders
 
 
 def _open_folder(folder: Path) -> ModelIndex:
-    components: dict[str, Component] = {}
-    for name, component in FOLDERS.items():
-        if (folder / name).is_dir() and component not in components and (shapes := _folder_shapes(folder / name)):
-            components[component] = component_from_names(component, shapes)
-    if components:
-        return ModelIndex(components, source=str(folder))
-    shapes = _folder_shapes(folder)
-    if not shapes:
+    folders = component_folders(folder)
+    if folders:
+        shapes = {component: _shapes(weight_files(folder / name)[0]) for name, component in folders.items()}
+        return ModelIndex({name: component_from_names(name, each) for name, each in shapes.items()}, source=str(folder))
+    files = weight_files(folder)
+    if not files:
         raise FormatError(f"{folder}: no .safetensors weights in this folder")
-    return index_from_names(shapes, source=str(folder))
-
-
-def _folder_shapes(folder: Path) -> dict[str, Shape]:
-    place = network_file(folder)
-    if place is None:
-        return {}
-    return _shards_shapes(place) if place.name.endswith(".index.json") else _shapes(place)
-
-
-def _shards_shapes(index: Path) -> dict[str, Shape]:
-    found: dict[str, Shape] = {}
-    for shard in shard_files(index):
-        found.update(_shapes(shard))
-    return found
+    return index_from_names(_shapes(files[0]), source=str(folder))
 
 
 def _shapes(path: Path) -> dict[str, Shape]:
-    return {name: span.shape for name, span in read_header(path).spans.items()}
+    """The tensors of a file, or of the shards an index names."""
+    files = shard_files(path) if path.name.endswith(".index.json") else [path]
+    return {name: span.shape for file in files for name, span in read_header(file).spans.items()}
 
 
-def _named(index: ModelIndex) -> ModelIndex:
-    """Recognise a known base by its denoiser's tensors."""
+def _with_base_name(index: ModelIndex) -> ModelIndex:
+    """Identify a known base by its denoiser's tensors."""
     first = index.denoiser or index.components.get("model") or next(iter(index.components.values()), None)
     if first is None:
         raise FormatError(f"{index.source}: no network in this file that an adapter could apply to")

@@ -130,13 +130,18 @@ def _header(path: Path, file: BinaryIO) -> Header:
         raise FormatError(f"{path}: {error}") from None
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The indexes of shards and the safetensors files of a folder, the one that counts first.
+
+    Shards come before single files, and the plainest name before variants of it (`model.fp16.safetensors`).
+    """
+    paths = [*folder.glob("*.safetensors.index.json"), *folder.glob("*.safetensors")]
+    return sorted(paths, key=lambda path: (path.suffix != ".json", len(path.name), path.name))
+
+
 def network_file(folder: Path) -> Path | None:
-    """Where one network's weights lie: an index of shards, or the full-precision file if there are variants."""
-    for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        found = sorted(folder.glob(pattern), key=lambda place: (len(place.name), place.name))
-        if found:
-            return found[0]
-    return None
+    """The weights of a folder: its index of shards, or its file."""
+    return next(iter(weight_files(folder)), None)
 
 
 def shard_files(index: Path) -> list[Path]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from inweave.adapter import Adapter, Entry, Problem, Ref, Tensor
 from inweave.errors import FormatError
 from inweave.formats.classify import classify
 from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args
+from inweave.formats.files import Container
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
 from inweave.formats.group import Context, Group
 from inweave.formats.restore import restore_alphas
@@ -71,6 +73,15 @@ def read(
         warnings=tuple(_file_warnings(metadata, chosen, keys, carried) + context.warnings),
         tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
     )
+
+
+def read_container(container: Container, *, name: str | None = None, trainer_exact: bool = False) -> Adapter:
+    """The adapter in an opened file or directory; errors name its path."""
+    try:
+        adapter = read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
+    except FormatError as error:
+        raise FormatError(f"{container.path}: {error}") from None
+    return replace(adapter, places=container.places)
 
 
 def _refuse_other_files(tensors: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.errors import ConfigError
 from inweave.generate.prompt import Tag, parse
 from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
@@ -60,21 +61,14 @@ class LoraChoice(BaseModel):
 
     @classmethod
     def read(cls, text: str) -> LoraChoice:
-        """NAME, NAME:0.8, NAME:te:unet, with a path for NAME where there is such a file."""
-        rest = text
-        numbers: list[float] = []
-        while len(numbers) < 2:
-            head, colon, tail = rest.rpartition(":")
-            number = _number(tail) if colon and head else None
-            if number is None:
-                break
-            numbers.insert(0, number)
-            rest = head
-        options: dict[str, float] = {"strength": numbers[0]} if len(numbers) == 1 else {}
-        if len(numbers) == 2:
-            options = {"te": numbers[0], "unet": numbers[1]}
-        place = "path" if "/" in rest or "\\" in rest or rest.endswith(".safetensors") else "name"
-        return checked(cls, {place: rest, **options})
+        """NAME[:STRENGTH] as `inweave.adapter.strength_spec` defines it; NAME may be a path."""
+        spec = parse_strength_spec(text)
+        unknown = [component for component in spec.components if component not in ("te", "unet")]
+        if unknown:
+            raise ConfigError(f"{text}: {unknown[0]} has no strength of its own here; use te and unet")
+        options = dict(spec.components) if spec.overall is None else {"strength": spec.overall, **spec.components}
+        is_path = "/" in spec.name or "\\" in spec.name or spec.name.endswith(".safetensors")
+        return checked(cls, {"path" if is_path else "name": spec.name, **options})
 
 
 class GenerateConfig(BaseModel):
@@ -180,13 +174,6 @@ def read_loras(said: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tuple[Lo
     if wrong:
         raise ConfigError(wrong)
     return tuple(found)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def checked(kind: type[T], fields: dict[str, Any]) -> T:

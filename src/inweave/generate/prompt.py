@@ -3,9 +3,7 @@
     (word)  (word:1.2)  [word]       weights: times 1.1, times 1.2, divided by 1.1; they nest and multiply
     \\( \\) \\[ \\]                      the characters themselves
     BREAK                            what follows starts a new chunk of text
-    <lora:name:0.8>                  an adapter and its strength (default 1); `lyco` means the same
-    <lora:name:0.5:0.8>              strength of the text encoders, then of the denoiser
-    <lora:name:te=0.5:unet=0.8>      the same by name
+    <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
 
 A tag of another kind is not text either: it is taken out and reported.
 """
@@ -14,6 +12,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from inweave.adapter.strength_spec import parse_strength_spec
+from inweave.errors import ConfigError
 
 BREAK = "BREAK"
 _TAG = re.compile(r"<(\w+):([^<>]+)>")
@@ -55,37 +56,17 @@ def parse(prompt: str) -> Parsed:
             warnings.append(f"the tag {match[0]} is unknown and was left out; known are <lora:name:strength>")
             return ""
         try:
-            tags.append(_tag(said))
-        except ValueError as error:
+            spec = parse_strength_spec(said, tag=True)
+        except ConfigError as error:
             problems.append(f"prompt: {match[0]}: {error}; write <lora:name:0.8> or <lora:name:te:unet>")
+            return ""
+        te = spec.components.get("te", 1.0 if spec.overall is None else spec.overall)
+        tags.append(Tag(spec.name, te, spec.components.get("unet", te)))
         return ""
 
     text = _TAG.sub(take, prompt)
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
     return Parsed(text, tuple(weights(text)), tuple(tags), tuple(problems), tuple(warnings))
-
-
-def _tag(said: str) -> Tag:
-    name, *rest = [part.strip() for part in said.split(":")]
-    if not name:
-        raise ValueError("no name")
-    te: float | None = None
-    unet: float | None = None
-    for number, part in enumerate(rest):
-        key, equals, value = part.rpartition("=")
-        key = key.strip() if equals else ("te", "unet")[number] if number < 2 else "?"
-        try:
-            strength = float(value)
-        except ValueError:
-            raise ValueError(f"{part!r} is no strength") from None
-        if key == "te":
-            te = strength
-        elif key == "unet":
-            unet = strength
-        elif key != "dyn":
-            raise ValueError(f"{part!r} is one strength too many")
-    te = 1.0 if te is None else te
-    return Tag(name, te, te if unet is None else unet)
 
 
 def weights(text: str) -> list[tuple[str, float]]:

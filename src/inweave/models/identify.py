@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from inweave.errors import FormatError
 from inweave.models.variants import Prediction, Variant, find_variant
 from inweave.targets import bases
-from inweave.targets.index import DENOISER_TABLES, QUANTISATION, SINGLE_FILE_PREFIXES
+from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
 from inweave.targets.index import recognise as table_of
 from inweave.targets.links import Shape
 
@@ -72,7 +72,7 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
         if component == "unet"
     ]
     for prefix, names in (*candidates, ("", bare)):
-        table, naming = table_of(name for name in names if not name.endswith(QUANTISATION))
+        table, naming = table_of(name for name in names if not name.endswith(QUANTIZATION))
         if table.name in ("unet", "sd3", "flux") and names:
             if naming == "diffusers":
                 raise FormatError(
@@ -152,7 +152,7 @@ def _verified(base: str, names: Mapping[str, Shape]) -> list[str]:
             f"close to {base}, but {len(missing)} of its {len(listed):,} tensors are missing and {len(differing)} have "
             f"another shape (first: {first}); a pruned, distilled or packed model cannot be built as {base}"
         )
-    extra = [name for name in names if name not in listed and not name.endswith(QUANTISATION)]
+    extra = [name for name in names if name not in listed and not name.endswith(QUANTIZATION)]
     remark = f"{len(extra)} tensors {base} does not have, such as {extra[0]}" if extra else ""
     return [f"all {len(listed):,} tensors of the denoiser are there", *([remark] if remark else [])]
 

@@ -37,8 +37,13 @@ SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
 )
 
 
-#: tensors that come with a quantised weight and are no weights themselves
-QUANTISATION = (
+#: sub-folders of a diffusers model -> the component each one holds
+FOLDERS = {
+    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
+}  # fmt: skip
+
+#: tensors that come with a quantized weight and are no weights themselves
+QUANTIZATION = (
     ".scale_weight",
     ".weight_scale",
     ".weight_scale_2",
@@ -267,7 +272,7 @@ def recognise(names: Iterable[str]) -> tuple[Table, Naming]:
 def index_from_names(shapes: Mapping[str, Shape], *, source: str = "", base: str | None = None) -> ModelIndex:
     """Index a checkpoint, whatever it holds: a single file, one network, or any other torch model."""
     grouped: dict[tuple[str, str], dict[str, Shape]] = {}
-    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(QUANTISATION)}
+    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(QUANTIZATION)}
     for name, shape in shapes.items():
         prefix, component = next(((p, c) for p, c in SINGLE_FILE_PREFIXES if name.startswith(p)), ("", ""))
         grouped.setdefault((component, prefix), {})[name[len(prefix) :]] = shape

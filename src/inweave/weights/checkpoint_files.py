@@ -17,7 +17,7 @@ import torch
 
 from inweave.adapter import Tensor
 from inweave.errors import FormatError
-from inweave.formats.files import read_header, shard_files
+from inweave.formats.files import read_header, shard_files, weight_files
 from inweave.formats.gate import Header, Span
 from inweave.ops.decode import TORCH, decode
 from inweave.targets.plan import Rows
@@ -45,14 +45,12 @@ def network_at(path: Path, component: str | None = None, variant: bool = False) 
 
 
 def networks_in(folder: Path, component: str | None = None) -> list[Network]:
-    """Every set of safetensors weights in a folder, first the one that counts: shards, then the plainest name."""
-    paths = sorted(folder.glob("*.safetensors*"), key=lambda path: (path.suffix != ".json", len(path.name), path.name))
-    found: list[Network] = []
-    for path in paths:
-        if path.name.endswith((".safetensors", ".safetensors.index.json")):
-            if not any(path in network.files for network in found):
-                found.append(network_at(path, component, bool(found)))
-    return found
+    """Every set of safetensors weights in a folder, the one that counts first."""
+    networks: list[Network] = []
+    for path in weight_files(folder):
+        if not any(path in network.files for network in networks):
+            networks.append(network_at(path, component, bool(networks)))
+    return networks
 
 
 class Pieces:

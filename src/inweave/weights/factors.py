@@ -20,7 +20,7 @@ from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
 from inweave.formats.files import Container, open_container
 from inweave.formats.finite import scan
-from inweave.formats.read import read
+from inweave.formats.read import read_container
 from inweave.ops.decode import TORCH, decode
 from inweave.ops.merge import Product, Target
 from inweave.targets.plan import Plan
@@ -208,8 +208,7 @@ class AdapterCache:
         known = self._templates.get(layout)
         if known is not None:
             return retargeted(known, container), id(known)
-        found = read(container.tensors, container.metadata, container.config)
-        plan = self._resolve(replace(found, places=container.places))
+        plan = self._resolve(read_container(container))
         if not is_template(plan):
             return plan, None
         while len(self._templates) >= 16:

@@ -22,17 +22,22 @@ from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.merge import is_product, merged, on_rows
+from inweave.weights.networks import index_of
+from inweave.weights.resolved import planned
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
-from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
+from inweave.weights.stack import Item, StackEntry, block_names, items_by_tensor, read_entry
 
-Stack = Iterable[tuple[Plan, float | Strength]]
+Stack = Iterable[StackEntry]
 
 
 class MergedSource:
-    """``component`` names the network ``base`` holds; placements for other networks are not its business.
+    """A base with a stack of adapters merged in as it is read.
 
-    ``stack`` may still be in the making, in another thread: what does not depend on it can be read meanwhile.
+    ``stack``: (adapter, strength) pairs or "NAME[:STRENGTH]"; an adapter is a `Plan`, an `Adapter` or a path, and is
+    resolved on ``index`` (None: that of ``base``). It may still be in the making, in another thread: what does not
+    depend on it can be read meanwhile. ``component`` names the network that ``base`` holds; placements for other
+    networks are ignored.
     """
 
     def __init__(
@@ -63,7 +68,11 @@ class MergedSource:
 
     def _take(self, stack: Stack) -> None:
         base, component, index = self._base, self._component, self._index
-        checked = [(plan, Strength.of(strength)) for plan, strength in stack]
+        entries = [read_entry(entry) for entry in stack]
+        if any(not isinstance(adapter, Plan) for adapter, _ in entries):
+            index = index or index_of(base)
+        layers = [planned(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
+        checked = [(layer.plan, layer.strength) for layer in layers]
         self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}
         self._items: dict[str, list[Item]] = {}

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from inweave.adapter import Adapter
-from inweave.errors import TargetError
-from inweave.formats.files import open_container
-from inweave.formats.read import read
+from inweave.exchange.resolve import resolve
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan
-from inweave.targets.resolve import resolve
-from inweave.weights.stack import Strength
-
-Given = Adapter | Plan | str | os.PathLike[str]
+from inweave.weights.stack import AdapterLike, Strength
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    adapter: Given  # as it was given: the key it is known by later
+    """``adapter`` is what the caller passed: the key it is known by later."""
+
+    adapter: AdapterLike
     plan: Plan
     strength: Strength
 
 
-def planned(adapter: Given, strength: float | Mapping[str, float] | Strength, index: ModelIndex) -> Planned:
-    """Resolve one adapter on a model; a file is named in what goes wrong."""
-    wanted = Strength.of(strength)
+def planned(adapter: AdapterLike, strength: float | Mapping[str, float] | Strength, index: ModelIndex) -> Planned:
+    """Resolve one adapter on a model; errors name its file."""
+    strength = Strength.of(strength)
     if isinstance(adapter, Plan):
-        return Planned(adapter, adapter, wanted)
-    if isinstance(adapter, Adapter):
-        return Planned(adapter, resolve(adapter, index), wanted)
-    container = open_container(adapter)
-    found = replace(read(container.tensors, container.metadata, container.config), places=container.places)
-    try:
-        return Planned(adapter, resolve(found, index), wanted)
-    except TargetError as error:
-        raise TargetError(f"{os.fspath(adapter)}: {error}") from None
+        return Planned(adapter, adapter, strength)
+    return Planned(adapter, resolve(adapter, index), strength)

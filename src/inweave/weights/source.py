@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -41,7 +41,10 @@ class TensorSpec:
     dtype: torch.dtype
 
 
+@runtime_checkable
 class WeightSource(Protocol):
+    """What a model is built from; anything with these three methods will do."""
+
     def names(self) -> Collection[str]: ...
 
     def spec(self, name: str) -> TensorSpec: ...

@@ -10,13 +10,19 @@ usual order), or by a prefix of the module's name for everything else (`transfor
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inweave.adapter import Adapter
+from inweave.adapter.strength_spec import COMPONENTS, parse_strength_spec
 from inweave.errors import ConfigError
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Placement, Plan
+
+#: an adapter in any form: read, resolved, or a path
+AdapterLike = Adapter | Plan | str | os.PathLike[str]
 
 #: which blocks a plain list of numbers names, by its length
 _LISTS: dict[int, tuple[str, ...]] = {
@@ -48,9 +54,9 @@ class Strength:
         numbers = (made.overall, *made.components.values(), *made.blocks.values())
         if not all(math.isfinite(number) for number in numbers):
             raise ConfigError(f"a strength must be a finite number, got {value!r}")
-        unknown = [name for name in made.components if name != "unet" and not re.fullmatch(r"te[123]?|model", name)]
+        unknown = [name for name in made.components if name not in COMPONENTS]
         if unknown:
-            raise ConfigError(f"no component is called {unknown[0]!r}; known are unet, te, te1, te2, te3")
+            raise ConfigError(f"no component is called {unknown[0]!r}; known are {', '.join(COMPONENTS)}")
         return made
 
     @staticmethod
@@ -80,6 +86,22 @@ class Strength:
         part = blocks.get(f"{placement.tensor}#part", placement.tensor)
         matches = [key for key in self.blocks if part == key or part.startswith(f"{key}.")]
         return self.blocks[max(matches, key=len)] if matches else 1.0
+
+
+#: one adapter of a stack: with its strength, or alone; alone, text is NAME[:STRENGTH]
+StackEntry = AdapterLike | tuple[AdapterLike, float | Mapping[str, float] | Strength]
+
+
+def read_entry(entry: StackEntry) -> tuple[AdapterLike, Strength]:
+    """An adapter and its strength: a pair, an adapter at strength 1, or text as `strength_spec` defines it."""
+    if isinstance(entry, tuple):
+        if len(entry) != 2:
+            raise ConfigError(f"a stack holds (adapter, strength) pairs, got {len(entry)} values: {entry!r}")
+        return entry[0], Strength.of(entry[1])
+    if isinstance(entry, str):
+        spec = parse_strength_spec(entry, exists=os.path.exists)
+        return spec.name, Strength.of(spec.strength)
+    return entry, Strength()
 
 
 def block_names(index: ModelIndex) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Hot swap: a live model whose weights always equal `MergedSource` of the stack it was last given.
 
-    weaver = Weaver({"unet": unet}, sources={"unet": source})
-    weaver.apply([("style.safetensors", 0.8), (adapter, -0.3)])
+    weaver = Weaver(pipeline)                       # of diffusers; or {"unet": unet}, or a bare module
+    weaver.apply(["style.safetensors:0.8", (adapter, -0.3)])
     weaver.apply([])                                             # the base, bit for bit
 
 Tensors are written in place, so compiled graphs and CUDA graphs stay valid, and only those whose stack
@@ -24,20 +24,20 @@ from inweave.adapter import Adapter
 from inweave.errors import InweaveError, MemoryBudgetError, TargetError
 from inweave.ops.merge import Target, merge_products
 from inweave.ops.merge.dispatch import Launch, prepared
-from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
 from inweave.weights.factors import AdapterCache, Loaded, targets_of
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merge import is_product, merge_into
+from inweave.weights.networks import floating_state, index_of, networks_of
 from inweave.weights.pristine import Keep, Pristine
 from inweave.weights.resolved import Planned
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
+from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_entry
 
 Place = tuple[str, str]  # component, tensor
-Layer = tuple[Adapter | Plan | str | os.PathLike[str], float | Mapping[str, float] | Strength]
+Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
 @dataclass(slots=True)
@@ -51,27 +51,28 @@ class Weaver:
 
     def __init__(
         self,
-        networks: Mapping[str, nn.Module] | nn.Module,
+        networks: Mapping[str, nn.Module] | nn.Module | object,
         *,
         sources: Mapping[str, WeightSource] | WeightSource | None = None,
         keep: Keep = "auto",
         cache_bytes: int = 4 * 1024**3,
         built_with: Sequence[Planned] = (),
     ) -> None:
-        """``built_with``: the stack the networks were built with, by `MergedSource`; sources are the base's own."""
-        modules = {"unet": networks} if isinstance(networks, nn.Module) else dict(networks)
-        found = sources if isinstance(sources, Mapping) else dict.fromkeys(modules, sources)
+        """``networks``: a diffusers pipeline as it is, a mapping of component to module, or one module.
+
+        ``sources``: what the networks were built from, so that originals need not be kept. ``keep``: where originals
+        go (see `pristine`). ``cache_bytes``: how much of read adapters to hold. ``built_with``: the stack that the
+        networks were built with, by `MergedSource`; sources are the base's own.
+        """
+        modules = networks_of(networks)
+        source_of = sources if isinstance(sources, Mapping) else dict.fromkeys(modules, sources)
         self._networks: dict[str, _Network] = {}
-        components = {}
         for name, module in modules.items():
-            tensors = {
-                key: value for key, value in module.state_dict(keep_vars=True).items() if value.is_floating_point()
-            }
-            pristine = Pristine(keep, found.get(name))
+            tensors = floating_state(module)
+            pristine = Pristine(keep, source_of.get(name))
             pristine.decide(next(iter(tensors.values())).device, sum(value.nbytes for value in tensors.values()))
             self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, pristine)
-            components[name] = component_from_names(name, {key: tuple(value.shape) for key, value in tensors.items()})
-        self.index = ModelIndex(components)
+        self.index = index_of(modules)
         self._blocks = block_names(self.index)
         self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
         self._signatures: dict[Place, tuple[tuple[int, float], ...]] | None = {}
@@ -124,10 +125,13 @@ class Weaver:
             }
         return self._signatures or {}
 
-    def apply(self, stack: Iterable[Layer]) -> int:
-        """Make the model's weights those of ``stack``; returns how many tensors were written."""
+    def apply(self, stack: Iterable[StackEntry]) -> int:
+        """Make the model's weights those of ``stack``; returns how many tensors were written.
+
+        Entries are (adapter, strength) pairs or "NAME[:STRENGTH]"; adapters may be paths, `Adapter`s or `Plan`s.
+        """
         with self._lock, torch.no_grad(), collector_waits():
-            layers = [(self._cache.get(adapter), Strength.of(strength)) for adapter, strength in stack]
+            layers = [(self._cache.get(adapter), strength) for adapter, strength in map(read_entry, stack)]
             for loaded, _ in layers:
                 if self._cuda is not None:
                     loaded.upload(self._cuda)

@@ -16,9 +16,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from inweave.cli.inputs import component_folders
 from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
-from inweave.exchange.load import open_base
+from inweave.exchange.load import component_folders, open_base
 from inweave.formats.files import read_header
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from inweave.adapter import Adapter, Full, Lora
-from inweave.cli.inputs import component_folders
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import naming_for, save
-from inweave.exchange.load import load, open_base
+from inweave.exchange.load import component_folders, load, open_base
 from inweave.ops.decode import decode
 from inweave.targets.resolve import resolve
 from inweave.weights.offline.bake import Layer, bake

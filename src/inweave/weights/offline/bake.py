@@ -57,7 +57,10 @@ class Layer:
 
 @dataclass(slots=True)
 class Baked:
-    """What was written; ``left_out`` are weights of the base folder that were not merged and so not copied."""
+    """What was written; ``left_out`` are weights of the base folder that were not merged and so not copied.
+
+    ``base``: the name of the base model, where it has one; ``loras``: the adapters as the metadata records them.
+    """
 
     path: str
     tensors: int = 0
@@ -65,6 +68,9 @@ class Baked:
     bytes: int = 0
     created: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    base: str | None = None
+    loras: list[dict[str, object]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:

@@ -25,6 +25,7 @@ import torch
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Lora, Ref, Tensor
 from inweave.errors import TargetError
+from inweave.exchange.convert import Conversion
 from inweave.targets.index import Component, ModelIndex, module_of
 from inweave.targets.links import Naming
 from inweave.weights.checkpoint_files import Pieces, network_at, networks_in
@@ -66,6 +67,8 @@ class Extracted:
     rows: list[Row] = field(default_factory=list)
     left_out: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    base: str | None = None  # its name, where it has one
+    saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property
     def energy(self) -> float:

@@ -24,6 +24,7 @@ import torch
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor, algorithm
 from inweave.errors import ConfigError, TargetError
+from inweave.exchange.convert import Conversion
 from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
 from inweave.ops.decode import TORCH, decode
 from inweave.targets.index import Component, ModelIndex
@@ -61,6 +62,8 @@ class Resized:
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
+    base: str | None = None  # its name, where it has one
+    saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property
     def energy(self) -> float:

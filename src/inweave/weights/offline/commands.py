@@ -1,0 +1,237 @@
+"""Bake, extract and resize as functions of paths: what the commands of the same names and `inweave.*` call.
+
+    bake(base, loras, out)       a checkpoint with adapters merged in
+    extract(tuned, base, out)    what a fine-tuned checkpoint changed, as a LoRA
+    resize(loras, out)           an adapter at another rank, or several as one
+
+An adapter is a path, "FILE[:STRENGTH]" (`inweave.adapter.strength_spec`), an `Adapter`, or a pair of one of these and
+a strength. Whatever can be refused is refused before the work starts; nothing is left behind by a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from inweave.adapter import Adapter
+from inweave.errors import ConfigError, TargetError
+from inweave.exchange.check import check
+from inweave.exchange.convert import naming_for, refuse_output, save
+from inweave.exchange.load import component_folders, load, open_base, open_weights
+from inweave.formats.files import open_container
+from inweave.formats.writers import WRITERS
+from inweave.targets.bases import known_index
+from inweave.targets.detect import detect
+from inweave.targets.index import ModelIndex
+from inweave.targets.plan import Plan
+from inweave.targets.resolve import resolve
+from inweave.weights.offline import bake as baking
+from inweave.weights.offline import extract as extraction
+from inweave.weights.offline import resize as resizing
+from inweave.weights.offline.bake import Baked, Layer
+from inweave.weights.offline.extract import Extracted
+from inweave.weights.offline.resize import DTYPES, Resized, device_of
+from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_entry
+
+Progress = Callable[[int, int], None]  #: done, total
+FilePath = str | os.PathLike[str]
+#: dialects that are read, but written under another name
+_WRITTEN_AS = {"lycoris": "kohya", "diffusers-peft": "diffusers"}
+
+
+def _no_progress(done: int, total: int) -> None:
+    pass
+
+
+def bake(
+    base: FilePath,
+    loras: Iterable[StackEntry],
+    out: FilePath,
+    *,
+    dtype: torch.dtype | str | None = None,
+    progress: Progress = _no_progress,
+) -> Baked:
+    """Write the checkpoint ``base`` with ``loras`` merged in to ``out``: same names, same layout.
+
+    ``base``: a file, an index of shards or a model folder. ``out``: a .safetensors file, or a new folder for shards
+    and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
+    """
+    index = open_weights(base)
+    target = Path(out)
+    warnings: list[str] = []
+    layers = []
+    for adapter, strength in map(read_entry, loras):
+        if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
+            raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
+        layers.append(_layer(adapter, strength, index, warnings))
+    done = baking.bake(
+        base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress
+    )
+    done.base = index.base
+    done.loras = [baking.record(layer.name, layer.sha256, layer.strength) for layer in layers]
+    done.warnings = warnings
+    return done
+
+
+def extract(
+    tuned: FilePath,
+    base: FilePath,
+    out: FilePath,
+    *,
+    rank: int = 32,
+    energy: float | None = None,
+    dialect: str = "kohya",
+    dtype: torch.dtype | str = "fp16",
+    device: torch.device | str = "auto",
+    full_norms: bool = False,
+    progress: Progress = _no_progress,
+) -> Extracted:
+    """Write what ``tuned`` changed against ``base``, two checkpoints of one model in any naming, as a LoRA.
+
+    ``rank``: the highest of a module; ``energy``: take the lowest rank that keeps this share of it. ``full_norms``:
+    keep changed norms and biases too, as full differences. The result says how much of the change is kept.
+    """
+    index = open_weights(base)
+    refuse_output(Path(out), dialect, index)
+    tuned_path, base_path = Path(tuned), Path(base)
+    with ExitStack() as opened:
+        result = extraction.extract(
+            extraction.open_checkpoint(tuned_path, open_weights(tuned), component_folders(tuned_path), opened),
+            extraction.open_checkpoint(base_path, index, component_folders(base_path), opened),
+            lambda component: naming_for(dialect, component, index),
+            rank=rank, energy=energy, full_norms=full_norms, dtype=_dtype(dtype) or torch.float16,
+            device=device_of(str(device)), progress=progress,
+        )  # fmt: skip
+    about = {"tuned": tuned_path.name, "base": base_path.name, "rank": rank, "energy": round(result.energy, 6)}
+    result.adapter = replace(result.adapter, metadata={"inweave.extracted": json.dumps(about)})
+    result.base = index.base
+    result.saved = save(result.adapter, out, dialect=dialect, base=base)
+    return result
+
+
+def resize(
+    loras: StackEntry | Sequence[StackEntry],
+    out: FilePath,
+    *,
+    rank: int | None = None,
+    energy: float | None = None,
+    dialect: str | None = None,
+    base: FilePath | ModelIndex | None = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+) -> Resized:
+    """Write one adapter at another rank, or several combined into one.
+
+    ``rank``: the highest of a module; ``energy``: take the lowest rank that keeps this share of it; neither: several
+    adapters are combined exactly. ``dialect``: None writes that of the first. ``base``: the model they are for, where
+    it cannot be detected. ``dtype``: of the new factors; None keeps that of the old.
+    """
+    entries = list(loras) if isinstance(loras, Sequence) and not isinstance(loras, str | tuple) else [loras]
+    stack = [read_entry(entry) for entry in entries]
+    if not stack:
+        raise ConfigError("no adapter to resize")
+    if len(stack) == 1 and rank is None and energy is None:
+        raise ConfigError("choose a size: a rank or an energy (--rank or --energy)")
+    adapters = [_loaded(adapter) for adapter, _ in stack]
+    names = [_name(adapter) for adapter, _ in stack]
+    index = _common_index(names, adapters, base)
+    dialect = dialect or _dialect(adapters[0])
+    refuse_output(Path(out), dialect, index)
+    result = resizing.resize(
+        [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],
+        index,
+        lambda component: naming_for(dialect, component, index),
+        rank=rank, energy=energy, dtype=_dtype(dtype), device=device_of(str(device)),
+    )  # fmt: skip
+    if len(stack) > 1:
+        sources = [
+            baking.record(name, _sha256(adapter), strength)
+            for name, (adapter, strength) in zip(names, stack, strict=True)
+        ]
+        metadata = {**result.adapter.metadata, "inweave.combined": json.dumps(sources)}
+        result.adapter = replace(result.adapter, metadata=metadata)
+    result.base = index.base
+    result.saved = save(result.adapter, out, dialect=dialect, base=base if base is not None else index.base)
+    return result
+
+
+def _layer(adapter: AdapterLike, strength: Strength, index: ModelIndex, warnings: list[str]) -> Layer:
+    """An adapter resolved completely on the base, or the reason it cannot be, as `check` reports it."""
+    if isinstance(adapter, Plan):
+        return Layer(adapter, strength)
+    name, prefix = _name(adapter), "" if isinstance(adapter, Adapter) else f"{os.fspath(adapter)}: "
+    source = _loaded(adapter)
+    verdict = check(source, index)
+    if verdict.error and 2 * verdict.report.placed < verdict.report.tensors:  # else the list of tensors says more
+        raise TargetError(f"{prefix}{verdict.error}")
+    try:
+        plan = resolve(source, index)
+    except TargetError as error:
+        raise TargetError(f"{prefix}{error}") from None
+    if verdict.nonfinite:
+        row, more = verdict.nonfinite[0], len(verdict.nonfinite) - 1
+        also = f" (and {more} more tensors)" if more else ""
+        raise TargetError(f"{prefix}{row['key']}: {row['count']} of {row['of']} numbers are NaN or infinite{also}")
+    warnings += [f"{name}: {warning}" if name else warning for warning in verdict.report.warnings]
+    return Layer(plan, strength, name, _sha256(adapter))
+
+
+def _loaded(adapter: AdapterLike) -> Adapter:
+    if isinstance(adapter, Plan):
+        return adapter.adapter
+    return adapter if isinstance(adapter, Adapter) else load(adapter)
+
+
+def _name(adapter: AdapterLike) -> str:
+    """How metadata calls an adapter; one that is no file has no name."""
+    return Path(adapter).name if isinstance(adapter, str | os.PathLike) else ""
+
+
+def _sha256(adapter: AdapterLike) -> str:
+    """Of an adapter's file, or of its shards one after the other."""
+    if not isinstance(adapter, str | os.PathLike):
+        return ""
+    digest = hashlib.sha256()
+    for part in open_container(adapter).files:
+        with part.open("rb") as file:
+            while chunk := file.read(4 * 1024 * 1024):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _dialect(adapter: Adapter) -> str:
+    """The dialect an adapter was read in, as far as it can be written."""
+    read_as = next(iter(adapter.dialects), "")
+    return _WRITTEN_AS.get(read_as, read_as if read_as in WRITERS else "kohya")
+
+
+def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FilePath | ModelIndex | None) -> ModelIndex:
+    """The base model that all adapters were trained for."""
+    if base is not None:
+        return base if isinstance(base, ModelIndex) else open_base(base)
+    detections = [detect(adapter) for adapter in adapters]
+    for name, detection in zip(names, detections, strict=True):
+        if detection.base is None or detection.confidence < 0.5:
+            guess = f" (best guess: {detection.base}, confidence {detection.confidence:.2f})" if detection.base else ""
+            raise TargetError(f"{name}: the base model of this adapter is not clear{guess}; name it with base (--base)")
+    bases = dict.fromkeys(detection.base for detection in detections if detection.base)
+    common = next((each for each in bases if all(detection.fits_as_well(each) for detection in detections)), None)
+    if common is None:
+        rows = ", ".join(f"{name} is for {found.base}" for name, found in zip(names, detections, strict=True))
+        raise TargetError(f"adapters of different base models cannot be combined: {rows}")
+    return known_index(common)
+
+
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"no dtype is called {dtype!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[dtype]

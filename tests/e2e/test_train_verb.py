@@ -177,7 +177,7 @@ def test_other_dialects(dialect: str, tmp_path: Path, cache: Path) -> None:
 def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None:
     before = sorted(cache.rglob("*"))
     told = invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check")
-    assert "24 pictures" in told and "5 in all" in told and "memory, estimated" in told
+    assert "24 images" in told and "5 in total" in told and "memory, estimated" in told
     document = json.loads(invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check", "--json"))
     assert document["ok"] and document["config"]["steps"] == 5 and document["estimate"]["trained_parameters"] > 0
     assert not (tmp_path / "out").exists() and sorted(cache.rglob("*")) == before

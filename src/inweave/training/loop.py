@@ -28,6 +28,7 @@ from inweave.training.adapters.summary import shape_of
 from inweave.training.checkpoint.resume import base_of, check_same
 from inweave.training.checkpoint.store import State, alone, named, newest, save_state, tidy
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data.batches import total_steps
 from inweave.training.distributed.world import World
 from inweave.training.memory.meta import Meter
 from inweave.training.memory.oom import needing
@@ -73,7 +74,7 @@ class Run:
         self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
         self._per_step = per_step = config.gradient_accumulation * self.world.size
-        self.total = config.steps or -(-(config.epochs or 1) * len(task.order) // per_step)
+        self.total = total_steps(len(task.order), per_step, steps=config.steps, epochs=config.epochs)
         share_of(config, 0, self.total)  # a warm-up as long as the run is told before it
         self.number = 0  # steps done
         self.started = time.time()

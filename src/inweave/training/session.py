@@ -19,11 +19,13 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.model import DTYPES, choose_device, choose_dtype, file_index, load_model
 from inweave.models.open import open_model
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.buckets import Placement, Rules
+from inweave.training.data.batches import arrange
+from inweave.training.data.buckets import BucketRules, Placement
 from inweave.training.data.cache import TensorCache
-from inweave.training.data.caption_lengths import captions_of, chunks_of, long_captions
-from inweave.training.data.reader import Dataset, read_dataset
-from inweave.training.data.report import DatasetReport, arrange, check_dataset
+from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
+from inweave.training.data.reader import read_dataset
+from inweave.training.data.report import DatasetReport, check_dataset
+from inweave.training.data.types import Dataset
 from inweave.training.distributed.fsdp import check_shard, shard_model
 from inweave.training.distributed.world import World, join
 from inweave.training.loop import Finished, Run, Sample
@@ -39,7 +41,7 @@ from inweave.training.tasks.diffusion import DiffusionTask, bucket_rules, check_
 from inweave.weights.weaver import Weaver
 
 if TYPE_CHECKING:
-    from inweave.training.tasks.language import TextReport
+    from inweave.training.data.texts import TextReport
 
 Tick = Callable[[str, int, int], None]
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -102,7 +104,7 @@ def diffusion_run(config: TrainConfig, world: World, tick: Tick | None) -> tuple
         run.base_hashes = ThreadPoolExecutor(1, "inweave-hash").submit(base_hashes, blueprint.path)
     if world.first:
         run.told = [
-            ("dataset", line) for line in (*_report(config, dataset, task.rules, 1)[0].left_out(), *task.notes())
+            ("dataset", line) for line in (*_report(config, dataset, task.rules, 1)[0].warnings(), *task.notes())
         ]
     if planned is not None:
         run.choices = list(planned.reasons)
@@ -153,9 +155,9 @@ def _chunks(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> tupl
     """Of the longest caption, and what to say of it; only tokenizers are read."""
     model = blank(blueprint, DTYPES[config.precision])
     model.tokenizers = {folder: make() for folder, make in blueprint.tokenizers.items()}
-    captions = captions_of(config, dataset)
-    chunks = chunks_of(model, captions)
-    return chunks, long_captions(model, dataset.examples, captions, chunks)
+    captions = run_captions(config, dataset)
+    chunks = max_chunks(model, captions)
+    return chunks, long_caption_warnings(model, dataset.examples, captions, chunks)
 
 
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
@@ -211,7 +213,7 @@ def preset_of(blueprint: Blueprint) -> str:
     return "sd2" if blueprint.family == "sd" and width == 1024 else blueprint.family
 
 
-def _report(config: TrainConfig, dataset: Dataset, rules: Rules, processes: int) -> tuple[DatasetReport, int]:
+def _report(config: TrainConfig, dataset: Dataset, rules: BucketRules, processes: int) -> tuple[DatasetReport, int]:
     """The set as this run sees it, and how many examples it holds out."""
     kept: set[int] = set()
 

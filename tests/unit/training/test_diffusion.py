@@ -19,7 +19,7 @@ from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.families import Ask, condition  # noqa: E402
 from inweave.models.teaching import batched, encoded, token_inputs  # noqa: E402
-from inweave.training.data.images import opened  # noqa: E402
+from inweave.training.data.images import load_image  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell")
@@ -78,7 +78,7 @@ def test_prior_weight(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     make_set(data / "reg", {"r": "an apple"}, first=5)
     task = task_on(data, prior_loss_weight=0.25)
-    prior = next(n for n, example in enumerate(task.examples) if example.regularisation)
+    prior = next(n for n, example in enumerate(task.examples) if example.regularization)
     inputs = drawn(task, 0, (1 - prior, prior))
     assert inputs["weights"].tolist() == [1.0, 0.25]
     loss = float(task.loss(inputs))
@@ -133,7 +133,7 @@ def test_deep_masks_are_scaled_and_stored_ones_turned(tmp_path: Path) -> None:
     for number, example in enumerate(task.examples):
         place = task.places[number]
         assert place is not None
-        shown.append(opened(example, place, place.crop, flip=False, masked=True)[1])
+        shown.append(load_image(example, place, place.crop, flip=False, masked=True)[1])
     assert 0.0 <= float(shown[0].min()) < 0.01 and float(shown[0].max()) > 0.99
     assert torch.equal(shown[1], shown[0]) and torch.equal(shown[2], shown[0])
     first, deep, stored = task._masks
@@ -199,7 +199,7 @@ def test_transparent_pictures_stand_on_white_and_deep_ones_are_scaled(tmp_path: 
     for number, example in enumerate(task.examples):
         place = task.places[number]
         assert place is not None
-        shown.append(opened(example, place, place.crop, flip=False, masked=False)[0])
+        shown.append(load_image(example, place, place.crop, flip=False, masked=False)[0])
     assert shown[0][:, :, :30].min() > 0.99 and shown[0][:, :, 34:].max() < -0.99
     levels = shown[1][0, 0]
     assert float(levels[0]) < -0.98 and float(levels[-1]) > 0.98 and bool((levels.diff() >= 0).all())
@@ -238,8 +238,8 @@ def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
     empty = drawn(left, 0, (0,))["text.encoder_hidden_states"]
     assert torch.equal(empty, left._text("")["encoder_hidden_states"]), "all captions are dropped"
     assert left.captions == folder.captions and left._forms(0) == folder._forms(0)
-    assert left.fingerprint() == folder.fingerprint() == plain.fingerprint() != own.fingerprint()
-    assert task_on(file, buckets=False).fingerprint() == plain.fingerprint(), "the run asks for none of it"
+    assert own.fingerprint() == plain.fingerprint(), "the settings that count are the same"
+    assert left.fingerprint() == folder.fingerprint() != own.fingerprint()
 
 
 def test_buckets_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
@@ -372,21 +372,20 @@ def test_the_fingerprint_is_of_the_data(tmp_path: Path) -> None:
     assert task_on(data).fingerprint() != before
 
 
-def test_the_fingerprint_of_a_folder_is_that_of_earlier_checkpoints(tmp_path: Path) -> None:
-    """Each setting that a table may leave open was once written down as off."""
+def test_the_fingerprint_covers_settings_and_placement_of_every_example(tmp_path: Path) -> None:
     task = task_on(make_set(tmp_path / "set"), flip=True, keep_tokens=2)
-    off = {
-        "repeats": 1, "regularisation": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
-        "shuffle_tags": False, "keep_tokens": 0, "keep_separator": "|||", "separator": ",", "prefix": "", "suffix": "",
-        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": False, "random_crop": False,
-        "alpha_mask": False, "resolution": None, "batch_size": None, "bucketed": None, "bucket_minimum": None,
-        "bucket_maximum": None, "bucket_step": None, "upscale": None,
+    settings = {
+        "repeats": 1, "regularization": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
+        "shuffle_tags": False, "keep_tokens": 2, "keep_separator": "|||", "tag_separator": ",", "prefix": "", "suffix": "",
+        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": True, "random_crop": False,
+        "alpha_mask": False, "resolution": None, "batch_size": None, "buckets": None, "min_bucket": None,
+        "max_bucket": None, "bucket_step": None, "upscale": None,
     }  # fmt: skip
-    told = [
-        [e.sha256, e.captions, 1, False, off, "", [str(place.bucket), place.crop] if place else None]
+    facts = [
+        [e.sha256, e.captions, 1, False, settings, "", [str(place.bucket), place.crop] if place else None]
         for e, place in zip(task.examples, task.places, strict=True)
     ]
-    assert task.fingerprint() == hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    assert task.fingerprint() == hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def test_the_loss_of_rows_is_the_loss_of_the_batch(tmp_path: Path) -> None:

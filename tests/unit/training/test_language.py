@@ -12,10 +12,11 @@ import torch
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.models.language_models import load_language_model
 from inweave.training.config.schema import TrainConfig
+from inweave.training.data.texts import read_texts
 from inweave.training.distributed.world import World
 from inweave.training.session import check, train
 from inweave.training.tasks.base import generator_for
-from inweave.training.tasks.language import LanguageTask, language_run, read_texts
+from inweave.training.tasks.language import LanguageTask, language_run
 
 SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
 CPU = torch.device("cpu")
@@ -188,9 +189,9 @@ def test_texts_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
         read_texts(file)
     assert [problem.split(":")[0].split(", ")[1] for problem in caught.value.problems] == ["line 2", "line 3", "line 4"]
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="not a text file"):
+    with pytest.raises(FormatError, match="not a readable text file"):
         read_texts(file)
-    with pytest.raises(FormatError, match="not a text file"):
+    with pytest.raises(FormatError, match="not a readable text file"):
         read_texts(tmp_path / "none.txt")
     other = tmp_path / "t.txt"
     other.write_bytes("\ufeffone\r\ntwo\r\n \r\n\r\n\r\nthree\n".encode())

@@ -16,7 +16,7 @@ from torch import nn
 
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.buckets import Order
+from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
 from inweave.training.loop import Run
 from inweave.training.tasks.base import Tensors

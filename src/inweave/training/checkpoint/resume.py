@@ -18,7 +18,7 @@ from torch import nn
 from inweave.errors import ConfigError
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.model_digest import bits_of, some_of
+from inweave.training.data.cache import sample_bits, tensor_bits
 from inweave.training.optim.schedules import rates
 
 
@@ -27,7 +27,7 @@ def base_of(networks: Mapping[str, nn.Module]) -> str:
     digest = hashlib.sha256()
     for folder, network in sorted(networks.items()):
         for key, value in network.state_dict().items():
-            told = (folder, key, str(value.dtype), tuple(value.shape), some_of(bits_of(value)))
+            told = (folder, key, str(value.dtype), tuple(value.shape), sample_bits(tensor_bits(value)))
             digest.update(str(told).encode())
     return digest.hexdigest()
 

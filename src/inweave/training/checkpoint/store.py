@@ -30,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from inweave.errors import ConfigError, FormatError
-from inweave.training.data.cache import sum_of
+from inweave.training.data.cache import tensor_checksum
 
 VERSION = 1
 _STEP = re.compile(r"step-(\d{6,})")
@@ -56,7 +56,7 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
         hidden.mkdir()
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
         save_file(tensors, hidden / _FILES[0])
-        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": sum_of(tensors)}
+        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": tensor_checksum(tensors)}
         facts["facts_sum"] = _sum_of_facts(facts)
         (hidden / _FILES[1]).write_text(json.dumps(facts, indent=1, ensure_ascii=False), "utf-8")
         for path in (*(hidden / name for name in _FILES), hidden):
@@ -95,7 +95,7 @@ def load_state(place: Path) -> State:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
         raise FormatError(f"{place}: written in version {version} of the format, {VERSION} is read here")
-    if total != sum_of(tensors):
+    if total != tensor_checksum(tensors):
         raise FormatError(f"{place}: damaged: its tensors are not those that were written")
     if known is not None and known != _sum_of_facts(facts):
         raise FormatError(f"{place}: damaged: {_FILES[1]} is not what was written")

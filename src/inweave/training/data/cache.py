@@ -1,11 +1,11 @@
-"""Encoded once, kept on disk: latents and text, shared between runs, safe to interrupt.
+"""A cache of latents and text embeddings: encoded once, tensors on disk, shared between runs, safe to interrupt.
 
     <cache>/<two digits>/<key>.safetensors      key = SHA-256 of everything that decides the numbers
 
-A file is written beside its place and renamed, so what is there is whole, and holds a sum of its tensors. One that cannot
-be read, or has another sum, is made again. What was
-used last stays in memory, up to a limit; the rest is read again, which the system's own cache makes cheap. Without a
-folder everything stays in memory.
+A file is written under a temporary name and renamed, so a file that exists is complete; it holds a checksum of its
+tensors. One that cannot be read, or has another checksum, is computed again. The most recently used tensors stay in
+memory, up to a limit; the rest is read again, which the operating system's cache makes cheap. Without a folder
+everything stays in memory. Part of every key is a digest of the encoders, so that a cache never mixes models.
 """
 
 from __future__ import annotations
@@ -23,38 +23,43 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from inweave.errors import FormatError
+from inweave.models.blueprint import ENCODERS
+from inweave.models.model import Model
 
-VERSION = 1  # of what is stored under a key: raised when the same facts give other tensors
-MEMORY = 2 << 30  # bytes kept, where a folder has them too
+VERSION = 1  # raised when the same facts lead to other tensors
+MEMORY = 2 << 30  # bytes held in memory, where a folder has them too
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+#: keys of a component's configuration that do not change what it computes
+_IRRELEVANT = ("architectures", "dtype", "torch_dtype", "transformers_version", "model_type")
 
 Tensors = dict[str, torch.Tensor]
 
 
 class TensorCache:
-    """Tensors by key; ``made`` and ``found`` count what `get` did."""
+    """Tensors by key; ``misses`` and ``hits`` count what `get` did."""
 
     def __init__(self, folder: Path | None, memory: int = MEMORY) -> None:
         self._folder = folder
         self._limit = memory
-        self._memory: dict[str, Tensors] = {}  # the last used last
+        self._memory: dict[str, Tensors] = {}  # most recently used last
         self._bytes = 0
-        self.made = 0
-        self.found = 0
+        self.misses = 0
+        self.hits = 0
 
     def get(self, facts: object, make: Callable[[], Tensors]) -> Tensors:
-        """What ``make`` gives for these facts; made only if it is not there yet."""
-        key = key_of(facts)
-        kept = self._memory.get(key)
-        if kept is None:
-            kept = self._read(key)
-        if kept is None:
-            kept = {name: tensor.detach().cpu().contiguous() for name, tensor in make().items()}
-            self.made += 1
-            self._write(key, kept)
+        """The tensors for these facts; ``make`` computes them if they are not cached."""
+        key = cache_key(facts)
+        tensors = self._memory.get(key)
+        if tensors is None:
+            tensors = self._read(key)
+        if tensors is None:
+            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in make().items()}
+            self.misses += 1
+            self._write(key, tensors)
         else:
-            self.found += 1
-        self._remember(key, kept)
-        return kept
+            self.hits += 1
+        self._remember(key, tensors)
+        return tensors
 
     def _remember(self, key: str, tensors: Tensors) -> None:
         if key in self._memory:
@@ -74,35 +79,37 @@ class TensorCache:
         try:
             tensors = load_file(place)
             with safe_open(place, "pt") as file:
-                known = (file.metadata() or {}).get("sum")
+                checksum = (file.metadata() or {}).get("sum")
         except (OSError, SafetensorError, ValueError):
-            return None  # cut by a crash of the disk: made again, and replaced
-        return tensors if known == str(sum_of(tensors)) else None  # so is what is whole, and not what was written
+            return None  # truncated by a crash: computed again and replaced
+        return tensors if checksum == str(tensor_checksum(tensors)) else None
 
     def _write(self, key: str, tensors: Tensors) -> None:
         place = self._place(key)
         if place is None:
             return
-        beside = place.with_name(f".{key}.{secrets.token_hex(4)}")  # other processes may be making the same
+        temporary = place.with_name(f".{key}.{secrets.token_hex(4)}")  # other processes may be writing the same
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, beside, {"sum": str(sum_of(tensors))})
-            beside.replace(place)
+            save_file(tensors, temporary, {"sum": str(tensor_checksum(tensors))})
+            temporary.replace(place)
         except (OSError, SafetensorError) as error:
-            raise FormatError(f"{place}: the cache cannot be written: {error}; set cache_dir elsewhere") from None
+            raise FormatError(
+                f"{place}: the cache cannot be written: {error}; set cache_dir to another folder"
+            ) from None
         finally:
-            with contextlib.suppress(OSError):  # whatever stopped it, nothing half is left behind
-                beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whatever happened, no partial file is left behind
+                temporary.unlink(missing_ok=True)
 
 
-def key_of(facts: object) -> str:
-    """The name of what these facts decide; every tuple is a list, every path text."""
+def cache_key(facts: object) -> str:
+    """The key of these facts; tuples count as lists, paths as text."""
     text = json.dumps([VERSION, facts], sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def sum_of(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Changes with any bit of any tensor; not for those who mean harm."""
+def tensor_checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Changes with any bit of any tensor; not cryptographic."""
     total = 0
     for name, tensor in sorted(tensors.items()):
         total = zlib.crc32(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode(), total)
@@ -112,3 +119,33 @@ def sum_of(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def _size(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def tensor_bits(value: torch.Tensor) -> torch.Tensor:
+    """The bits of a tensor as a row of integers."""
+    return value.detach().contiguous().flatten().view(_INTEGERS[value.itemsize])
+
+
+def sample_bits(bits: torch.Tensor) -> list[int]:
+    """About 64 of them, from all over: enough to tell two models apart, and read in no time."""
+    sample: list[int] = bits[:: max(bits.numel() // 64, 1)].tolist()
+    return sample
+
+
+def encoder_digests(model: Model) -> dict[str, str]:
+    """What decides the output of the VAE and of the text encoders: their configuration and their weights."""
+    digests = {}
+    for name, folders in (("vae", ("vae",)), ("text", ENCODERS)):
+        digest = hashlib.sha256()
+        for folder in folders:
+            if folder not in model.networks:
+                continue
+            part = model.blueprint.parts[folder]
+            config = {k: v for k, v in part.config.items() if not k.startswith("_") and k not in _IRRELEVANT}
+            digest.update(f"{part.class_name} {json.dumps(config, sort_keys=True, default=str)}".encode())
+            for key, value in model.networks[folder].state_dict().items():
+                bits = tensor_bits(value)
+                total = int(bits.sum(dtype=torch.int64))
+                digest.update(str((folder, key, value.dtype, tuple(value.shape), total, sample_bits(bits))).encode())
+        digests[name] = digest.hexdigest()
+    return digests

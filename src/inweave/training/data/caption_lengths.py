@@ -1,4 +1,4 @@
-"""How long captions are: the text encoder reads them in chunks, and all are padded to as many as the longest takes."""
+"""How long captions are: a text encoder reads them in chunks, and all are padded to the chunks of the longest."""
 
 from __future__ import annotations
 
@@ -8,32 +8,39 @@ from dataclasses import replace
 from inweave.models.model import Model
 from inweave.models.teaching import chunks_needed
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.captions import shown, variants_of
-from inweave.training.data.reader import Dataset, Example, run_settings, within
+from inweave.training.data.captions import example_variants
+from inweave.training.data.types import Dataset, Example, printable_path, subset_defaults, with_defaults
 
-LONG = 3  # chunks that captions may take before it is worth a word
-
-
-def captions_of(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
-    """What each example may be called in the run."""
-    run = run_settings(config)
-    found = [replace(example, subset=within(example.subset, run)) for example in dataset.examples]
-    words = {"trigger": config.trigger or "", "count": config.caption_variants, "seed": config.seed}
-    return [list(dict.fromkeys(variants_of(example, **words))) for example in found]  # type: ignore[arg-type]
+MANY_CHUNKS = 3  # more than these are worth a warning
 
 
-def chunks_of(model: Model, captions: Sequence[Sequence[str]]) -> int:
-    return chunks_needed(model, sorted({text for found in captions for text in found}))
+def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
+    """The texts each example may have in the run."""
+    defaults = subset_defaults(config)
+    examples = [replace(example, subset=with_defaults(example.subset, defaults)) for example in dataset.examples]
+    return [
+        list(
+            dict.fromkeys(
+                example_variants(example, trigger=config.trigger or "", count=config.caption_variants, seed=config.seed)
+            )
+        )
+        for example in examples
+    ]
 
 
-def long_captions(
+def max_chunks(model: Model, captions: Sequence[Sequence[str]]) -> int:
+    """Chunks of the longest caption."""
+    return chunks_needed(model, sorted({text for texts in captions for text in texts}))
+
+
+def long_caption_warnings(
     model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: int
 ) -> list[str]:
-    """A line where one caption makes all of them slow."""
-    if chunks <= LONG:
+    """A line where one caption slows all of them down."""
+    if chunks <= MANY_CHUNKS:
         return []
     longest = (n for n, texts in enumerate(captions) if chunks_needed(model, list(texts)) == chunks)
     return [
         f"captions: the longest takes {chunks} chunks of the text encoder, and every caption is padded to that; "
-        f"shorten it: {shown(examples[next(longest)].path)}"
+        f"shorten it: {printable_path(examples[next(longest)].path)}"
     ]

@@ -1,52 +1,112 @@
-"""A picture as a step shows it: upright, on white, resized, cut, mirrored, with its mask.
+"""Images and masks: probed when a dataset is read, loaded when a step needs them.
 
-file ──upright──► RGB on white ──resize──► covers its bucket ──cut──► the bucket ──mirror──► -1..1
-mask ─────────────────────────────────────── the same ─────────────────────────────────────► 0..1
+    file ──upright──► RGB on white ──resize──► covers its bucket ──crop──► the bucket ──flip──► -1..1
+    mask ─────────────────────────────────────── the same ────────────────────────────────────► 0..1
 
-Sixteen-bit pictures and masks are scaled to eight; a mask is turned as the reader of the set found it to lie. A cut that
-moves falls on one of a few places that the picture's own hash names, so that each can be encoded once.
+    probe   decoded to the last pixel and turned upright; the hash is that of 8-bit RGBA pixels, so the same image in
+            two lossless files is one image
+    mask    grayscale, in the shape of its image: sides within 1 % or a pixel of it. A mask of exactly the size that an
+            image rotated by EXIF has in its file is rotated with it
+
+16-bit images and masks are scaled to 8 bits. A random crop is one of a few positions chosen by the image's own hash, so
+that each of them can be encoded once. torch is imported where tensors are made: checking a dataset does not need it.
 """
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps
 
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.buckets import Placement
-from inweave.training.data.reader import Example
-from inweave.training.data.report import grey
+from inweave.training.data.types import Example
+
+if TYPE_CHECKING:
+    import torch
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 
-CROPS = 4  # places a randomly cropped picture is cut at
-_WAYS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
-_TURNS = {number: Image.Transpose[way] for number, way in enumerate(_WAYS, 2)}  # by EXIF's numbers
+RANDOM_CROPS = 4  # positions per image
+_EXIF_ORIENTATION = 0x0112
+_TRANSPOSE_NAMES = (
+    "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90",
+)  # fmt: skip
+_TRANSPOSES = {number: Image.Transpose[name] for number, name in enumerate(_TRANSPOSE_NAMES, 2)}  # by EXIF orientation
 
 
-def opened(
-    example: Example, place: Placement, cut: Box, *, flip: bool, masked: bool
+class ImageInfo(NamedTuple):
+    """What probing an image or a mask found."""
+
+    size: tuple[int, int]  # upright
+    sha256: str  # of all pixels
+    has_alpha: bool
+    black: bool  # the mask it is, or has in its alpha channel, is black everywhere
+    stored_size: tuple[int, int]  # in the file, before it is turned upright
+    orientation: int  # EXIF; 1: upright already
+
+
+def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
+    """A file decoded to the last pixel, or the reason why it cannot be read."""
+    try:
+        with Image.open(path) as image:
+            tag = image.getexif().get(_EXIF_ORIENTATION)
+            upright = ImageOps.exif_transpose(image)
+            deep = upright.mode.startswith(("I", "F"))  # more than 8 bits: converting would merge different images
+            pixels = upright if deep else upright.convert("RGBA")
+            digest = hashlib.sha256(f"{pixels.mode} {pixels.width}x{pixels.height} ".encode())
+            digest.update(pixels.tobytes())
+            alpha = upright.has_transparency_data
+            levels = to_grayscale(upright) if mask else pixels.getchannel("A") if alpha and not deep else None
+            black = levels is not None and levels.getextrema() == (0, 0)
+            orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
+            return ImageInfo(pixels.size, digest.hexdigest(), alpha, black, image.size, orientation)
+    except Exception as error:  # decoders raise whatever a broken file leads them to
+        return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
+
+
+def to_grayscale(image: Image.Image) -> Image.Image:
+    """In 8 bits; of 16 the upper ones, since a plain conversion would clip everything above 255."""
+    if not image.mode.startswith("I"):
+        return image.convert("L")
+    deep = np.asarray(image).astype(np.int64)
+    return Image.fromarray((deep.clip(0, 65535) >> 8).astype(np.uint8))
+
+
+def mask_orientation(mask: ImageInfo, image: ImageInfo) -> int | None:
+    """The EXIF orientation that aligns a mask with its image; None where their shapes differ."""
+    if mask.orientation == 1 and mask.stored_size == image.stored_size != image.size:  # made from the file as stored
+        return image.orientation
+    (across, down), (width, height) = mask.size, image.size
+    ours, theirs = across * height, down * width
+    rounding = abs(ours - theirs) < max(across, down, width, height)  # less than a pixel of one of the four sides
+    return mask.orientation if rounding or max(ours, theirs) <= 1.01 * min(ours, theirs) else None
+
+
+def load_image(
+    example: Example, place: Placement, crop: Box, *, flip: bool, masked: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """((3, height, width) in -1..1, (height, width) in 0..1); without a mask all of it is open."""
-    left, top, width, height = cut
+    """(pixels (3, height, width) in -1..1, mask (height, width) in 0..1); without a mask all of it is 1."""
+    import torch
+
+    left, top, width, height = crop
     box = (left, top, left + width, top + height)
     with Image.open(example.path) as file:
-        picture, alpha = _on_white(ImageOps.exif_transpose(file))
-    mask = _mask(example, alpha, picture.size) if masked else None
-    shown = picture.resize(place.resized, Image.Resampling.LANCZOS).crop(box)
-    open_part = mask.resize(place.resized).crop(box) if mask is not None else Image.new("L", shown.size, 255)
+        image, alpha = _on_white(ImageOps.exif_transpose(file))
+    levels = _load_mask(example, alpha, image.size) if masked else None
+    image = image.resize(place.resized, Image.Resampling.LANCZOS).crop(box)
+    mask = levels.resize(place.resized).crop(box) if levels is not None else Image.new("L", image.size, 255)
     if flip:
-        shown, open_part = ImageOps.mirror(shown), ImageOps.mirror(open_part)
-    pixels = torch.from_numpy(np.asarray(shown, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
-    return pixels, torch.from_numpy(np.asarray(open_part, dtype=np.float32) / 255)
+        image, mask = ImageOps.mirror(image), ImageOps.mirror(mask)
+    pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)
+    return pixels, torch.from_numpy(np.asarray(mask, dtype=np.float32) / 255)
 
 
-def cut_of(place: Placement, number: int, key: str) -> Box:
-    """Where a picture is cut: in its middle (0), or at one of a few places its own hash decides."""
+def crop_box(place: Placement, number: int, key: str) -> Box:
+    """The center crop (0), or one of a few positions that the image's own hash decides."""
     if number == 0:
         return place.crop
     _, _, width, height = place.crop
@@ -55,37 +115,37 @@ def cut_of(place: Placement, number: int, key: str) -> Box:
     return digest[0] * spare_x // 255, digest[1] * spare_y // 255, width, height
 
 
-def is_masked(config: TrainConfig, example: Example) -> bool:
-    """Whether the loss of a picture heeds its mask."""
+def uses_mask(config: TrainConfig, example: Example) -> bool:
+    """Whether the loss of an image is masked."""
     return config.masked_loss or (example.subset.alpha_mask and example.mask is not None)
 
 
 def mask_key(example: Example) -> str:
-    """What of a picture's mask decides numbers: the content of its file and how it is read, or that it is alpha."""
+    """What of an image's mask decides numbers: the content of its file and how it is read, or that it is alpha."""
     if not isinstance(example.mask, Path):
         return str(example.mask)
-    found = hashlib.sha256(example.mask.read_bytes()).hexdigest()
-    with Image.open(example.mask) as file:  # caches from before deep masks were scaled, and any turned, hold others
-        found += "/16" if file.mode.startswith("I") else ""
-    return found + (f"/{example.mask_turn}" if example.mask_turn != 1 else "")
+    key = hashlib.sha256(example.mask.read_bytes()).hexdigest()
+    with Image.open(example.mask) as file:
+        key += "/16" if file.mode.startswith("I") else ""
+    return key + (f"/{example.mask_orientation}" if example.mask_orientation != 1 else "")
 
 
 def _on_white(upright: Image.Image) -> tuple[Image.Image, Image.Image | None]:
     """(RGB, alpha if there is one)."""
     if upright.mode.startswith("I"):
-        return grey(upright).convert("RGB"), None
+        return to_grayscale(upright).convert("RGB"), None
     if not upright.has_transparency_data:
         return upright.convert("RGB"), None
-    clear = upright.convert("RGBA")
-    ground = Image.new("RGB", upright.size, "white")
-    ground.paste(clear, mask=clear.getchannel("A"))
-    return ground, clear.getchannel("A")
+    rgba = upright.convert("RGBA")
+    background = Image.new("RGB", upright.size, "white")
+    background.paste(rgba, mask=rgba.getchannel("A"))
+    return background, rgba.getchannel("A")
 
 
-def _mask(example: Example, alpha: Image.Image | None, size: tuple[int, int]) -> Image.Image | None:
+def _load_mask(example: Example, alpha: Image.Image | None, size: tuple[int, int]) -> Image.Image | None:
     if isinstance(example.mask, Path):
         with Image.open(example.mask) as file:
-            levels = grey(file)
-        turn = _TURNS.get(example.mask_turn)
-        return (levels if turn is None else levels.transpose(turn)).resize(size)
+            levels = to_grayscale(file)
+        transpose = _TRANSPOSES.get(example.mask_orientation)
+        return (levels if transpose is None else levels.transpose(transpose)).resize(size)
     return alpha if example.mask == "alpha" else None

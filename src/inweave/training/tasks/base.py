@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from inweave.training.data.buckets import Order
+from inweave.training.data.batches import Order
 
 Tensors = dict[str, torch.Tensor]
 

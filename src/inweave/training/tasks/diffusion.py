@@ -32,14 +32,20 @@ from inweave.models.families import Conditioning, predict
 from inweave.models.model import Model
 from inweave.models.teaching import T5, batched, encoded, t5_states, text_inputs, token_inputs
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.buckets import Placement, Rules
-from inweave.training.data.cache import TensorCache
-from inweave.training.data.caption_lengths import captions_of, chunks_of, long_captions
-from inweave.training.data.captions import choose, shown, tag_frequency
-from inweave.training.data.images import CROPS, cut_of, is_masked, mask_key, opened
-from inweave.training.data.model_digest import identity
-from inweave.training.data.reader import Dataset, Example, noted, run_settings, within
-from inweave.training.data.report import arrange
+from inweave.training.data.batches import arrange
+from inweave.training.data.buckets import BucketRules, Placement
+from inweave.training.data.cache import TensorCache, encoder_digests
+from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
+from inweave.training.data.captions import choose_caption, tag_frequency
+from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
+from inweave.training.data.types import (
+    Dataset,
+    Example,
+    fingerprint_fields,
+    printable_path,
+    subset_defaults,
+    with_defaults,
+)
 from inweave.training.memory.oom import needing
 from inweave.training.tasks.base import Tensors, generator_for
 from inweave.training.tasks.objective import Objective, judged, make_objective
@@ -69,14 +75,14 @@ class DiffusionTask:
         repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
         self.order = replace(whole, repeats=repeats, _epochs={})
         _check(model, config, self.examples, self.places, repeats)
-        self._run = run_settings(config)
-        self._settings = [within(example.subset, self._run) for example in self.examples]
-        self._masked = [is_masked(config, example) for example in self.examples]
+        self._defaults = subset_defaults(config)
+        self._settings = [with_defaults(example.subset, self._defaults) for example in self.examples]
+        self._masked = [uses_mask(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
-        self.captions = captions_of(config, dataset)
-        self.chunks = chunks_of(model, self.captions)
+        self.captions = run_captions(config, dataset)
+        self.chunks = max_chunks(model, self.captions)
         self._numbers: dict[str, Tensors] = {}
-        self._identity = identity(model)
+        self._identity = encoder_digests(model)
         self.offloader = Offloader(model.networks, model.device)
 
     # data
@@ -120,9 +126,9 @@ class DiffusionTask:
             latents.append(spread["mean"] + spread["std"] * eps)
             masks.append(spread["mask"])
             dropout = self._settings[number].caption_dropout or 0.0
-            texts.append(choose(self.captions[number], dropout, dropped, picked))
+            texts.append(choose_caption(self.captions[number], dropout, dropped, picked))
             facts.append(spread["facts"])
-            weights.append(self.config.prior_loss_weight if example.regularisation else 1.0)
+            weights.append(self.config.prior_loss_weight if example.regularization else 1.0)
         shape = (len(batch), *latents[0].shape)
         tokens = shape[2] * shape[3] // 4
         found: Tensors = {
@@ -160,7 +166,7 @@ class DiffusionTask:
         settings, place = self._settings[number], self._place(number)
         flips = (False, True) if settings.flip else (False,)
         crops = (
-            range(1, CROPS + 1)
+            range(1, RANDOM_CROPS + 1)
             if settings.random_crop and place.resized != (place.bucket.width, place.bucket.height)
             else (0,)
         )
@@ -173,14 +179,14 @@ class DiffusionTask:
 
     def _latents(self, number: int, flip: bool, crop: int) -> Tensors:
         example, place = self.examples[number], self._place(number)
-        cut = left, top, width, height = cut_of(place, crop, example.sha256)
+        cut = left, top, width, height = crop_box(place, crop, example.sha256)
         facts = {
             "picture": example.sha256, "mask": self._masks[number], "resized": place.resized, "crop": cut, "flip": flip,
             "vae": self._identity["vae"],
         }  # fmt: skip
 
         def make() -> Tensors:
-            picture, mask = opened(example, place, cut, flip=flip, masked=self._masked[number])
+            picture, mask = load_image(example, place, cut, flip=flip, masked=self._masked[number])
             with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"):
                 spread = self._encoded(picture)
             small = torch.nn.functional.interpolate(mask[None, None], size=spread[0].shape[-2:], mode="area")[0]
@@ -254,7 +260,7 @@ class DiffusionTask:
 
     def notes(self) -> list[str]:
         """What of the data makes the run slower than it need be, a line each."""
-        return long_captions(self.model, self.examples, self.captions, self.chunks)
+        return long_caption_warnings(self.model, self.examples, self.captions, self.chunks)
 
     def fingerprint(self) -> str:
         told = [
@@ -262,8 +268,8 @@ class DiffusionTask:
                 e.sha256,
                 e.captions,
                 e.repeats,
-                e.regularisation,
-                noted(e.subset, self._run),
+                e.regularization,
+                fingerprint_fields(e.subset, self._defaults),
                 mask,
                 [str(p.bucket), p.crop] if p else None,
             ]
@@ -278,9 +284,9 @@ class DiffusionTask:
         counted = list(zip(self.order.repeats, self.examples, strict=True))  # 0 of what is held out
         return {
             "ss_tag_frequency": json.dumps(tag_frequency(self.examples), ensure_ascii=False),
-            "ss_num_train_images": str(sum(n for n, e in counted if not e.regularisation)),
-            "ss_num_reg_images": str(sum(n for n, e in counted if e.regularisation)),
-            "ss_resolution": f"({self.rules.frame[0]}, {self.rules.frame[1]})",
+            "ss_num_train_images": str(sum(n for n, e in counted if not e.regularization)),
+            "ss_num_reg_images": str(sum(n for n, e in counted if e.regularization)),
+            "ss_resolution": f"({self.rules.size[0]}, {self.rules.size[1]})",
             "ss_bucket_info": json.dumps({"buckets": used}),
         }
 
@@ -303,11 +309,11 @@ def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
     return found
 
 
-def bucket_rules(config: TrainConfig, model: Model) -> Rules:
+def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
     """Buckets for a model; their step is a multiple of what its latents need, and never above the resolution."""
     side = config.resolution or model.size
     step = max(model.patch, min(config.bucket_step, side) // model.patch * model.patch)
-    return Rules(side, step, min(config.min_bucket, side), config.max_bucket, config.upscale, config.buckets)
+    return BucketRules(side, step, min(config.min_bucket, side), config.max_bucket, config.upscale, config.buckets)
 
 
 def _check(
@@ -334,16 +340,16 @@ def _check(
 
 def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
     """What is wrong with them."""
-    used = [example for example in examples if example.mask is not None and is_masked(config, example)]
+    used = [example for example in examples if example.mask is not None and uses_mask(config, example)]
     if config.masked_loss and not used:
         return [
             "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the dataset's "
             "file"
         ]
-    if used and all(example.mask_black for example in used):
+    if used and all(example.mask_is_black for example in used):
         return [
             f"masked_loss: {len(used)} pictures have a mask, and all of them are black, so nothing is learnt from these "
-            f"pictures, the first being {shown(used[0].path)}; make white what is to be learnt, or switch masked_loss (or "
+            f"pictures, the first being {printable_path(used[0].path)}; make white what is to be learnt, or switch masked_loss (or "
             "alpha_mask in the dataset's file) off"
         ]
     return []
@@ -351,7 +357,7 @@ def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
 
 def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:
     """Examples never trained on: a share of the pictures, chosen by the seed, never regularisation."""
-    subject = [n for n, example in enumerate(examples) if not example.regularisation and places[n] is not None]
+    subject = [n for n, example in enumerate(examples) if not example.regularization and places[n] is not None]
     count = min(round(len(subject) * config.validation_split), len(subject) - 1) if config.validation_split else 0
     shuffled = torch.randperm(len(subject), generator=generator_for(config.seed, -1)).tolist()
     return {subject[i] for i in shuffled[: max(count, 0)]}

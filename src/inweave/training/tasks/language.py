@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import ConfigError
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
 from inweave.models.model import DTYPES, choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.buckets import Order
+from inweave.training.data.batches import Order, total_steps
+from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import check_shard, shard_base
 from inweave.training.distributed.world import World
 from inweave.training.loop import Run
@@ -39,7 +39,6 @@ from inweave.training.memory.plan import within_limit
 from inweave.training.output.adapter_file import refusals
 from inweave.training.tasks.base import Tensors
 
-#: settings of pictures, their captions and their noise
 LENGTH = 1024  # tokens of an example, at most
 _IGNORED = -100
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -112,29 +111,6 @@ def loss_of(network: nn.Module, inputs: Tensors) -> torch.Tensor:
     return rows.mean()
 
 
-@dataclass(frozen=True, slots=True)
-class TextReport:
-    """What a run would see of its texts."""
-
-    texts: int
-    examples: int
-    tokens: int
-    judged: int  # tokens that count
-    held_out: int
-    batches_per_epoch: int
-    total_steps: int
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        return [
-            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; {self.judged:,} of them are judged",
-            f"{self.held_out} examples are held out",
-            f"steps: an epoch of {self.batches_per_epoch} batches, {self.total_steps} in all",
-        ]
-
-
 def language_run(config: TrainConfig, world: World) -> Run:
     """A run on the causal language model in a folder."""
     check_shard(config, world)
@@ -163,7 +139,8 @@ def check_texts(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, T
     opened = _open(config, World())
     config, planned, task = opened.config, opened.planned, opened.task
     counts = [flags for _, flags in task.examples]
-    total = config.steps or -(-(config.epochs or 1) * len(task.order) // (config.gradient_accumulation * processes))
+    micro_batches = config.gradient_accumulation * processes
+    total = total_steps(len(task.order), micro_batches, steps=config.steps, epochs=config.epochs)
     report = TextReport(
         task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), sum(map(len, task.held_out)), len(task.order), total
     )  # fmt: skip
@@ -229,33 +206,6 @@ def _measurable(config: TrainConfig, task: LanguageTask) -> Words:
         return measure_network(network, said, checkpoint, lambda: loss_of(network, inputs))
 
     return Words(DTYPES[config.precision], measured)
-
-
-def read_texts(path: Path) -> list[tuple[str, str]]:
-    """(what comes before, what is learnt) of every text."""
-    if path.suffix not in (".txt", ".jsonl"):
-        raise ConfigError(f"dataset: {path}: a language model learns from a .txt or .jsonl file of texts")
-    try:
-        raw = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: not a text file that can be read: {error}") from None
-    if path.suffix == ".txt":
-        return [("", text.strip()) for text in re.split(r"\n[ \t]*\n", raw) if text.strip()]
-    found, wrong = [], []
-    for number, line in enumerate(raw.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
-            if not (isinstance(prompt, str) and isinstance(text, str)):
-                raise TypeError
-            found.append((prompt, text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            wrong.append(f'{path}, line {number}: expected {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
-    if wrong:
-        raise ConfigError([*wrong[:20], *([f"and {len(wrong) - 20} lines more"] if len(wrong) > 20 else [])])
-    return found
 
 
 def _pieces(tokenizer: Any, prompt: str, text: str, length: int) -> list[tuple[list[int], list[bool]]]:

@@ -501,7 +501,7 @@ def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text("utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "training.md").read_text("utf-8")
     assert update_markdown(page) == page, "run tools/settings_table.py"
     rows = {name: words for name, _, words in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", page, re.MULTILINE)}
     assert rows == {name: field.description for name, field in TrainConfig.model_fields.items()}

@@ -15,7 +15,7 @@ pytest.importorskip("diffusers")
 
 from inweave.errors import FormatError  # noqa: E402
 from inweave.training.data import cache as caching  # noqa: E402
-from inweave.training.data.cache import TensorCache, key_of  # noqa: E402
+from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, same, shared_model, task_on  # noqa: E402
 
 
@@ -37,17 +37,17 @@ def files(place: Path) -> list[Path]:
 def test_made_once_and_found_by_the_next_process(tmp_path: Path) -> None:
     first = TensorCache(tmp_path)
     made = first.get({"x": 1}, two)
-    assert same(first.get({"x": 1}, never), made) and (first.made, first.found) == (1, 1)
+    assert same(first.get({"x": 1}, never), made) and (first.misses, first.hits) == (1, 1)
     later = TensorCache(tmp_path)
     found = later.get({"x": 1}, never)
     assert same(found, two()) and found["b"].dtype == torch.bfloat16
-    assert (later.made, later.found) == (0, 1)
+    assert (later.misses, later.hits) == (0, 1)
     assert len(files(tmp_path)) == 1
 
 
 def test_keys_are_facts() -> None:
-    assert key_of({"a": 1, "b": (2, 3)}) == key_of({"b": [2, 3], "a": 1})
-    assert len({key_of({"a": value}) for value in (1, 2, "1", None, [1], "\udcff")}) == 6
+    assert cache_key({"a": 1, "b": (2, 3)}) == cache_key({"b": [2, 3], "a": 1})
+    assert len({cache_key({"a": value}) for value in (1, 2, "1", None, [1], "\udcff")}) == 6
 
 
 def test_without_a_folder_it_stays_in_memory() -> None:
@@ -63,7 +63,7 @@ def test_a_file_that_was_cut_is_made_again(tmp_path: Path, left: int) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[:left])
     again = TensorCache(tmp_path)
-    assert same(again.get("x", two), two()) and again.made == 1
+    assert same(again.get("x", two), two()) and again.misses == 1
     assert file.read_bytes() == whole
     assert same(TensorCache(tmp_path).get("x", never), two())
 
@@ -95,7 +95,7 @@ def test_what_is_not_what_was_written_is_made_again(harm: str, tmp_path: Path) -
     else:
         caching.save_file({"strange": torch.ones(3)}, place)
     again = TensorCache(tmp_path)
-    assert same(again.get("x", two), two()) and again.made == 1
+    assert same(again.get("x", two), two()) and again.misses == 1
     assert TensorCache(tmp_path).get("x", two).keys() == two().keys()
 
 
@@ -113,7 +113,7 @@ def test_memory_has_a_limit_where_files_have_it_all(tmp_path: Path) -> None:
     assert len(store._memory) == 3 and store._bytes == 3 * size
     store.get(7, never)
     store.get(10, two)  # 8 was used longest ago now
-    assert key_of(7) in store._memory and key_of(8) not in store._memory
+    assert cache_key(7) in store._memory and cache_key(8) not in store._memory
     assert same(store.get(0, never), two())
 
 
@@ -153,7 +153,7 @@ def test_every_picture_and_text_is_encoded_once(tmp_path: Path) -> None:
         other.prepare()
         assert all(same(drawn(other, step), first[step]) for step in range(5))
         assert calls == {"vae": 2, "text_encoder": 3}
-    assert other.cache.made == 0
+    assert other.cache.misses == 0
     assert not same(first[0], first[1])
 
 
@@ -180,7 +180,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
 def made_by(place: Path, cache_at: Path, model: Any = None, **said: Any) -> int:
     task = task_on(place, model=model, cache_at=cache_at, **said)
     task.prepare()
-    return task.cache.made
+    return task.cache.misses
 
 
 def test_what_decides_the_numbers_makes_a_new_key(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_cut_cache_file_is_made_again_with_the_same_numbers(tmp_path: Path) ->
         path.write_bytes(path.read_bytes()[:-8])
     again = task_on(data, cache_at=store)
     again.prepare()
-    assert again.cache.made == 5 and same(drawn(again), before)
+    assert again.cache.misses == 5 and same(drawn(again), before)
 
 
 # captions, flips and crops together with the cache

@@ -13,18 +13,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError
-from inweave.training.data.buckets import Bucket, Order, Rules, assign, batches, buckets_for, position
+from inweave.training.data.batches import Order, epoch_batches, position
+from inweave.training.data.buckets import Bucket, BucketRules, assign, buckets_for
 
 FAST = settings(deadline=None, max_examples=60)
 SIDES = st.integers(1, 6000)
 
 
 @st.composite
-def some_rules(draw: st.DrawFn) -> Rules:
+def some_rules(draw: st.DrawFn) -> BucketRules:
     step = draw(st.sampled_from([8, 16, 32, 64]))
     resolution = draw(st.integers(max(step, 64), 1200))
     try:
-        return Rules(
+        return BucketRules(
             resolution,
             step,
             draw(st.none() | st.integers(1, resolution)),
@@ -45,9 +46,9 @@ def test_the_buckets_of_512_are_those_everybody_knows() -> None:
 
 @FAST
 @given(some_rules())
-def test_buckets_keep_to_the_rules(rules: Rules) -> None:
+def test_buckets_keep_to_the_rules(rules: BucketRules) -> None:
     low, high = rules.limits
-    found = buckets_for(rules.frame, rules.step, low, high)
+    found = buckets_for(rules.size, rules.step, low, high)
     assert len(set(found)) == len(found)
     for bucket in found:
         assert bucket.width * bucket.height <= rules.area
@@ -58,7 +59,7 @@ def test_buckets_keep_to_the_rules(rules: Rules) -> None:
 
 @FAST
 @given(SIDES, SIDES, some_rules())
-def test_every_picture_is_cut_from_a_cover_of_one_bucket(width: int, height: int, rules: Rules) -> None:
+def test_every_picture_is_cut_from_a_cover_of_one_bucket(width: int, height: int, rules: BucketRules) -> None:
     if not rules.upscale and min(width, height) < rules.step:
         try:
             placement = assign((width, height), rules)
@@ -80,52 +81,52 @@ def test_every_picture_is_cut_from_a_cover_of_one_bucket(width: int, height: int
     assert abs(2 * x + across - resized[0]) <= 1 and abs(2 * y + down - resized[1]) <= 1  # the middle of it
     if not rules.upscale:
         assert placement.scale <= 1 and resized[0] <= width and resized[1] <= height
-    if not placement.own and rules.enabled:
+    if not placement.own_bucket and rules.enabled:
         mine = width / height / (bucket.width / bucket.height)
-        for other in buckets_for(rules.frame, rules.step, *rules.limits):
+        for other in buckets_for(rules.size, rules.step, *rules.limits):
             theirs = width / height / (other.width / other.height)
             assert max(mine, 1 / mine) <= max(theirs, 1 / theirs) * (1 + 1e-9)
 
 
 def test_small_pictures_get_a_bucket_of_their_own_only_where_nothing_is_enlarged() -> None:
-    own = assign((300, 200), Rules(512, 64, upscale=False))
-    assert (own.bucket, own.own) == (Bucket(256, 192), True)
-    grown = assign((300, 200), Rules(512, 64))
-    assert not grown.own and grown.scale > 1
-    large = assign((3000, 2000), Rules(512, 64, upscale=False))
-    assert large == assign((3000, 2000), Rules(512, 64)) and not large.own
+    own = assign((300, 200), BucketRules(512, 64, upscale=False))
+    assert (own.bucket, own.own_bucket) == (Bucket(256, 192), True)
+    grown = assign((300, 200), BucketRules(512, 64))
+    assert not grown.own_bucket and grown.scale > 1
+    large = assign((3000, 2000), BucketRules(512, 64, upscale=False))
+    assert large == assign((3000, 2000), BucketRules(512, 64)) and not large.own_bucket
     with pytest.raises(ConfigError, match=r"300x40 pixels.*step of 64.*allow upscaling"):
-        assign((300, 40), Rules(512, 64, upscale=False))
+        assign((300, 40), BucketRules(512, 64, upscale=False))
 
 
 def test_a_very_long_picture_stays_inside_the_area_and_the_limits() -> None:
-    placement = assign((20000, 100), Rules(512, 64, 256, 1024, upscale=False))
+    placement = assign((20000, 100), BucketRules(512, 64, 256, 1024, upscale=False))
     assert placement.bucket == Bucket(1024, 64) and placement.scale <= 1
-    assert placement.lost > 0.25
-    tight = Rules(128, 64, 128, 4096, upscale=False)
+    assert placement.cropped_fraction > 0.25
+    tight = BucketRules(128, 64, 128, 4096, upscale=False)
     assert assign((20000, 100), tight).bucket == Bucket(256, 64)
     assert assign((100, 20000), tight).bucket == Bucket(64, 256)
 
 
 def test_ratios_are_compared_alike_in_both_directions() -> None:
     # 448x576 keeps more of 200x228 than 512x512; the plain difference of ratios says otherwise
-    assert assign((200, 228), Rules(512)).bucket == Bucket(448, 576)
-    assert assign((228, 200), Rules(512)).bucket == Bucket(576, 448)
+    assert assign((200, 228), BucketRules(512)).bucket == Bucket(448, 576)
+    assert assign((228, 200), BucketRules(512)).bucket == Bucket(576, 448)
 
 
 def test_without_buckets_everything_is_the_resolution() -> None:
-    rules = Rules((512, 768), 64, enabled=False)
+    rules = BucketRules((512, 768), 64, enabled=False)
     assert assign((1000, 100), rules).bucket == assign((600, 900), rules).bucket == Bucket(512, 768)
 
 
 def test_rules_that_allow_nothing_say_all_that_is_wrong() -> None:
     with pytest.raises(ConfigError, match=r"no bucket has 262144 pixels.*sides from 768 to 1024"):
-        Rules(512, 64, 768, 1024)
+        BucketRules(512, 64, 768, 1024)
     with pytest.raises(ConfigError) as caught:
-        Rules(32, 64, 900, 100)
+        BucketRules(32, 64, 900, 100)
     assert len(caught.value.problems) == 2
     with pytest.raises(ConfigError, match="0x10"):
-        assign((0, 10), Rules(512))
+        assign((0, 10), BucketRules(512))
 
 
 @st.composite
@@ -179,10 +180,10 @@ def test_two_processes_merged_are_one_with_twice_the_accumulation() -> None:
 
 @FAST
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
-def test_regularisation_is_spread_over_all_batches(subjects: int, priors: int, size: int, seed: int) -> None:
+def test_regularization_is_spread_over_all_batches(subjects: int, priors: int, size: int, seed: int) -> None:
     kinds = (False,) * subjects + (True,) * priors
     share = priors / (subjects + priors)
-    for batch in batches((0,) * len(kinds), (1,) * len(kinds), size, seed, 0, regularisation=kinds):
+    for batch in epoch_batches((0,) * len(kinds), (1,) * len(kinds), size, seed, 0, regularization=kinds):
         assert abs(sum(kinds[index] for index in batch) - len(batch) * share) <= 1 + 1e-9
 
 
@@ -198,12 +199,12 @@ def test_epochs_and_seeds_differ_and_nothing_else_matters() -> None:
 
 
 def test_the_order_is_the_same_everywhere() -> None:
-    made = batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)
+    made = epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)
     digest = hashlib.sha256(repr(made).encode()).hexdigest()[:16]
     assert digest == "1b29197406879e27"
     program = (
-        "from inweave.training.data.buckets import batches; import hashlib\n"
-        "print(hashlib.sha256(repr(batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)).encode()).hexdigest()[:16])\n"
+        "from inweave.training.data.batches import epoch_batches; import hashlib\n"
+        "print(hashlib.sha256(repr(epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)).encode()).hexdigest()[:16])\n"
         "import sys; assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -211,9 +212,9 @@ def test_the_order_is_the_same_everywhere() -> None:
 
 
 def test_short_batches_can_be_dropped_and_sizes_may_differ() -> None:
-    made = batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
+    made = epoch_batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
     assert sorted(map(len, made)) == [1, 1, 2]
-    assert [len(batch) for batch in batches("aaab", [1] * 4, 2, 0, 0, drop_last=True)] == [2]
+    assert [len(batch) for batch in epoch_batches("aaab", [1] * 4, 2, 0, 0, drop_last=True)] == [2]
     empty = Order(("a",), (1,), 2, drop_last=True)
     with pytest.raises(ConfigError, match="no batch"):
         empty.step(0)
@@ -222,6 +223,6 @@ def test_short_batches_can_be_dropped_and_sizes_may_differ() -> None:
 @pytest.mark.parametrize(("seed", "size"), [(-1, 1), (0, 0)])
 def test_impossible_orders_are_refused(seed: int, size: int) -> None:
     with pytest.raises(ConfigError, match=f"seed {seed}.*batch size {size}"):
-        batches([0], [1], size, seed, 0)
+        epoch_batches([0], [1], size, seed, 0)
     with pytest.raises(ConfigError, match="rank 2 of 2"):
         Order((0,), (1,), 1).step(0, world=2, rank=2)

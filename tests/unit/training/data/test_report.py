@@ -11,11 +11,13 @@ import pytest
 from PIL import Image
 
 from inweave.errors import ConfigError
-from inweave.training.data.buckets import Bucket, Rules
-from inweave.training.data.reader import Dataset, Example, ReadReport, Subset, read_dataset
-from inweave.training.data.report import arrange, check_dataset
+from inweave.training.data.batches import arrange
+from inweave.training.data.buckets import Bucket, BucketRules
+from inweave.training.data.reader import read_dataset
+from inweave.training.data.report import check_dataset
+from inweave.training.data.types import Dataset, Example, ReadReport, Subset
 
-RULES = Rules(128, 32, 64, 256)
+RULES = BucketRules(128, 32, 64, 256)
 
 
 def example(
@@ -41,10 +43,10 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
     (tmp_path / "2_cat" / "z.png").write_bytes(b"broken")
     found = read_dataset(tmp_path, skip_unreadable=True)
     report = check_dataset(found, RULES, batch_size=2, accumulation=2, epochs=3)
-    assert (report.pictures, report.regularisation, report.repeated, report.masks) == (8, 1, 15, 1)
+    assert (report.images, report.regularization, report.repeated, report.masks) == (8, 1, 15, 1)
     assert (report.captions, report.several_captions) == (8, 1)
     assert report.buckets == {"128x128": 5, "160x96": 1, "256x64": 2}
-    assert report.enlarged == 1  # d
+    assert report.upscaled == 1  # d
     # c: 400x100 is as wide as its bucket; f: 1000x128 keeps 512 of 1000
     assert (report.cropped_10, report.cropped_25) == (1, 1)
     # 128x128: 4 of 2 repeats and one of 1 -> 5 batches; 160x96: 1; 256x64: 2
@@ -55,10 +57,10 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
     assert json.loads(json.dumps(report.as_dict()))["buckets"] == report.buckets
     told = "\n".join(report.lines())
     for part in (
-        "8 pictures, 15 in an epoch with repeats; 1 of them for regularisation; 1 with masks",
+        "8 images, 15 per epoch with repeats; 1 of them for regularization; 1 with masks",
         "128x128 (5), 160x96 (1), 256x64 (2)",
-        "4 an epoch of 8 batches, 12 in all",
-        "1 lose more than 10 %",
+        "4 per epoch of 8 batches, 12 in total",
+        "1 images lose more than 10 %",
         "enlarged to fill their bucket: 1",
         "a.png = ",
         "z.png (",
@@ -76,10 +78,10 @@ def test_steps_round_up_over_the_whole_run_and_not_in_every_epoch() -> None:
 
 def test_small_pictures_where_nothing_is_enlarged() -> None:
     some = dataset(example("tiny", (20, 200)), example("small", (70, 70)), example("fine", (300, 300)))
-    report = check_dataset(some, Rules(128, 32, 64, 256, upscale=False), epochs=1)
-    assert (report.too_small, report.own_bucket, report.enlarged) == (["tiny"], ["small"], 0)
+    report = check_dataset(some, BucketRules(128, 32, 64, 256, upscale=False), epochs=1)
+    assert (report.too_small, report.own_bucket, report.upscaled) == (["tiny"], ["small"], 0)
     assert report.buckets == {"64x64": 1, "128x128": 1}
-    assert (report.pictures, report.repeated, report.batches_per_epoch) == (3, 2, 2)
+    assert (report.images, report.repeated, report.batches_per_epoch) == (3, 2, 2)
     told = "\n".join(report.lines())
     assert "too small for any bucket, left out: 1: tiny" in told and "in one of their own: 1: small" in told
 
@@ -88,7 +90,7 @@ def test_crops_are_counted_above_each_mark() -> None:
     # 128x128 without buckets: a picture of width w loses 1 - 128 / w
     widths = (128, 140, 145, 165, 175)
     some = dataset(*(example(f"{width}", (width, 128)) for width in widths))
-    report = check_dataset(some, Rules(128, 32, enabled=False), epochs=1)
+    report = check_dataset(some, BucketRules(128, 32, enabled=False), epochs=1)
     assert (report.cropped_10, report.cropped_25) == (3, 1)
 
 
@@ -98,12 +100,14 @@ def test_buckets_that_never_fill_a_batch_are_named() -> None:
     report = check_dataset(some, RULES, batch_size=2, epochs=1, drop_last=True)
     assert (report.dropped, report.batches_per_epoch) == (["alone"], 2)
     full = dataset(example("one", (128, 128), 2), example("tiny", (9, 9)))
-    assert check_dataset(full, Rules(128, 32, upscale=False), batch_size=2, epochs=1, drop_last=True).dropped == []
+    assert (
+        check_dataset(full, BucketRules(128, 32, upscale=False), batch_size=2, epochs=1, drop_last=True).dropped == []
+    )
     assert any("never fills a batch" in line and "alone" in line for line in report.lines())
 
 
 def test_what_a_subset_says_outweighs_the_run() -> None:
-    own = Subset(resolution=(64, 64), batch_size=3, bucket_step=16, bucketed=False)
+    own = Subset(resolution=(64, 64), batch_size=3, bucket_step=16, buckets=False)
     some = dataset(
         *(example(f"{n}", (300, 200), subset=own) for n in range(4)), *(example(f"x{n}", (300, 300)) for n in range(2))
     )
@@ -121,10 +125,10 @@ def test_the_run_sees_what_was_counted() -> None:
         example("a", (128, 128), 3), example("b", (128, 128), 2, prior=True), example("tiny", (9, 9), 4),
         example("c", (256, 64), 1),
     )  # fmt: skip
-    placements, order = arrange(some, Rules(128, 32, 64, 256, upscale=False), batch_size=2, seed=5)
+    placements, order = arrange(some, BucketRules(128, 32, 64, 256, upscale=False), batch_size=2, seed=5)
     assert placements[2] is None
     assert Counter(index for batch in order.batches(3) for index in batch) == {0: 3, 1: 2, 3: 1}
-    assert order.regularisation == (False, True, False, False)
+    assert order.regularization == (False, True, False, False)
 
 
 def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
     for name, level in (("a", 0), ("c", 9)):
         Image.new("L", (128, 128), level).save(tmp_path / f"{name}-masklabel.png")
-    found, rules = read_dataset(tmp_path, skip_unreadable=True), Rules(128, 32, 64, 256, upscale=False)
+    found, rules = read_dataset(tmp_path, skip_unreadable=True), BucketRules(128, 32, 64, 256, upscale=False)
     at = f"{tmp_path}/"
     other = [
         f"without a caption: 2: {at}d.png, {at}thin.png",
@@ -149,27 +153,31 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
         f"unreadable, left out: 1: {at}z.png (",
     ]
     beyond = [
-        f"not part of the set: 1: {at}deep/er",
-        f"not part of the set, of a kind that is not read; save them as .png, .jpg or .webp: 1: {at}anim.gif",
-        f"not part of the set, captions without a picture: 1: {at}lost.txt",
+        f"not part of the dataset: 1: {at}deep/er",
+        f"not part of the dataset, unsupported formats; save them as .png, .jpg or .webp: 1: {at}anim.gif",
+        f"not part of the dataset, captions without an image: 1: {at}lost.txt",
     ]
-    black = f"masks that are all black, so that nothing is learnt from the picture: 1: {at}a.png"
+    black = f"masks that are all black, so that nothing is trained on the image: 1: {at}a.png"
     unused = f"masks that are not used, since masked_loss is off: 2: {at}a.png, {at}c.png"
     for masked_loss, masks in ((True, black), (False, unused)):
         report = check_dataset(found, rules, epochs=1, masked_loss=masked_loss)
-        told = report.left_out()
+        told = report.warnings()
         assert [line.startswith(part) for line, part in zip(told, [*other, masks, *beyond], strict=True)] == [True] * 8
         assert set(told) < set(report.lines())
     kept = json.loads(json.dumps(report.as_dict()))
-    assert (kept["formats"], kept["orphans"], len(kept["unused_masks"])) == ([f"{at}anim.gif"], [f"{at}lost.txt"], 2)
-    assert not any("not used" in line for line in check_dataset(found, rules, epochs=1).left_out())
-    assert check_dataset(dataset(example("a", (128, 128))), RULES, epochs=1).left_out() == []
+    assert (kept["unsupported_formats"], kept["orphan_captions"], len(kept["unused_masks"])) == (
+        [f"{at}anim.gif"],
+        [f"{at}lost.txt"],
+        2,
+    )
+    assert not any("not used" in line for line in check_dataset(found, rules, epochs=1).warnings())
+    assert check_dataset(dataset(example("a", (128, 128))), RULES, epochs=1).warnings() == []
 
 
 def test_masks_are_used_where_the_dataset_asks_for_alpha() -> None:
     asked = Subset(alpha_mask=True)
     examples = [
-        replace(example(name, (128, 128), subset=subset), mask="alpha", mask_black=True)
+        replace(example(name, (128, 128), subset=subset), mask="alpha", mask_is_black=True)
         for name, subset in (("a", asked), ("b", Subset()))
     ]
     report = check_dataset(dataset(*examples), RULES, epochs=1, masked_loss=False)
@@ -178,7 +186,7 @@ def test_masks_are_used_where_the_dataset_asks_for_alpha() -> None:
 
 def test_long_lists_are_cut_for_people_only() -> None:
     some = dataset(*(example(f"small{n}", (40, 40)) for n in range(8)))
-    report = check_dataset(some, Rules(128, 32, 64, 256, upscale=False), epochs=1)
+    report = check_dataset(some, BucketRules(128, 32, 64, 256, upscale=False), epochs=1)
     line = next(line for line in report.lines() if "in one of their own" in line)
     assert line.endswith(": 8: small0, small1, small2, small3, small4 and 3 more")
     assert len(report.as_dict()["own_bucket"]) == 8

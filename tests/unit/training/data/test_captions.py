@@ -10,57 +10,64 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
-from inweave.training.data.captions import beside, choose, read_metadata, tag_frequency, variants, variants_of
-from inweave.training.data.reader import Example, Subset
+from inweave.training.data.captions import (
+    caption_variants,
+    choose_caption,
+    example_variants,
+    read_metadata,
+    sidecar_captions,
+    tag_frequency,
+)
+from inweave.training.data.types import Example, Subset
 
 FAST = settings(deadline=None, max_examples=60)
 TAGS = st.lists(st.text("abcdef ", min_size=1, max_size=6).map(str.strip).filter(bool), max_size=8)
 
 
 def example(
-    *captions: str, folder: str = "10_cat", regularisation: bool = False, subset: Subset | None = None
+    *captions: str, folder: str = "10_cat", regularization: bool = False, subset: Subset | None = None
 ) -> Example:
-    return Example(Path("a.png"), captions, 1, (8, 8), None, regularisation, "", subset or Subset(), folder)
+    return Example(Path("a.png"), captions, 1, (8, 8), None, regularization, "", subset or Subset(), folder)
 
 
 @FAST
 @given(TAGS, st.integers(0, 4), st.integers(1, 6), st.integers(0, 2**40))
 def test_shuffling_moves_tags_and_keeps_the_first(tags: list[str], keep: int, count: int, seed: int) -> None:
     caption = ", ".join(tags)
-    made = variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
+    made = caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
     assert len(made) == count
     for text in made:
         found = [tag for tag in text.split(", ") if tag]
         assert Counter(found) == Counter(tags)
         assert found[:keep] == tags[:keep]
-    assert made == variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
-    assert made[:1] == variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
+    assert made == caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
+    assert made[:1] == caption_variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
 
 
 def test_shuffles_differ_by_number_and_seed_and_are_the_same_everywhere() -> None:
-    made = variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=1)
+    made = caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=1)
     assert len(set(made)) == 4
-    assert made != variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=2)
+    assert made != caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=2)
     assert made[0] == "b, g, a, c, e, d, f"
 
 
 def test_nothing_left_to_chance_is_one_text_with_its_punctuation() -> None:
-    assert variants("A cat,  sleeping, on {one} mat.", count=5) == ["A cat,  sleeping, on {one} mat."]
+    assert caption_variants("A cat,  sleeping, on {one} mat.", count=5) == ["A cat,  sleeping, on {one} mat."]
 
 
 def test_bars_hold_both_ends() -> None:
-    made = variants("girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3)
+    made = caption_variants("girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3)
     for text in made:
         assert text.startswith("girl, red hair, ") and text.endswith(", masterpiece, best")
         assert sorted(text.split(", ")[2:6]) == list("abcd")
     assert len(set(made)) > 1
-    assert variants("girl, ||| a, b") == ["girl, a, b"]
+    assert caption_variants("girl, ||| a, b") == ["girl, a, b"]
 
 
 @FAST
 @given(TAGS, st.integers(0, 3), st.floats(0, 1), st.integers(0, 99))
 def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, share: float, seed: int) -> None:
-    (text,) = variants(", ".join(tags), tag_dropout=share, keep_tokens=keep, seed=seed)
+    (text,) = caption_variants(", ".join(tags), tag_dropout=share, keep_tokens=keep, seed=seed)
     found = [tag for tag in text.split(", ") if tag]
     rest = iter(tags)
     assert all(tag in rest for tag in found)
@@ -70,10 +77,10 @@ def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, shar
 
 
 def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
-    made = variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
+    made = caption_variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
     kept = sum(len(text.split(", ")) for text in made) / (40 * 50)
     assert 0.7 < kept < 0.8
-    assert variants("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
+    assert caption_variants("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
 
 
 @pytest.mark.parametrize(
@@ -87,50 +94,50 @@ def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
     ],
 )
 def test_the_trigger_is_in_every_caption_once(caption: str, expected: str) -> None:
-    assert variants(caption, trigger="sks") == [expected]
+    assert caption_variants(caption, trigger="sks") == [expected]
 
 
 def test_prefix_and_suffix_stay_outside() -> None:
-    made = variants(
+    made = caption_variants(
         "a, b, c, d", prefix="photo of sks,", suffix="by x", shuffle=True, tag_dropout=0.9, count=8, trigger="sks"
     )
     assert all(text.startswith("photo of sks,") and text.endswith("by x") for text in made)
     assert all(text.count("sks") == 1 for text in made)
-    assert variants("[trigger], a cat") == ["a cat"]
+    assert caption_variants("[trigger], a cat") == ["a cat"]
 
 
 def test_wildcards_choose_and_nest() -> None:
-    made = variants("a {red|blue|{dark|light} green} hat {x}", count=60)
+    made = caption_variants("a {red|blue|{dark|light} green} hat {x}", count=60)
     assert set(made) == {f"a {c} hat {{x}}" for c in ("red", "blue", "dark green", "light green")}
-    assert variants("a {red|blue} hat", wildcards=False, count=3) == ["a {red|blue} hat"]
+    assert caption_variants("a {red|blue} hat", wildcards=False, count=3) == ["a {red|blue} hat"]
 
 
 def test_tags_that_belong_together_stay_together() -> None:
-    for text in variants("a, b;;;c, d, e", shuffle=True, count=8):
+    for text in caption_variants("a, b;;;c, d, e", shuffle=True, count=8):
         assert "b, c" in text and ";;;" not in text
-    assert variants("a. b. c", separator=". ", shuffle=True, keep_tokens=3) == ["a. b. c"]
+    assert caption_variants("a. b. c", separator=". ", shuffle=True, keep_tokens=3) == ["a. b. c"]
 
 
 def test_settings_that_mean_nothing_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        variants("a", count=0, tag_dropout=1.5, keep_tokens=-1, separator="")
+        caption_variants("a", count=0, tag_dropout=1.5, keep_tokens=-1, separator="")
     assert len(caught.value.problems) == 4
 
 
 def test_choosing() -> None:
     texts = ["a", "b", "c"]
-    assert [choose(texts, 0.1, 0.5, pick) for pick in (0.0, 0.34, 0.999999, 1.0)] == ["a", "b", "c", "c"]
-    assert choose(texts, 0.1, 0.0999, 0.5) == "" and choose(texts, 0.1, 0.1, 0.5) == "b"
-    assert choose(texts, 0.0, 0.0, 0.0) == "a" and choose([], 0.0, 0.5, 0.5) == ""
+    assert [choose_caption(texts, 0.1, 0.5, pick) for pick in (0.0, 0.34, 0.999999, 1.0)] == ["a", "b", "c", "c"]
+    assert choose_caption(texts, 0.1, 0.0999, 0.5) == "" and choose_caption(texts, 0.1, 0.1, 0.5) == "b"
+    assert choose_caption(texts, 0.0, 0.0, 0.0) == "a" and choose_caption([], 0.0, 0.5, 0.5) == ""
 
 
 def test_the_settings_of_a_subset_reach_the_variants() -> None:
-    subset = Subset(shuffle_tags=True, keep_tokens=1, prefix="P", suffix="S", separator=";")
-    made = variants_of(example("a; b; c", "x", subset=subset), trigger="sks", count=3)
+    subset = Subset(shuffle_tags=True, keep_tokens=1, prefix="P", suffix="S", tag_separator=";")
+    made = example_variants(example("a; b; c", "x", subset=subset), trigger="sks", count=3)
     assert len(made) == 6 and all(text.startswith("P sks; ") and text.endswith(" S") for text in made)
     assert all(text.split("; ")[1] == "a" for text in made[:3])
-    assert variants_of(example("a dog", regularisation=True), trigger="sks") == ["a dog"]
-    assert variants_of(example()) == [""]
+    assert example_variants(example("a dog", regularization=True), trigger="sks") == ["a dog"]
+    assert example_variants(example()) == [""]
 
 
 def test_tags_are_counted_by_folder() -> None:
@@ -143,7 +150,9 @@ def test_tags_are_counted_by_folder() -> None:
 def test_captions_beside_a_picture(tmp_path: Path) -> None:
     def find(*endings: str) -> tuple[str, ...]:
         files = list(tmp_path.iterdir())
-        return beside(tmp_path / "a.b.png", {f.name.lower(): f for f in files} | {f.name: f for f in files}, endings)
+        return sidecar_captions(
+            tmp_path / "a.b.png", {f.name.lower(): f for f in files} | {f.name: f for f in files}, endings
+        )
 
     assert find(".txt") == ()
     (tmp_path / "a.b.png.txt").write_text("long name")
@@ -153,14 +162,14 @@ def test_captions_beside_a_picture(tmp_path: Path) -> None:
     (tmp_path / "a.b.caption").write_text(" \n")
     assert find(".caption", ".txt") == ("first", "second")  # an empty file says nothing
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9")
-    with pytest.raises(FormatError, match=r"a\.b\.caption: captions must be UTF-8"):
+    with pytest.raises(FormatError, match=r"a\.b\.caption: captions must be readable UTF-8"):
         find(".caption")
 
 
 def test_endings_in_capitals_are_found(tmp_path: Path) -> None:
     file = tmp_path / "A.TXT"
     file.write_text("loud")
-    assert beside(tmp_path / "A.PNG", {"A.TXT": file, "a.txt": file}, [".txt"]) == ("loud",)
+    assert sidecar_captions(tmp_path / "A.PNG", {"A.TXT": file, "a.txt": file}, [".txt"]) == ("loud",)
 
 
 def test_metadata_names_each_line_that_is_wrong(tmp_path: Path) -> None:

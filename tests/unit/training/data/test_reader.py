@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from inweave.errors import ConfigError, FormatError
-from inweave.training.data.reader import OFF, Dataset, Subset, noted, read_dataset, within
+from inweave.training.data.reader import read_dataset
+from inweave.training.data.types import Dataset, Subset, fingerprint_fields, with_defaults
 
 
 def picture(path: Path, size: tuple[int, int] = (12, 8), colour: Any = None, mode: str = "RGB", **options: Any) -> Path:
@@ -38,6 +39,11 @@ def toml(folder: Path, text: str) -> Path:
     return file
 
 
+def alpha_masked(folder: Path) -> Path:
+    """A dataset file that takes masks from the alpha channel of the images next to it."""
+    return toml(folder, "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '.'\nalpha_mask = true\n")
+
+
 def test_a_folder_of_pictures(tmp_path: Path) -> None:
     captioned(tmp_path / "b.PNG", "one\ntwo\n", size=(20, 10))
     captioned(tmp_path / "a.jpg")
@@ -48,7 +54,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert names(dataset) == ["a.jpg", "b.PNG", "c.webp", "d.bmp"]
     assert [example.captions for example in dataset.examples] == [("a cat",), ("one", "two"), ("by .caption",), ()]
     assert dataset.examples[1].size == (20, 10)
-    assert all(e.repeats == 1 and not e.regularisation and e.mask is None for e in dataset.examples)
+    assert all(e.repeats == 1 and not e.regularization and e.mask is None for e in dataset.examples)
     assert [path.name for path in dataset.report.uncaptioned] == ["d.bmp"]
     assert dataset.examples[0].folder == tmp_path.name
 
@@ -77,19 +83,19 @@ def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
     assert [path.name for path in dataset.report.ignored] == ["0_never", "other"]
 
 
-def test_regularisation_pictures_lie_in_reg(tmp_path: Path) -> None:
+def test_regularization_pictures_lie_in_reg(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png")
     picture(tmp_path / "reg" / "2_dog" / "r.png")
     captioned(tmp_path / "reg" / "s.png", "any dog")
     picture(tmp_path / "reg" / "reg" / "t.png")
     dataset = read_dataset(tmp_path)
-    assert [(e.path.name, e.regularisation, e.repeats, e.captions) for e in dataset.examples] == [
+    assert [(e.path.name, e.regularization, e.repeats, e.captions) for e in dataset.examples] == [
         ("a.png", False, 1, ("a cat",)),
         ("s.png", True, 1, ("any dog",)),
         ("r.png", True, 2, ("dog",)),
     ]
     assert [path.name for path in dataset.report.ignored] == ["reg"]
-    with pytest.raises(ConfigError, match="only regularisation pictures"):
+    with pytest.raises(ConfigError, match="only regularization images"):
         (tmp_path / "a.png").unlink()
         read_dataset(tmp_path)
 
@@ -107,7 +113,7 @@ def test_metadata_says_what_belongs_to_the_set(tmp_path: Path) -> None:
         file.write('\n{"file_name": "missing.png", "text": "x"}\nnonsense')
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
-    assert "missing.png" in str(caught.value) and "line 4 is no JSON" in str(caught.value)
+    assert "missing.png" in str(caught.value) and "line 4 is not valid JSON" in str(caught.value)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert len(skipped.examples) == 2 and len(skipped.report.unreadable) == 2
 
@@ -155,17 +161,17 @@ def test_a_dataset_file_inherits_downwards(tmp_path: Path) -> None:
           image_dir = "x"
         """,
     )
-    dataset = read_dataset(file, settings=Subset(tag_dropout=0.25, keep_tokens=9))
+    dataset = read_dataset(file)
     a, b, c, d, again, bare = dataset.examples
     assert (a.captions, b.captions, c.captions) == (("from cap",), ("sks cat",), ("cat",))
     assert (a.repeats, c.repeats, again.repeats) == (5, 1, 1)
-    assert (a.regularisation, c.regularisation) == (False, True)
+    assert (a.regularization, c.regularization) == (False, True)
     assert (c.mask, d.mask) == (None, "alpha")
     first = a.subset
     assert (first.shuffle_tags, first.keep_tokens, first.prefix, first.suffix) == (True, 3, "p", "s")
-    assert (first.caption_dropout, first.tag_dropout, first.flip) == (0.1, 0.25, True)
-    assert (first.resolution, first.batch_size, first.bucketed, first.upscale) == ((640, 512), 4, True, False)
-    assert (first.bucket_minimum, first.bucket_maximum, first.bucket_step) == (128, 1024, 32)
+    assert (first.caption_dropout, first.tag_dropout, first.flip) == (0.1, None, True)
+    assert (first.resolution, first.batch_size, first.buckets, first.upscale) == ((640, 512), 4, True, False)
+    assert (first.min_bucket, first.max_bucket, first.bucket_step) == (128, 1024, 32)
     assert (c.subset.keep_tokens, c.subset.flip, c.subset.random_crop, c.subset.prefix) == (2, False, True, "")
     assert (again.subset.keep_tokens, again.subset.resolution, again.subset.batch_size) == (1, (512, 512), None)
     assert again.path == a.path and bare.captions == ()
@@ -202,16 +208,16 @@ def test_all_problems_of_a_dataset_file_come_at_once(tmp_path: Path) -> None:
     for part in (
         "generl: there is no such table",
         "general.keep_token: there is no such setting; did you mean 'keep_tokens'?",
-        "general.is_reg: belongs into [[datasets.subsets]]",
+        "general.is_reg: belongs in [[datasets.subsets]]",
         "datasets[0].batch_size: expected a whole number of 1 or more, got 0",
         "datasets[0].shuffle_caption: expected true or false, got 1",
-        "datasets[0].subsets[0].image_dir: expected the path of a folder, and 'nowhere' is none",
-        "datasets[0].subsets[0].resolution: belongs into [general] or [[datasets]]",
+        "datasets[0].subsets[0].image_dir: expected the path of a folder, got 'nowhere'",
+        "datasets[0].subsets[0].resolution: belongs in [general] or [[datasets]]",
         "datasets[0].subsets[1].num_repeats: expected a whole number of 1 or more, got 'ten'",
         "datasets[0].subsets[1].caption_dropout_rate: expected a number from 0 to 1, got 1.5",
-        "datasets[0].subsets[1].image_dir: expected the path of a folder, and None is none",
+        "datasets[0].subsets[1].image_dir: expected the path of a folder, got None",
         "datasets[0].subsets[2].zzz: there is no such setting; known are num_repeats",
-        "has sub-folders (10_cat)",
+        "has subfolders (10_cat)",
         "datasets[1].subsets: expected [[datasets.subsets]] tables, got None",
     ):
         assert part in problems, problems
@@ -234,8 +240,8 @@ def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
     dataset = read_dataset(tmp_path)
     assert [example.mask for example in dataset.examples] == [tmp_path / "a-masklabel.png", None, None]
     assert [path.name for path in dataset.report.ignored] == ["gone-masklabel.png"]
-    asked = read_dataset(tmp_path, settings=Subset(alpha_mask=True))
-    assert [example.mask for example in asked.examples] == [tmp_path / "a-masklabel.png", "alpha", None]
+    with_alpha = read_dataset(alpha_masked(tmp_path))
+    assert [example.mask for example in with_alpha.examples] == [tmp_path / "a-masklabel.png", "alpha", None]
     (tmp_path / "a-masklabel.png").write_bytes(b"broken")
     with pytest.raises(FormatError, match=r"a-masklabel\.png"):
         read_dataset(tmp_path)
@@ -270,9 +276,9 @@ def test_a_mask_has_the_shape_of_its_picture(
     picture(tmp_path / "a-masklabel.png", mask, 255, "L")
     if fits:
         (a, _) = read_dataset(tmp_path).examples
-        assert (a.mask, a.mask_turn, a.mask_black) == (tmp_path / "a-masklabel.png", 1, False)
+        assert (a.mask, a.mask_orientation, a.mask_is_black) == (tmp_path / "a-masklabel.png", 1, False)
         return
-    told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the picture {picture_size[0]}x{picture_size[1]}"
+    told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {picture_size[0]}x{picture_size[1]}"
     with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {told}"):
         read_dataset(tmp_path)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
@@ -290,10 +296,10 @@ def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
     turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
     found = read_dataset(tmp_path, caption="x")
     # as stored; upright already; turned by its own word; the size does not say; turned though the picture is not
-    assert [example.mask_turn for example in found.examples] == [6, 1, 8, 1, 6]
-    assert [path.name for path in found.report.upright_masks] == ["d-masklabel.png"]
+    assert [example.mask_orientation for example in found.examples] == [6, 1, 8, 1, 6]
+    assert [path.name for path in found.report.ambiguous_masks] == ["d-masklabel.png"]
     picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
-    with pytest.raises(FormatError, match=r"is 6x4 and the picture 8x12 once upright \(12x8 in its file\)"):
+    with pytest.raises(FormatError, match=r"is 6x4 and the image 8x12 once upright \(12x8 in its file\)"):
         read_dataset(tmp_path, caption="x")
 
 
@@ -302,7 +308,10 @@ def test_orientations_that_mean_nothing_turn_nothing(orientation: int, tmp_path:
     turned(tmp_path / "a.jpg", (12, 8), orientation)
     picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
     found = read_dataset(tmp_path, caption="x")
-    assert (found.examples[0].size, found.examples[0].mask_turn) == ((12, 8), 1) and not found.report.upright_masks
+    assert (found.examples[0].size, found.examples[0].mask_orientation) == (
+        (12, 8),
+        1,
+    ) and not found.report.ambiguous_masks
 
 
 def test_black_masks_are_known(tmp_path: Path) -> None:
@@ -313,9 +322,9 @@ def test_black_masks_are_known(tmp_path: Path) -> None:
     picture(tmp_path / "a-masklabel.png", colour=0, mode="L")
     picture(tmp_path / "b-masklabel.png", colour=255, mode="I;16")  # of 65535: nothing in 8 bits
     picture(tmp_path / "c-masklabel.png", colour=1, mode="L")
-    found = read_dataset(tmp_path, settings=Subset(alpha_mask=True))
-    assert [example.mask_black for example in found.examples] == [True, True, False, True, False]
-    assert not any(example.mask_black for example in read_dataset(tmp_path).examples[3:]), "alpha was not asked for"
+    found = read_dataset(alpha_masked(tmp_path))
+    assert [example.mask_is_black for example in found.examples] == [True, True, False, True, False]
+    assert not any(example.mask_is_black for example in read_dataset(tmp_path).examples[3:]), "alpha was not asked for"
 
 
 def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
@@ -336,12 +345,12 @@ def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
         return {path.relative_to(tmp_path).as_posix() for path in paths}
 
     report = read_dataset(tmp_path).report
-    assert below(report.formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
-    assert below(report.orphans) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its picture
+    assert below(report.unsupported_formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
+    assert below(report.orphan_captions) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its picture
     assert below(report.ignored) == {"x-masklabel.PNG", "10_cat/more", "raw/one", "raw/two/three"}
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.JPG", "text": "B"}')
     report = read_dataset(tmp_path).report
-    assert (below(report.formats), report.orphans) == ({"c.GIF", "d.tiff"}, ())
+    assert (below(report.unsupported_formats), report.orphan_captions) == ({"c.GIF", "d.tiff"}, ())
 
 
 def test_folders_with_tables_of_their_own_are_part_of_the_set(tmp_path: Path) -> None:
@@ -355,23 +364,27 @@ def test_folders_with_tables_of_their_own_are_part_of_the_set(tmp_path: Path) ->
     assert report.ignored == (tmp_path / "x" / "y" / "z",)
 
 
-def test_a_table_has_its_own_word_or_none(tmp_path: Path) -> None:
+def test_a_subset_overrides_the_run_or_leaves_it_open(tmp_path: Path) -> None:
     captioned(tmp_path / "x" / "a.png")
     tables = "[general]\nflip_aug = false\n[[datasets]]\nkeep_tokens = 0\n[[datasets.subsets]]\nimage_dir = 'x'\n"
-    said = 'caption_dropout_rate = 0.0\nshuffle_caption = false\ncaption_separator = ","\n'
-    ((example,), (plain,)) = (read_dataset(place).examples for place in (toml(tmp_path, tables + said), tmp_path / "x"))
+    more = 'caption_dropout_rate = 0.0\nshuffle_caption = false\ncaption_separator = ","\n'
+    ((example,), (plain,)) = (read_dataset(path).examples for path in (toml(tmp_path, tables + more), tmp_path / "x"))
     run: dict[str, Any] = {
-        "shuffle_tags": True, "keep_tokens": 3, "separator": ";", "caption_dropout": 0.5, "tag_dropout": 0.25,
+        "shuffle_tags": True, "keep_tokens": 3, "tag_separator": ";", "caption_dropout": 0.5, "tag_dropout": 0.25,
         "flip": True, "random_crop": True,
     }  # fmt: skip
-    own = {"shuffle_tags": False, "keep_tokens": 0, "separator": ",", "caption_dropout": 0.0, "flip": False}
-    settled, left = within(example.subset, run), within(plain.subset, run)
-    assert {name: getattr(settled, name) for name in run} == run | own
-    assert {name: getattr(left, name) for name in run} == run
-    assert {name: value for name, value in noted(plain.subset, run).items() if name in OFF} == OFF
-    assert noted(example.subset, run) == noted(plain.subset, run) | {"less": own}
-    assert noted(example.subset, OFF) == noted(plain.subset, OFF), "nothing is other than it was"
-    assert noted(Subset(keep_tokens=2, separator="#"), run)["less"] == {"keep_tokens": 2}
+    own = {"shuffle_tags": False, "keep_tokens": 0, "tag_separator": ",", "caption_dropout": 0.0, "flip": False}
+    overridden, left_open = with_defaults(example.subset, run), with_defaults(plain.subset, run)
+    assert {name: getattr(overridden, name) for name in run} == run | own
+    assert {name: getattr(left_open, name) for name in run} == run
+
+
+def test_a_fingerprint_holds_the_settings_that_count() -> None:
+    run: dict[str, Any] = {"keep_tokens": 3, "tag_separator": ";", "flip": True}
+    open_fields, same = fingerprint_fields(Subset(), run), fingerprint_fields(Subset(keep_tokens=3, flip=True), run)
+    assert {name: open_fields[name] for name in run} == run
+    assert same == open_fields, "the same value, set there or in the run, trains the same"
+    assert fingerprint_fields(Subset(keep_tokens=2), run) == open_fields | {"keep_tokens": 2}
 
 
 def test_sizes_and_hashes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
@@ -395,7 +408,7 @@ def test_deep_pictures_and_palettes_are_read(tmp_path: Path) -> None:
     Image.new("I;16", (3, 3), 511).save(tmp_path / "b.png")
     Image.new("P", (3, 3)).save(tmp_path / "c.png", transparency=0)
     Image.new("CMYK", (3, 3)).save(tmp_path / "d.jpg")
-    dataset = read_dataset(tmp_path, caption="x", settings=Subset(alpha_mask=True))
+    dataset = read_dataset(alpha_masked(tmp_path), caption="x")
     assert len({example.sha256 for example in dataset.examples}) == 4
     assert [example.mask for example in dataset.examples] == [None, None, "alpha", None]
 
@@ -443,7 +456,7 @@ def test_hidden_files_loops_and_odd_names(tmp_path: Path) -> None:
     captioned(tmp_path / "a b'\n{}ü.png")
     dataset = read_dataset(tmp_path)
     assert sorted(names(dataset)[:2]) == ["a b'\n{}ü.png", "ok.png"]
-    assert [example.regularisation for example in dataset.examples] == [False, False, True, True]
+    assert [example.regularization for example in dataset.examples] == [False, False, True, True]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
@@ -458,14 +471,14 @@ def test_names_that_are_no_text_can_be_read_and_printed(tmp_path: Path) -> None:
 
 
 def test_nothing_to_train_on_says_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a folder of pictures or a dataset \.toml"):
+    with pytest.raises(ConfigError, match=r"expected a folder of images or a dataset \.toml"):
         read_dataset(tmp_path / "nowhere")
     (tmp_path / "a.gif").write_bytes(b"")
     picture(tmp_path / "deep" / "a.png")
-    with pytest.raises(ConfigError, match=r"no pictures.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
+    with pytest.raises(ConfigError, match=r"no images.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
         read_dataset(tmp_path)
     picture(tmp_path / "a.png").with_suffix(".caption").write_text("x")
-    with pytest.raises(ConfigError, match=r"none of 1 pictures has a caption; looked for \.txt, \.md files"):
+    with pytest.raises(ConfigError, match=r"none of 1 images has a caption; looked for \.txt, \.md files"):
         read_dataset(tmp_path, caption_extensions=("txt", ".md"))
     assert read_dataset(tmp_path, caption_extensions=("caption",)).examples[0].captions == ("x",)
     assert read_dataset(tmp_path, caption="y", caption_extensions=()).examples[0].captions == ("y",)

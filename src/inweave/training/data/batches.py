@@ -1,0 +1,151 @@
+"""The order in which a run sees its examples.
+
+    batches   each from one bucket; within a bucket regularization images are interleaved evenly with the others, so
+              every batch has both in the ratio of their repeats, to within one image
+    m         = step * accumulation * world + j, the number of a micro-batch in the whole run; it is batch
+              m % n of epoch m // n, where n is the number of batches per epoch; rank r takes m % world == r
+    total     = ceil(epochs * n / (accumulation * world)) steps, unless the number of steps is set
+
+An epoch's order is a function of (seed, epoch) and the list of examples, nothing else. It is the order of raw PCG64
+words, whose stream numpy guarantees, so it is the same on every platform and for every number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from inweave.errors import ConfigError
+from inweave.training.data.buckets import BucketRules, Placement, assign
+from inweave.training.data.types import Dataset, Subset
+
+
+def epoch_batches(
+    buckets: Sequence[Hashable],
+    repeats: Sequence[int],
+    batch_size: int | Mapping[Hashable, int],
+    seed: int,
+    epoch: int,
+    *,
+    regularization: Sequence[bool] = (),
+    drop_last: bool = False,
+) -> list[tuple[int, ...]]:
+    """One epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times."""
+    sizes = [batch_size] if isinstance(batch_size, int) else batch_size.values()
+    if seed < 0 or epoch < 0 or min(sizes, default=1) < 1:
+        raise ConfigError(f"seed {seed}, epoch {epoch}, batch size {batch_size}: expected 0, 0 and 1 or more")
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    members: dict[Hashable, tuple[list[int], list[int]]] = {}
+    for index, (bucket, count) in enumerate(zip(buckets, repeats, strict=True)):
+        kind = bool(regularization) and regularization[index]
+        members.setdefault(bucket, ([], []))[kind].extend([index] * count)
+    batches: list[tuple[int, ...]] = []
+    for bucket, kinds in members.items():
+        subject, prior = ([kind[index] for index in _shuffle(len(kind), bits)] for kind in kinds)
+        line = _interleave(subject, prior)
+        size = batch_size if isinstance(batch_size, int) else batch_size[bucket]
+        end = len(line) // size * size if drop_last else len(line)
+        batches += [tuple(line[start : start + size]) for start in range(0, end, size)]
+    return [batches[index] for index in _shuffle(len(batches), bits)]
+
+
+def _shuffle(count: int, bits: np.random.PCG64) -> list[int]:
+    words = np.asarray(bits.random_raw(count), dtype=np.uint64)
+    return [int(index) for index in np.argsort(words, kind="stable")]
+
+
+def _interleave(some: list[int], others: list[int]) -> list[int]:
+    """Both lists in one, evenly: the i-th of n goes at (2 i + 1) / 2 n of the way."""
+    n, m = len(some), len(others)
+    keyed = [((2 * i + 1) * m, 0, each) for i, each in enumerate(some)] if m else [(0, 0, each) for each in some]
+    keyed += [((2 * j + 1) * n, 1, each) for j, each in enumerate(others)]
+    return [each for *_, each in sorted(keyed, key=lambda entry: entry[:2])]
+
+
+def position(step: int, micro: int, *, accumulation: int, world: int, batches_per_epoch: int) -> tuple[int, int]:
+    """(epoch, index) of the ``micro``-th micro-batch of an optimizer step, over all processes together."""
+    if batches_per_epoch < 1:
+        raise ConfigError("an epoch has no batch: there are no examples, or every batch is short and dropped")
+    return divmod(step * accumulation * world + micro, batches_per_epoch)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The sequence of batches of a whole run: any step of it, for any number of processes."""
+
+    buckets: tuple[Hashable, ...]
+    repeats: tuple[int, ...]
+    batch_size: int | Mapping[Hashable, int]
+    seed: int = 0
+    regularization: tuple[bool, ...] = ()
+    drop_last: bool = False
+    _epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
+
+    def batches(self, epoch: int) -> list[tuple[int, ...]]:
+        if epoch not in self._epochs:
+            while len(self._epochs) > 1:  # a step may reach into the next epoch, never further back than one
+                self._epochs.pop(next(iter(self._epochs)))
+            self._epochs[epoch] = epoch_batches(
+                self.buckets, self.repeats, self.batch_size, self.seed, epoch,
+                regularization=self.regularization, drop_last=self.drop_last,
+            )  # fmt: skip
+        return self._epochs[epoch]
+
+    def size_of(self, bucket: Hashable) -> int:
+        return self.batch_size if isinstance(self.batch_size, int) else self.batch_size[bucket]
+
+    def __len__(self) -> int:
+        """Batches per epoch, the same in every epoch."""
+        return len(self.batches(next(iter(self._epochs), 0)))
+
+    def step(self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0) -> list[tuple[int, ...]]:
+        """The micro-batches that rank ``rank`` of ``world`` processes in an optimizer step."""
+        if not 0 <= rank < world or accumulation < 1 or step < 0:
+            raise ConfigError(
+                f"step {step}, accumulation {accumulation}, rank {rank} of {world}: there is no such step"
+            )
+        batches = []
+        for micro in range(rank, accumulation * world, world):
+            epoch, index = position(step, micro, accumulation=accumulation, world=world, batches_per_epoch=len(self))
+            batches.append(self.batches(epoch)[index])
+        return batches
+
+
+def total_steps(batches_per_epoch: int, micro_batches: int, *, steps: int | None, epochs: int | None) -> int:
+    """Optimizer steps of a run whose steps take ``micro_batches`` over all processes together."""
+    return steps if steps is not None else -(-(epochs or 1) * batches_per_epoch // micro_batches)
+
+
+def arrange(
+    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0, drop_last: bool = False
+) -> tuple[list[Placement | None], Order]:
+    """(the placement of every example, None where it is too small for any bucket; the order of the run)."""
+    if batch_size < 1:
+        raise ConfigError(f"batch size {batch_size}: expected 1 or more")
+    subset_rules = {subset: _rules_of(subset, rules) for subset in {example.subset for example in dataset.examples}}
+    placements: list[Placement | None] = []
+    slots: list[Hashable] = []
+    sizes: dict[Hashable, int] = {}
+    for example in dataset.examples:
+        here = subset_rules[example.subset]
+        small = not here.upscale and min(example.size) < here.step
+        placement = None if small else assign(example.size, here)
+        size = example.subset.batch_size or batch_size
+        placements.append(placement)
+        slots.append((placement and placement.bucket, size))
+        sizes[slots[-1]] = size
+    repeats = [each.repeats if place else 0 for each, place in zip(dataset.examples, placements, strict=True)]
+    prior = tuple(example.regularization for example in dataset.examples)
+    return placements, Order(tuple(slots), tuple(repeats), sizes, seed, prior, drop_last)
+
+
+def _rules_of(subset: Subset, rules: BucketRules) -> BucketRules:
+    """The run's rules with the subset's own settings."""
+    own: dict[str, Any] = {"resolution": subset.resolution, "step": subset.bucket_step, "upscale": subset.upscale}
+    own |= {"minimum": subset.min_bucket, "maximum": subset.max_bucket, "enabled": subset.buckets}
+    if subset.resolution and subset.resolution != rules.size:  # the run's limits belong to the run's resolution
+        rules = replace(rules, minimum=None, maximum=None)
+    return replace(rules, **{name: value for name, value in own.items() if value is not None})

@@ -1,0 +1,65 @@
+"""Texts for language models: how they are read from a file, and what a run would see of them.
+
+.txt     one text per paragraph (blank lines between)
+.jsonl   {"text": "..."} per line, or {"prompt": "...", "completion": "..."}: the loss covers the completion only
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, FormatError
+
+
+def read_texts(path: Path) -> list[tuple[str, str]]:
+    """(prompt, text to train on) of every text."""
+    if path.suffix not in (".txt", ".jsonl"):
+        raise ConfigError(f"dataset: {path}: a language model is trained on a .txt or .jsonl file of texts")
+    try:
+        raw = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: not a readable text file: {error}") from None
+    if path.suffix == ".txt":
+        return [("", text.strip()) for text in re.split(r"\n[ \t]*\n", raw) if text.strip()]
+    texts, problems = [], []
+    for number, line in enumerate(raw.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
+            if not (isinstance(prompt, str) and isinstance(text, str)):
+                raise TypeError
+            texts.append((prompt, text))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problems.append(f'{path}, line {number}: expected {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
+    if problems:
+        raise ConfigError([*problems[:20], *([f"and {len(problems) - 20} more lines"] if len(problems) > 20 else [])])
+    return texts
+
+
+@dataclass(frozen=True, slots=True)
+class TextReport:
+    """What a run would see of its texts."""
+
+    texts: int
+    examples: int
+    tokens: int
+    loss_tokens: int  # tokens that the loss covers
+    held_out: int
+    batches_per_epoch: int
+    total_steps: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        return [
+            f"{self.texts} texts, {self.examples} examples of {self.tokens:,} tokens; the loss covers {self.loss_tokens:,}",
+            f"{self.held_out} examples are held out for validation",
+            f"steps: {self.batches_per_epoch} batches per epoch, {self.total_steps} steps in total",
+        ]

@@ -1,0 +1,105 @@
+"""What a dataset of images is made of: subsets with their settings, examples, and what reading them found.
+
+A subset leaves a setting open with None; the run's own value counts then (`with_defaults`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.dataset_toml import toml_field
+
+KEEP_SEPARATOR = "|||"
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """The settings of one part of a dataset, each with its name in a dataset file."""
+
+    repeats: int = toml_field("num_repeats", 1, "positive")
+    regularization: bool = toml_field("is_reg", False, "flag", "s")
+    class_tokens: str = toml_field("class_tokens", "", "text", "s")
+    caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
+    shuffle_tags: bool | None = toml_field("shuffle_caption", None, "flag")
+    keep_tokens: int | None = toml_field("keep_tokens", None, "natural")
+    keep_separator: str = toml_field("keep_tokens_separator", KEEP_SEPARATOR, "separator")
+    tag_separator: str | None = toml_field("caption_separator", None, "separator")
+    prefix: str = toml_field("caption_prefix", "", "text")
+    suffix: str = toml_field("caption_suffix", "", "text")
+    wildcards: bool = toml_field("enable_wildcard", True, "flag")
+    caption_dropout: float | None = toml_field("caption_dropout_rate", None, "fraction")
+    tag_dropout: float | None = toml_field("caption_tag_dropout_rate", None, "fraction")
+    flip: bool | None = toml_field("flip_aug", None, "flag")
+    random_crop: bool | None = toml_field("random_crop", None, "flag")
+    alpha_mask: bool = toml_field("alpha_mask", False, "flag")
+    resolution: tuple[int, int] | None = toml_field("resolution", None, "size", "gd")
+    batch_size: int | None = toml_field("batch_size", None, "positive", "gd")
+    buckets: bool | None = toml_field("enable_bucket", None, "flag", "gd")
+    min_bucket: int | None = toml_field("min_bucket_reso", None, "positive", "gd")
+    max_bucket: int | None = toml_field("max_bucket_reso", None, "positive", "gd")
+    bucket_step: int | None = toml_field("bucket_reso_steps", None, "positive", "gd")
+    upscale: bool | None = toml_field("bucket_no_upscale", None, "inverted", "gd")
+
+
+def subset_defaults(config: TrainConfig) -> dict[str, Any]:
+    """The run's values for what a subset may leave open, by the names of a subset's fields."""
+    return {
+        "shuffle_tags": config.shuffle_tags, "keep_tokens": config.keep_tokens, "tag_separator": config.tag_separator,
+        "caption_dropout": config.caption_dropout, "tag_dropout": config.tag_dropout, "flip": config.flip,
+        "random_crop": config.crop == "random",
+    }  # fmt: skip
+
+
+def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
+    """The settings that count for a subset: its own, and the run's where it has none (`subset_defaults`)."""
+    return replace(subset, **{name: value for name, value in defaults.items() if getattr(subset, name) is None})
+
+
+def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a subset as a fingerprint of the data holds them: those that count."""
+    return asdict(with_defaults(subset, defaults))
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One image with its captions; an image without a caption has an empty tuple."""
+
+    path: Path
+    captions: tuple[str, ...]
+    repeats: int
+    size: tuple[int, int]
+    mask: Path | Literal["alpha"] | None
+    regularization: bool
+    sha256: str
+    subset: Subset
+    folder: str  # the name its tags are counted under
+    mask_orientation: int = 1  # EXIF orientation that aligns the mask's file with the image
+    mask_is_black: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What reading a dataset noticed besides its examples."""
+
+    unreadable: tuple[tuple[Path, str], ...] = ()  # with the reason
+    duplicates: tuple[tuple[Path, ...], ...] = ()  # groups of images with the same pixels
+    uncaptioned: tuple[Path, ...] = ()
+    ignored: tuple[Path, ...] = ()  # folders and files that look as if they belonged to the dataset
+    unsupported_formats: tuple[Path, ...] = ()
+    orphan_captions: tuple[Path, ...] = ()  # caption files without an image
+    ambiguous_masks: tuple[Path, ...] = ()  # EXIF rotates the image, and the mask's size fits either way
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    examples: tuple[Example, ...]
+    report: ReadReport
+
+
+def printable_path(path: Path) -> str:
+    """A path that can be printed, whatever bytes its name is made of."""
+    return str(path).encode("utf-8", "backslashreplace").decode()

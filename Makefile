@@ -63,7 +63,7 @@ $(VENV)/.docs: $(VENV)/.generate
 	touch $@
 
 docs: $(VENV)/.docs
-	$(BIN)/python tools/build_docs.py build/docs
+	$(BIN)/python tools/docs/build.py build/docs
 
 # a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
 # core is the one that is not pure Python, so it is that machine's

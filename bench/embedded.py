@@ -1,11 +1,11 @@
-"""The embedded model on the CPU beside diffusers and PEFT, in the same run: a picture, the start, a training step.
+"""The embedded model on the CPU compared with diffusers and PEFT in the same run: an image, a cold start, a training step.
 
     .venv/bin/python bench/embedded.py
 
-picture   20 steps with guidance, after everything is loaded
-start     a fresh process from nothing to a PNG on the disk
-step      batch 2, rank 8 on attention and feed-forward, float32, AdamW, latents and text encoded beforehand
-product   the largest speed of a matrix product on the same threads, which bounds all of it
+image     20 steps with guidance, with everything loaded
+start     a new process, from nothing to a PNG on disk
+step      batch size 2, rank 8 on attention and feed-forward, float32, AdamW, latents and prompts encoded beforehand
+matmul    the throughput of a matrix product on the same threads: an upper bound for all of it
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ pipe("red apple", num_inference_steps=20, guidance_scale=3.0, height=128, width=
 LINEAR = ["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"]
 
 
-def seconds(work: Callable[[], object], turns: int) -> float:
-    """The median, after one that does not count."""
-    found = []
-    for _ in range(turns + 1):
-        begun = time.perf_counter()
+def seconds(work: Callable[[], object], runs: int) -> float:
+    """The median, after one warm-up run."""
+    samples = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
         work()
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found[1:])
+        samples.append(time.perf_counter() - started)
+    return statistics.median(samples[1:])
 
 
-def product() -> float:
+def matmul_gflops() -> float:
     factor = torch.randn(1024, 1024)
     return 2 * 1024**3 / seconds(lambda: factor @ factor, 30) / 1e9
 
 
-def pictures() -> tuple[float, float]:
+def images() -> tuple[float, float]:
     ours = inweave.pipeline(embedded.NAME, device="cpu")
     peer = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32)
     peer.set_progress_bar_config(disable=True)
@@ -63,30 +63,30 @@ def pictures() -> tuple[float, float]:
     )
 
 
-def starts(place: Path) -> tuple[float, float]:
-    ours = [sys.executable, "-m", "inweave", "generate", "red apple", "--seed", "7", "-o", str(place / "a.png")]
-    peer = [sys.executable, "-W", "ignore", "-c", PEER, str(embedded.folder()), str(place / "b.png")]
+def starts(folder: Path) -> tuple[float, float]:
+    ours = [sys.executable, "-m", "inweave", "generate", "red apple", "--seed", "7", "-o", str(folder / "a.png")]
+    peer = [sys.executable, "-W", "ignore", "-c", PEER, str(embedded.folder()), str(folder / "b.png")]
     run = lambda command: lambda: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
     return seconds(run(ours), 3), seconds(run(peer), 3)
 
 
-def steps(place: Path) -> tuple[float, float]:
+def steps(folder: Path) -> tuple[float, float]:
     config = inweave.TrainConfig.of(
-        dataset="inweave/pixel", output=str(place), steps=300, device="cpu", cache_dir=str(place / "cache")
+        dataset="inweave/pixel", output=str(folder), steps=300, device="cpu", cache_dir=str(folder / "cache")
     )
     run, _ = diffusion_run(config, World(), None)
     ours = seconds(run._one, 15)
     unet = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32).unet
     unet.requires_grad_(False)
     unet.add_adapter(LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR))
-    learnt = [parameter for parameter in unet.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learnt, lr=2e-3)
+    trainable = [parameter for parameter in unet.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=2e-3)
 
     def step() -> None:
         noisy, goal, text = torch.randn(2, 8, 16, 16), torch.randn(2, 8, 16, 16), torch.randn(2, 32, 192)
         loss = (unet(noisy, torch.randint(1000, (2,)), text).sample - goal).square().mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -95,13 +95,13 @@ def steps(place: Path) -> tuple[float, float]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as place:
-        print(f"{torch.get_num_threads()} threads, product {product():.0f} GFLOP/s")
+    with tempfile.TemporaryDirectory() as folder:
+        print(f"{torch.get_num_threads()} threads, matmul {matmul_gflops():.0f} GFLOP/s")
         print("| what | inweave s | diffusers, PEFT s |\n|---|---|---|")
         for name, (ours, peer) in (
-            ("picture, 20 steps", pictures()),
-            ("start to first picture", starts(Path(place))),
-            ("training step", steps(Path(place) / "run")),
+            ("image, 20 steps", images()),
+            ("start to first image", starts(Path(folder))),
+            ("training step", steps(Path(folder) / "run")),
         ):
             print(f"| {name} | {ours:.3f} | {peer:.3f} |", flush=True)
 

@@ -1,10 +1,10 @@
-"""Loading and drift on the CPU, beside diffusers + PEFT: a UNet of about 870 MB with three LoRAs.
+"""Loading and drift on the CPU compared with diffusers + PEFT: a UNet of about 870 MB with three LoRAs.
 
     .venv/bin/python bench/loading.py
 
-Prints the time to build the network from a file, the same with three LoRAs merged on the way, the peer's road to
-the same weights, the peak memory of each (in a process of its own), and how many weights differ from the base
-after 50 rounds of merging and undoing.
+Prints the time to build the network from a file, the same with three LoRAs merged while loading, the time the peer
+needs for the same weights, the peak memory of each (in a process of its own), and how many weights differ from the
+base after 50 cycles of merging and unmerging.
 """
 
 from __future__ import annotations
@@ -75,29 +75,29 @@ def peer_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
     return unet
 
 
-ROADS = {"inweave": inweave_build, "peer": peer_build}
+BUILDERS = {"inweave": inweave_build, "peer": peer_build}
 
 
-def measure(road: str, folder: Path, loras: int, dtype: torch.dtype, runs: int = 5) -> float:
-    ROADS[road](folder, loras, dtype)
-    found = []
+def measure(builder: str, folder: Path, loras: int, dtype: torch.dtype, runs: int = 5) -> float:
+    BUILDERS[builder](folder, loras, dtype)
+    samples = []
     for _ in range(runs):
         start = time.perf_counter()
-        ROADS[road](folder, loras, dtype)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found) * 1e3
+        BUILDERS[builder](folder, loras, dtype)
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples) * 1e3
 
 
-def peak(road: str, folder: Path, loras: int) -> float:
-    """Peak resident megabytes of a fresh process that does nothing else."""
+def peak(builder: str, folder: Path, loras: int) -> float:
+    """Peak resident megabytes of a new process that does nothing else."""
     done = subprocess.run(
-        [sys.executable, __file__, road, str(folder), str(loras)], capture_output=True, text=True, check=True
+        [sys.executable, __file__, builder, str(folder), str(loras)], capture_output=True, text=True, check=True
     )
     return float(done.stdout.split()[-1])
 
 
 def drift(folder: Path) -> tuple[int, int, int]:
-    """Weights that differ from the base after 50 rounds: (ours, the peer's, how many there are), in bf16."""
+    """Weights that differ from the base after 50 cycles: (ours, the peer's, total), in bf16."""
     from inweave.weights.weaver import Weaver
 
     unet = inweave_build(folder, 0, torch.bfloat16)
@@ -107,8 +107,8 @@ def drift(folder: Path) -> tuple[int, int, int]:
                 module._parameters[name] = torch.nn.Parameter(parameter.clone(), requires_grad=False)
     before = {name: value.clone() for name, value in unet.state_dict().items()}
     weaver = Weaver(unet, keep="device")
-    for turn in range(50):
-        weaver.apply([(folder / f"lora{turn % 3}.safetensors", 0.8)])
+    for cycle in range(50):
+        weaver.apply([(folder / f"lora{cycle % 3}.safetensors", 0.8)])
         weaver.apply([])
     ours = sum(int((value != before[name]).sum()) for name, value in unet.state_dict().items())
     unet.load_lora_adapter(load_file(folder / "lora0.safetensors"), adapter_name="a", prefix="unet")
@@ -124,25 +124,25 @@ def drift(folder: Path) -> tuple[int, int, int]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         prepare(folder, torch.float32)
         size = next((folder / "unet").glob("*.safetensors")).stat().st_size / 1e6
         print(f"a UNet of {size:.0f} MB in float32, 3 LoRAs of rank 16, {torch.get_num_threads()} threads")
-        for road, loras in (("inweave", 0), ("inweave", 3), ("peer", 0), ("peer", 3)):
-            spent = measure(road, folder, loras, torch.float32)
-            print(f"{road}: {loras} LoRAs  {spent:8.0f} ms  peak {peak(road, folder, loras):6.0f} MB")
+        for builder, loras in (("inweave", 0), ("inweave", 3), ("peer", 0), ("peer", 3)):
+            milliseconds = measure(builder, folder, loras, torch.float32)
+            print(f"{builder}: {loras} LoRAs  {milliseconds:8.0f} ms  peak {peak(builder, folder, loras):6.0f} MB")
         prepare(folder, torch.bfloat16)
         ours, theirs, total = drift(folder)
         print(
-            f"weights that differ after 50 rounds in bf16: inweave {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
+            f"weights that differ after 50 cycles in bf16: inweave {ours:,}, peer {theirs:,} of {total:,} ({theirs / total:.1%})"
         )
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 4:
-        ROADS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), torch.float32)
-        status = Path("/proc/self/status").read_text()  # ru_maxrss would remember the process that started this one
+        BUILDERS[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]), torch.float32)
+        status = Path("/proc/self/status").read_text()  # ru_maxrss would include the parent process
         print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1e3)
     else:
         main()

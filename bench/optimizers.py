@@ -1,20 +1,20 @@
-"""Optimizer steps on adapters of SDXL's size beside the usual libraries, and what 8 bits do to a training run.
+"""Optimizer steps on adapters of SDXL's size compared with other libraries, and what 8-bit state does to a training run.
 
     PYTHONPATH=src python3 bench/optimizers.py            milliseconds and megabytes of state, on a GPU
-    PYTHONPATH=src python3 bench/optimizers.py --tune     shapes of the 8-bit kernel's launch, on a GPU
+    PYTHONPATH=src python3 bench/optimizers.py --tune     launch shapes of the 8-bit kernel, on a GPU
     PYTHONPATH=src python3 bench/optimizers.py --quality [SEED]
                                                           the same run with each optimizer, on the CPU (6 minutes)
 
-The lower bound of a step is its traffic: float32 AdamW reads x, g, m, v and writes x, m, v (28 bytes a parameter),
-8-bit AdamW 16 bytes. "graph" is the same step replayed from a CUDA graph; of a library's, the replays are compared with
-steps, because one that has its counter on the host can be captured and then repeats one step's corrections for ever.
+The lower bound of a step is its traffic: float32 AdamW reads x, g, m, v and writes x, m, v (28 bytes per parameter),
+8-bit AdamW 16 bytes. "graph" is the same step replayed from a CUDA graph. For libraries, replays are compared with
+steps: an optimizer that counts its steps on the host can be captured but then repeats the bias correction of one step.
 
-Libraries get the adapter's tensors, as their users give them, and the same numbers as one flat tensor: the first is the
-price of many launches, the second the kernel's own. Each is measured in a process of its own: a capture that failed can
-leave the GPU unusable for the rest.
+Libraries get the adapter's tensors, as in normal use, and the same numbers as one flat tensor: the first shows the cost
+of many launches, the second that of the kernel itself. Each is measured in a process of its own, because a failed
+capture can leave the GPU unusable.
 
     off    mean over the steps of |loss - loss of float32| / loss of float32
-    moved  |x - x of float32| / |x of float32 - x at the start|, at the end
+    drift  |x - x of float32| / |x of float32 - x at the start|, at the end
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ RANK = 32
 RATE, DECAY = 1e-4, 0.01
 #: replays that are compared with steps, and how far they may be from them, in learning rates
 REPLAYS, REPLAY_BOUND = 5, 0.1
-#: seconds for one library: compiling for six shapes is most of it
+#: timeout in seconds for one library: most of it is compiling for six shapes
 PATIENCE = 180
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's optimizer: the first of ``names`` that can be imported, with its options (in a graph: further ones)."""
+    """A library's optimizer: the first of ``names`` that can be imported, with its options; ``in_graph`` are those for CUDA graphs."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -61,14 +61,14 @@ class Peer:
         for name in self.names:
             module, _, kind = name.rpartition(".")
             try:
-                made = getattr(importlib.import_module(module), kind)
+                optimizer_type = getattr(importlib.import_module(module), kind)
                 break
             except (ImportError, AttributeError) as error:
                 errors.append(str(error))
         else:
             raise ModuleNotFoundError(errors[0])
-        found: torch.optim.Optimizer = made(parameters, weight_decay=DECAY, **{**self.options, **options})
-        return found
+        optimizer: torch.optim.Optimizer = optimizer_type(parameters, weight_decay=DECAY, **{**self.options, **options})
+        return optimizer
 
 
 PEERS = {
@@ -79,20 +79,20 @@ PEERS = {
 LAYOUTS = ("tensors", "flat")
 
 
-# what is stepped and measured
+# parameters and measurements
 
 
 def parameters(total: int, device: str = "cuda") -> dict[str, nn.Parameter]:
-    """Pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers in all; the same at every call."""
-    draw = torch.Generator(device).manual_seed(0)
-    made: dict[str, nn.Parameter] = {}
+    """Pairs of rank 32 on the widths of SDXL's attention, about ``total`` numbers together; the same on every call."""
+    generator = torch.Generator(device).manual_seed(0)
+    created: dict[str, nn.Parameter] = {}
     for width in itertools.cycle(WIDTHS):
-        if sum(p.numel() for p in made.values()) + 2 * RANK * width > total:
-            return made
+        if sum(p.numel() for p in created.values()) + 2 * RANK * width > total:
+            return created
         for name, shape in (("down", (RANK, width)), ("up", (width, RANK))):
-            value = nn.Parameter(torch.randn(shape, generator=draw, device=device))
-            value.grad = torch.randn(shape, generator=draw, device=device) * 1e-3
-            made[f"{len(made) // 2}.{name}"] = value
+            value = nn.Parameter(torch.randn(shape, generator=generator, device=device))
+            value.grad = torch.randn(shape, generator=generator, device=device) * 1e-3
+            created[f"{len(created) // 2}.{name}"] = value
     raise AssertionError
 
 
@@ -103,36 +103,36 @@ def one_tensor(flat: FlatParameters) -> list[nn.Parameter]:
     return [whole]
 
 
-def laid_out(total: int, layout: str, device: str = "cuda") -> list[nn.Parameter]:
+def make_parameters(total: int, layout: str, device: str = "cuda") -> list[nn.Parameter]:
     """The benchmark's parameters as a library gets them."""
-    named = parameters(total, device)
+    by_name = parameters(total, device)
     if layout == "tensors":
-        return list(named.values())
-    grads = {name: parameter.grad for name, parameter in named.items()}
-    flat = FlatParameters(named)
+        return list(by_name.values())
+    grads = {name: parameter.grad for name, parameter in by_name.items()}
+    flat = FlatParameters(by_name)
     for name, (place, _) in flat.segments.items():
         flat.grads[place] = grads[name].flatten()
     return one_tensor(flat)
 
 
-def milliseconds(work: Callable[[], object], turns: int = 10) -> float:
+def milliseconds(work: Callable[[], object], steps: int = 10) -> float:
     """Median of five rounds on the GPU's own clock."""
     for _ in range(3):
         work()
-    found = []
+    samples = []
     for _ in range(5):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        for _ in range(turns):
+        for _ in range(steps):
             work()
         end.record()
         torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / turns)
-    return statistics.median(found)
+        samples.append(start.elapsed_time(end) / steps)
+    return statistics.median(samples)
 
 
-def captured(work: Callable[[], object]) -> Callable[[], object]:
-    """One step as usual, and the next one as a graph that has not run."""
+def capture(work: Callable[[], object]) -> Callable[[], object]:
+    """Run one step normally and capture the next one as a graph, which has not run yet."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -142,7 +142,7 @@ def captured(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def state_bytes(tensors: list[torch.Tensor]) -> int:
-    """Of distinct memory: a table that all entries share counts once."""
+    """Bytes of distinct memory: a table that all entries share counts once."""
     return sum({tensor.data_ptr(): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
 
 
@@ -151,7 +151,7 @@ def peer_state(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def inner(value: object) -> list[torch.Tensor]:
-    """The tensors a state entry is made of; a subclass holds its codes and scales as attributes."""
+    """The tensors a state entry consists of; a subclass holds its codes and scales as attributes."""
     if not isinstance(value, torch.Tensor):
         return []
     flatten = getattr(value, "__tensor_flatten__", None)
@@ -159,7 +159,7 @@ def inner(value: object) -> list[torch.Tensor]:
 
 
 def reason(error: BaseException) -> str:
-    """Type and first line of what went wrong first: ending a capture that failed raises a second error over it."""
+    """Type and first line of the original error: ending a failed capture raises a second one on top of it."""
     while error.__context__ is not None:
         error = error.__context__
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:160]
@@ -169,8 +169,8 @@ def reason(error: BaseException) -> str:
 
 
 def ours(name: str, total: int) -> list[tuple[str, float, float]]:
-    named = parameters(total)
-    flat = FlatParameters(named, {each: 16.0 for each in named if each.endswith("up")})
+    by_name = parameters(total)
+    flat = FlatParameters(by_name, {each: 16.0 for each in by_name if each.endswith("up")})
     flat.grads.normal_(std=1e-3)
     optimizer = make_optimizer(name, flat, weight_decay=DECAY)
     lr, one, ok = (torch.tensor(value, device="cuda") for value in (RATE, 1.0, True))
@@ -181,19 +181,19 @@ def ours(name: str, total: int) -> list[tuple[str, float, float]]:
     state = state_bytes(list(optimizer.state().values())) / 1e6
     return [
         (f"inweave {name}", milliseconds(work), state),
-        (f"inweave {name}, graph", milliseconds(captured(work)), state),
+        (f"inweave {name}, graph", milliseconds(capture(work)), state),
     ]
 
 
 def measure(name: str, layout: str, total: int) -> dict[str, Any]:
-    """A library's step: milliseconds, megabytes of state, milliseconds in a graph, and why it has none where it has none."""
+    """A library's step: milliseconds, megabytes of state, milliseconds in a graph, and the reason if it cannot run in a graph."""
     peer = PEERS[name]
-    plain = peer.make(laid_out(total, layout), lr=RATE)
+    plain = peer.make(make_parameters(total, layout), lr=RATE)
     row: dict[str, Any] = {"ms": milliseconds(plain.step), "megabytes": state_bytes(peer_state(plain)) / 1e6}
     try:
         row["graph_ms"], gap = in_graph(peer, layout, total)
     except Exception as error:
-        return row | {"why": f"cannot be captured: {reason(error)}"}
+        return row | {"why": f"cannot be capture: {reason(error)}"}
     if not gap <= REPLAY_BOUND:
         row["why"] = f"a replay is not a step: {REPLAYS} of them end {gap:.2g} learning rates away from {REPLAYS} steps"
     return row
@@ -201,11 +201,11 @@ def measure(name: str, layout: str, total: int) -> dict[str, Any]:
 
 def in_graph(peer: Peer, layout: str, total: int) -> tuple[float, float]:
     """(milliseconds of a replay, largest |x replayed - x stepped| / lr after the same number of each)."""
-    stepped, replayed = laid_out(total, layout), laid_out(total, layout)
+    stepped, replayed = make_parameters(total, layout), make_parameters(total, layout)
     one, two = (peer.make(each, lr=RATE, **peer.in_graph) for each in (stepped, replayed))
     for _ in range(1 + REPLAYS):
         one.step()
-    replay = captured(two.step)
+    replay = capture(two.step)
     for _ in range(REPLAYS):
         replay()
     torch.cuda.synchronize()
@@ -214,15 +214,15 @@ def in_graph(peer: Peer, layout: str, total: int) -> tuple[float, float]:
     return milliseconds(replay), gap
 
 
-def alone(name: str, layout: str, total: int) -> dict[str, Any]:
+def in_subprocess(name: str, layout: str, total: int) -> dict[str, Any]:
     """`measure` in a process of its own."""
     command = [sys.executable, str(Path(__file__)), "--row", name, layout, str(total)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        return {"why": f"no answer within {PATIENCE} s"}
+        return {"why": f"timed out after {PATIENCE} s"}
     if done.returncode:
-        return {"why": next(iter(done.stderr.strip().splitlines()[-1:]), f"ended with {done.returncode}")[:160]}
+        return {"why": next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")[:160]}
     row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return row
 
@@ -233,7 +233,7 @@ def table(total: int) -> None:
     notes = []
     for name, layout in itertools.product(PEERS, LAYOUTS):
         label = name if layout == "tensors" else f"{name}, one tensor"
-        row = alone(name, layout, total)
+        row = in_subprocess(name, layout, total)
         rows.append((label, row.get("ms", "-"), row.get("megabytes", "-")))
         if "graph_ms" in row:
             rows.append((f"{label}, graph" + " (*)" * ("why" in row), row["graph_ms"], row["megabytes"]))
@@ -241,8 +241,8 @@ def table(total: int) -> None:
             notes.append(f"  {label}: {row['why']}")
     print(f"\n{f'{total / 1e6:.1f} M parameters':<44}{'ms':>10}{'state MB':>12}")
     for label, *numbers in rows:
-        shown = [f"{each:.3f}" if isinstance(each, float) else each for each in numbers]
-        print(f"{label:<44}{shown[0]:>10}{shown[1].removesuffix('.000'):>12}")
+        cells = [f"{each:.3f}" if isinstance(each, float) else each for each in numbers]
+        print(f"{label:<44}{cells[0]:>10}{cells[1].removesuffix('.000'):>12}")
     print("\n".join(notes))
 
 
@@ -255,7 +255,7 @@ def tune(total: int) -> None:
     inverse = corrections(torch.tensor(10, device="cuda"), 0.9, 0.999)
     for rows, warps, coarse in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (0, 2, 3, 4)):
         if not 64 <= rows * 256 // warps <= 1024:
-            continue  # fewer than 2 or more than 32 values a thread
+            continue  # fewer than 2 or more than 32 values per thread
 
         def work(rows: int = rows, warps: int = warps, coarse: int = coarse) -> None:
             kernel.step(
@@ -263,8 +263,10 @@ def tune(total: int) -> None:
                 inverse=inverse, ok=ok, grad_scale=one, rows=rows, warps=warps, coarse=coarse,
             )  # fmt: skip
 
-        spent = milliseconds(work)
-        print(f"  {rows:2d} rows, {warps} warps, coarse {coarse}: {spent:.3f} ms, {total * 16 / spent / 1e9:.2f} TB/s")
+        elapsed = milliseconds(work)
+        print(
+            f"  {rows:2d} rows, {warps} warps, coarse {coarse}: {elapsed:.3f} ms, {total * 16 / elapsed / 1e9:.2f} TB/s"
+        )
 
 
 # quality
@@ -272,8 +274,8 @@ def tune(total: int) -> None:
 STEPS, QUALITY_RATE = 80, 1e-3
 
 
-class Lesson:
-    """LoRAs of rank 8 on the embedded model's UNet and a list of batches: every run begins and goes on with the same."""
+class TrainingRun:
+    """LoRAs of rank 8 on the embedded model's UNet and a list of batches: the same start and data for every optimizer."""
 
     def __init__(self, folder: Path, steps: int, seed: int) -> None:
         from inweave.models.embedded import NAME, style_folder
@@ -299,8 +301,8 @@ class Lesson:
             for number in range(steps)
         ]
 
-    def learn(self, step: Callable[[], object]) -> tuple[list[float], torch.Tensor]:
-        """(the loss before each step, the values after the last)."""
+    def train(self, step: Callable[[], object]) -> tuple[list[float], torch.Tensor]:
+        """(the loss before each step, the values after the last one)."""
         losses = []
         for batch in self.batches:
             self.flat.zero_grads()
@@ -318,45 +320,45 @@ class Lesson:
     def peer(
         self, peer: Peer, layout: str, rate: float = QUALITY_RATE
     ) -> tuple[Callable[[], object], Callable[[], list[torch.Tensor]]]:
-        held = list(self.flat.parameters.values()) if layout == "tensors" else one_tensor(self.flat)
-        optimizer = peer.make(held, lr=rate)
+        tensors = list(self.flat.parameters.values()) if layout == "tensors" else one_tensor(self.flat)
+        optimizer = peer.make(tensors, lr=rate)
         return optimizer.step, lambda: peer_state(optimizer)
 
 
 def quality(steps: int, seed: int) -> None:
-    """One table: the same batches from the same start with every optimizer."""
-    torch.compiler.set_stance("force_eager")  # torchao's arithmetic, without minutes of compiling
+    """Print one table: every optimizer on the same batches from the same start."""
+    torch.compiler.set_stance("force_eager")  # torchao's arithmetic without minutes of compilation
     plain = Peer(("torch.optim.AdamW",))
     with tempfile.TemporaryDirectory() as folder:
-        lesson = Lesson(Path(folder), steps, seed)
+        run = TrainingRun(Path(folder), steps, seed)
         runs: dict[str, Callable[[], Any]] = {
-            "torch AdamW, float32": lambda: lesson.peer(plain, "tensors"),
-            "the same, learning rate 1 % higher": lambda: lesson.peer(plain, "tensors", 1.01 * QUALITY_RATE),
-            "inweave adamw8bit": lambda: lesson.ours("adamw8bit"),
+            "torch AdamW, float32": lambda: run.peer(plain, "tensors"),
+            "the same, learning rate 1 % higher": lambda: run.peer(plain, "tensors", 1.01 * QUALITY_RATE),
+            "inweave adamw8bit": lambda: run.ours("adamw8bit"),
         }
         for name, layout in itertools.product([name for name in PEERS if "8bit" in name], LAYOUTS):
             label = name if layout == "tensors" else f"{name}, one tensor"
-            runs[label] = lambda name=name, layout=layout: lesson.peer(PEERS[name], layout)  # type: ignore[misc]
+            runs[label] = lambda name=name, layout=layout: run.peer(PEERS[name], layout)  # type: ignore[misc]
         print(
-            f"torch {torch.__version__}, {lesson.flat.values.numel():,} parameters, {steps} steps at {QUALITY_RATE:g}, seed {seed}"
+            f"torch {torch.__version__}, {run.flat.values.numel():,} parameters, {steps} steps at {QUALITY_RATE:g}, seed {seed}"
         )
-        print(f"{'':<36}{'final loss':>12}{'off':>12}{'moved':>12}{'state bytes':>14}")
-        curve, end = list[float](), lesson.start
+        print(f"{'':<36}{'final loss':>12}{'off':>12}{'drift':>12}{'state bytes':>14}")
+        curve, end = list[float](), run.start
         for label, begin in runs.items():
-            lesson.flat.values.copy_(lesson.start)
+            run.flat.values.copy_(run.start)
             try:
                 step, state = begin()
-                losses, values = lesson.learn(step)
-            except Exception as error:  # a library that is missing or broken here must not hide the other rows
+                losses, values = run.train(step)
+            except Exception as error:  # a missing or broken library must not hide the other rows
                 print(f"{label:<36}  {reason(error)}")
                 continue
             if not curve:
                 curve, end = losses, values
             off = statistics.fmean(abs(a - b) / b for a, b in zip(losses, curve, strict=True))
-            moved = float((values - end).norm() / (end - lesson.start).norm())
+            drift = float((values - end).norm() / (end - run.start).norm())
             final = statistics.fmean(losses[-10:])
-            print(f"{label:<36}{final:>12.5f}{off:>12.2e}{moved:>12.3f}{state_bytes(state()):>14,}", flush=True)
-    print("final loss: mean of the last ten steps; off and moved: distance from the first row, as above")
+            print(f"{label:<36}{final:>12.5f}{off:>12.2e}{drift:>12.3f}{state_bytes(state()):>14,}", flush=True)
+    print("final loss: mean of the last ten steps; off and drift: distance from the first row, as above")
 
 
 def main() -> None:

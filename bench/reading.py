@@ -1,4 +1,4 @@
-"""How long reading takes: start-up, inspect, check, convert. Prints a table; asserts nothing about time.
+"""How long reading takes: startup, inspect, check, hash. Prints a table; asserts nothing about time.
 
 make bench
 """
@@ -29,8 +29,8 @@ def cpu(*arguments: str | Path, runs: int = 5) -> tuple[float, float]:
         subprocess.run([sys.executable, "-m", "inweave", *map(str, arguments)], check=False, capture_output=True)
         wall = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        best = min(best, (spent, wall))
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        best = min(best, (seconds, wall))
     return best
 
 
@@ -48,7 +48,7 @@ def main() -> None:
         size = flux.stat().st_size / 1e6
         start = time.perf_counter()
         flux.read_bytes()
-        print(f"(reading the {size:.0f} MB of the Flux file alone: {time.perf_counter() - start:.2f} s)")
+        print(f"(only reading the {size:.0f} MB of the Flux file: {time.perf_counter() - start:.2f} s)")
         rows += [
             (f"inweave inspect (Flux, 1,632 tensors, {size:.0f} MB)", cpu("inspect", flux, runs=3)),
             (
@@ -61,8 +61,8 @@ def main() -> None:
             ),
             ("inweave check  (Flux) --base flux1-dev --values full", cpu("check", flux, "--base", "flux1-dev", runs=3)),
         ]
-    for name, (spent, wall) in rows:
-        print(f"{name:<64}{spent:>8.2f}{wall:>8.2f}")
+    for name, (seconds, wall) in rows:
+        print(f"{name:<64}{seconds:>8.2f}{wall:>8.2f}")
 
 
 def _flux_with_encoders() -> dict[str, tuple[str, tuple[int, ...]]]:

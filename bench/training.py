@@ -1,14 +1,14 @@
-"""Training at full size on one GPU: what a limit plans, whether it is held, and a step beside diffusers + PEFT.
+"""Training at full size on one GPU: the plan for a memory limit, whether it is kept, and a step compared with diffusers + PEFT.
 
     PYTHONPATH=src:. python3 bench/training.py [VARIANT[:LIMIT] ...]        sdxl, sd3.5-medium, flux1-dev:32GiB
 
-Models have random bf16 weights and the published configurations; pictures are noise of 1024 x 1024. Each run is the
-real command in a process of its own, watched from outside: "used" is the most that nvidia-smi ever saw beyond what was
-taken before, so it holds everything, CUDA's own memory too. "expected" and "measured" are what the command itself said
-of what a step keeps. "seconds" is a step, data and log included, over the last steps of a run.
+Models have random bf16 weights and the published configurations; images are noise of 1024 x 1024. Each run is the
+real command in a process of its own, observed from outside: "used" is the peak that nvidia-smi reported above the level
+before the run, so it includes everything, CUDA's own memory too. "expected" and "measured" are the activation memory of
+a step as the command itself reports it. "seconds" is one step with data and logging, averaged over the last steps.
 
-The peer is the training step that diffusers' scripts have (autocast, float32 adapters, AdamW) on the same adapters and a
-batch that is on the GPU already.
+The peer is the training step of diffusers' example scripts (autocast, float32 adapters, AdamW) with the same adapters
+and a batch that is already on the GPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DEVICE = "cuda"
 SIDE, RANK, STEPS, LAST = 1024, 32, 15, 10
 GIB = 1 << 30
 PATIENCE = 240
-#: (batch, limit, recomputation) of the runs of a variant; without a limit the peer is measured beside them
+#: (batch size, memory limit, gradient checkpointing) of the runs of a variant; without a limit the peer is measured too
 RUNS: dict[str, list[tuple[int, str | None, str]]] = {
     "sdxl": [(4, None, "off"), (1, None, "full"), (4, "24GiB", "off"), (4, "12GiB", "off"), (4, "8GiB", "off")],
     "sd3.5-medium": [(4, "12GiB", "off")],
@@ -46,53 +46,55 @@ RUNS: dict[str, list[tuple[int, str | None, str]]] = {
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 
 
-# models and pictures
+# models and images
 
 
 def network(variant: str, folder: str, seed: int) -> Any:
-    """A part of a model in bf16 on the GPU: numbers that keep the size of what passes through."""
+    """A component in bf16 on the GPU, with random weights that preserve the scale of activations."""
     class_name, config = bundled.component_config(variant, folder)
     kind = getattr(importlib.import_module(CLASSES[class_name]), class_name)
     with torch.device("meta"):
-        made = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
-    made = made._apply(lambda t: t.bfloat16() if t.is_floating_point() else t).to_empty(device=DEVICE)
-    if hasattr(made, "tie_weights"):
-        made.tie_weights()
+        model = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
+    model = model._apply(lambda t: t.bfloat16() if t.is_floating_point() else t).to_empty(device=DEVICE)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
     generator = torch.Generator(DEVICE).manual_seed(seed)
     with torch.no_grad():
-        for name, weight in (*made.named_parameters(), *made.named_buffers()):
+        for name, weight in (*model.named_parameters(), *model.named_buffers()):
             if not weight.is_floating_point():
                 weight.zero_()
             elif weight.dim() < 2:
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
                 weight.normal_(std=weight[0].numel() ** -0.5, generator=generator)
-    return made.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
-def write_model(variant: str, place: Path) -> None:
-    """As diffusers saves it."""
-    bundled.write_skeleton(variant, place)
+def write_model(variant: str, target: Path) -> None:
+    """A model folder as diffusers saves it."""
+    bundled.write_skeleton(variant, target)
     for number, folder in enumerate(bundled.folders(variant)):
         if not folder.startswith(("tokenizer", "scheduler")):
-            network(variant, folder, number).save_pretrained(place / folder, safe_serialization=True)
+            network(variant, folder, number).save_pretrained(target / folder, safe_serialization=True)
     torch.cuda.empty_cache()
 
 
-def write_pictures(place: Path) -> None:
-    place.mkdir()
+def write_images(folder: Path) -> None:
+    folder.mkdir()
     draw = np.random.default_rng(0)
     for number in range(8):
         coarse = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(place / f"{number}.png")
-        (place / f"{number}.txt").write_text(f"picture number {number}")
+        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"image number {number}")
 
 
-# a run and what it takes
+# a run and its memory
 
 
 @dataclass
-class Watch:
+class MemoryWatch:
+    """GPU memory before a run, and the highest value since."""
+
     before: int = 0
     highest: int = 0
 
@@ -102,40 +104,40 @@ class Watch:
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
-    """The most memory in use on the GPU, asked twenty times a second."""
-    ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    found = Watch(before=int(subprocess.run(ask, capture_output=True, text=True, check=True).stdout) << 20)
-    asked = subprocess.Popen([*ask, "-lms", "50"], stdout=subprocess.PIPE, text=True)
+def peak_memory() -> Iterator[MemoryWatch]:
+    """The peak of the memory in use on the GPU, queried twenty times a second."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    watch = MemoryWatch(before=int(subprocess.run(query, capture_output=True, text=True, check=True).stdout) << 20)
+    monitor = subprocess.Popen([*query, "-lms", "50"], stdout=subprocess.PIPE, text=True)
 
     def read() -> None:
-        assert asked.stdout is not None
-        for line in asked.stdout:
-            found.highest = max(found.highest, int(line) << 20)
+        assert monitor.stdout is not None
+        for line in monitor.stdout:
+            watch.highest = max(watch.highest, int(line) << 20)
 
     thread = threading.Thread(target=read)
     thread.start()
     try:
-        yield found
+        yield watch
     finally:
-        asked.kill()
+        monitor.kill()
         thread.join()
 
 
-def trained(model: Path, pictures: Path, batch: int, vram: str | None, mode: str, place: Path) -> dict[str, Any]:
-    """One run of the command: memory and seconds, or what it said instead."""
-    output = Path(tempfile.mkdtemp(dir=place))
+def run_training(model: Path, images: Path, batch: int, vram: str | None, mode: str, folder: Path) -> dict[str, Any]:
+    """One run of the command: memory and seconds, or its error."""
+    output = Path(tempfile.mkdtemp(dir=folder))
     command = [
-        sys.executable, "-m", "inweave", "train", "--model", str(model), "--dataset", str(pictures), "--output", str(output),
+        sys.executable, "-m", "inweave", "train", "--model", str(model), "--dataset", str(images), "--output", str(output),
         "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json", "--set", f"targets={json.dumps(TARGETS)}",
-        "--set", "log_every=5", "--set", f"gradient_checkpointing={mode}", "--set", f"cache_dir={place / 'cache'}",
+        "--set", "log_every=5", "--set", f"gradient_checkpointing={mode}", "--set", f"cache_dir={folder / 'cache'}",
         *(["--vram", vram, "--set", 'sample_prompts=["a picture"]', "--set", "sample_every=8", "--set", "sample_steps=4"]
           if vram else []),
     ]  # fmt: skip
-    begun = time.perf_counter()
-    with watched() as memory:
+    started = time.perf_counter()
+    with peak_memory() as memory:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    row: dict[str, Any] = {"total_s": time.perf_counter() - begun, "used": memory.used}
+    row: dict[str, Any] = {"total_s": time.perf_counter() - started, "used": memory.used}
     if done.returncode:
         return row | {"error": " ".join((done.stderr or done.stdout).split())[-600:]}
     records = [json.loads(line) for line in (output / "lora.jsonl").read_text().splitlines()]
@@ -155,28 +157,28 @@ def trained(model: Path, pictures: Path, batch: int, vram: str | None, mode: str
 
 
 def peer(variant: str, batch: int, mode: str) -> dict[str, Any]:
-    """The step of diffusers' own scripts."""
+    """The training step of diffusers' example scripts."""
     from peft import LoraConfig
 
     denoiser = network(variant, "unet" if variant == "sdxl" else "transformer", 0)
     denoiser.add_adapter(
         LoraConfig(r=RANK, lora_alpha=RANK, init_lora_weights="gaussian", target_modules=list(TARGETS))
     )
-    learnt = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
-    for parameter in learnt:
+    trainable = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
+    for parameter in trainable:
         parameter.data = parameter.data.float()
     if mode == "full":
         denoiser.enable_gradient_checkpointing()
     denoiser.train()
     inputs, shape = _inputs(variant, batch)
     target = torch.randn(shape, device=DEVICE)
-    optimizer = torch.optim.AdamW(learnt, lr=1e-4)
+    optimizer = torch.optim.AdamW(trainable, lr=1e-4)
 
     def step() -> None:
         with torch.autocast("cuda", torch.bfloat16):
-            answer = denoiser(**inputs, return_dict=False)[0]
-        torch.nn.functional.mse_loss(answer.float(), target).backward()
-        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+            prediction = denoiser(**inputs, return_dict=False)[0]
+        torch.nn.functional.mse_loss(prediction.float(), target).backward()
+        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -184,10 +186,10 @@ def peer(variant: str, batch: int, mode: str) -> dict[str, Any]:
     times = []
     for _ in range(8):
         torch.cuda.synchronize()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         step()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return {"step_s": sorted(times[3:])[2], "peak": torch.cuda.max_memory_allocated()}
 
 
@@ -198,11 +200,11 @@ def _inputs(variant: str, batch: int) -> tuple[dict[str, Any], tuple[int, ...]]:
     small = SIDE // 8
     times = torch.randint(0, 1000, (batch,), device=DEVICE)
     if variant == "sdxl":
-        told = {"text_embeds": random(batch, 1280), "time_ids": random(batch, 6)}
+        conditions = {"text_embeds": random(batch, 1280), "time_ids": random(batch, 6)}
         shape: tuple[int, ...] = (batch, 4, small, small)
         return {
             "sample": random(*shape), "timestep": times, "encoder_hidden_states": random(batch, 77, 2048),
-            "added_cond_kwargs": told,
+            "added_cond_kwargs": conditions,
         }, shape  # fmt: skip
     if variant.startswith("flux"):
         tokens = (small // 2) ** 2
@@ -219,14 +221,14 @@ def _inputs(variant: str, batch: int) -> tuple[dict[str, Any], tuple[int, ...]]:
     }, shape  # fmt: skip
 
 
-def peer_alone(variant: str, batch: int, mode: str) -> dict[str, Any]:
+def peer_in_subprocess(variant: str, batch: int, mode: str) -> dict[str, Any]:
     """`peer` in a process of its own."""
     command = [sys.executable, str(Path(__file__)), "--peer", variant, str(batch), mode]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode:
         return {"error": next(iter(done.stderr.strip().splitlines()[-1:]), "")[:300]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def main() -> None:
@@ -236,21 +238,21 @@ def main() -> None:
         return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, rank {RANK}, {SIDE} x {SIDE}")
     lines = []
-    for asked in sys.argv[1:] or RUNS:
-        variant, _, only = asked.partition(":")
-        with tempfile.TemporaryDirectory(prefix="inweave-bench-") as folder:
-            place = Path(folder)
-            begun = time.perf_counter()
-            write_model(variant, place / variant)
-            write_pictures(place / "pictures")
-            print(f"{variant}: written in {time.perf_counter() - begun:.0f} s", flush=True)
+    for choice in sys.argv[1:] or RUNS:
+        variant, _, only = choice.partition(":")
+        with tempfile.TemporaryDirectory(prefix="inweave-bench-") as temporary:
+            folder = Path(temporary)
+            started = time.perf_counter()
+            write_model(variant, folder / variant)
+            write_images(folder / "images")
+            print(f"{variant}: written in {time.perf_counter() - started:.0f} s", flush=True)
             for batch, vram, mode in [run for run in RUNS[variant] if only in ("", run[1])]:
                 name = f"{variant}, batch {batch}, {vram or mode}"
-                row = trained(place / variant, place / "pictures", batch, vram, mode, place)
+                row = run_training(folder / variant, folder / "images", batch, vram, mode, folder)
                 print(name, json.dumps(row), flush=True)
                 lines.append(_line(name, row))
                 if vram is None:
-                    row = peer_alone(variant, batch, mode)
+                    row = peer_in_subprocess(variant, batch, mode)
                     print(name, "peer", json.dumps(row), flush=True)
                     lines.append(_line(f"  peer: {name}", {"used": row.get("peak"), **row}))
     print(f"\n{'':<44}{'seconds':>10}{'used GiB':>10}{'expected':>10}{'measured':>10}{'all s':>8}")
@@ -258,14 +260,14 @@ def main() -> None:
 
 
 def _line(name: str, row: dict[str, Any]) -> str:
-    def shown(key: str, unit: float, places: int) -> str:
+    def cell(key: str, unit: float, places: int) -> str:
         return f"{row[key] / unit:.{places}f}" if row.get(key) is not None else "-"
 
-    found = (
-        f"{name:<44}{shown('step_s', 1, 3):>10}{shown('used', GIB, 2):>10}{shown('expected', GIB, 2):>10}"
-        f"{shown('measured', GIB, 2):>10}{shown('total_s', 1, 0):>8}"
+    line = (
+        f"{name:<44}{cell('step_s', 1, 3):>10}{cell('used', GIB, 2):>10}{cell('expected', GIB, 2):>10}"
+        f"{cell('measured', GIB, 2):>10}{cell('total_s', 1, 0):>8}"
     )
-    return found + (f"  {row['error'][:200]}" if "error" in row else "")
+    return line + (f"  {row['error'][:200]}" if "error" in row else "")
 
 
 if __name__ == "__main__":

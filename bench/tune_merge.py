@@ -1,4 +1,4 @@
-"""Block shapes of the grouped merge on SDXL's attention weights, rank 32 and 5 x rank 32. Prints milliseconds.
+"""Block shapes of the grouped merge kernel on SDXL's attention weights, rank 32 and 5 x rank 32. Prints milliseconds.
 
 PYTHONPATH=src python3 bench/tune_merge.py
 """
@@ -15,7 +15,7 @@ from inweave.targets.bases import known_index
 
 
 def targets(stack: int, rank: int = 32) -> list[Target]:
-    found = []
+    merges = []
     for name, shape in known_index("sdxl").components["unet"].shapes.items():
         if ".attn" in name and name.endswith(".weight") and len(shape) == 2:
             base = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
@@ -24,8 +24,8 @@ def targets(stack: int, rank: int = 32) -> list[Target]:
                         torch.randn(rank, shape[1], device="cuda", dtype=torch.bfloat16), 0.01)
                 for _ in range(stack)
             )  # fmt: skip
-            found.append(Target(base, torch.empty_like(base), products))
-    return found
+            merges.append(Target(base, torch.empty_like(base), products))
+    return merges
 
 
 def milliseconds(launch: Launch) -> float:
@@ -49,9 +49,9 @@ def main() -> None:
         for (rows, columns), warps, stages in itertools.product(blocks, (2, 4), (1, 2, 3)):
             if rows * columns > 8192 and warps == 2:
                 continue  # spills
-            spent = milliseconds(Launch(work, block=(rows, columns), warps=warps, stages=stages))
-            rate = size * 4 / spent / 1e9
-            print(f"  {rows:4d} x {columns:4d}, {warps} warps, {stages} stages: {spent:7.3f} ms, {rate:5.2f} TB/s")
+            elapsed = milliseconds(Launch(work, block=(rows, columns), warps=warps, stages=stages))
+            rate = size * 4 / elapsed / 1e9
+            print(f"  {rows:4d} x {columns:4d}, {warps} warps, {stages} stages: {elapsed:7.3f} ms, {rate:5.2f} TB/s")
 
 
 if __name__ == "__main__":

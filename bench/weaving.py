@@ -1,9 +1,9 @@
-"""Merging and swapping on one GPU, beside diffusers + PEFT on the same model in the same run.
+"""Merging and swapping on one GPU compared with diffusers + PEFT, on the same model in the same run.
 
     make gpu-bundle && make bench-gpu
 
 SDXL's UNet at full size with random weights in bf16; LoRAs of rank 32 on all 560 attention linears. Every row is
-wall time including the synchronisation at its end, the median of several runs.
+wall time including the synchronization at its end, the median of several runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SDXL: dict[str, Any] = {
 
 def timed(work: Callable[[], object], runs: int = 7, before: Callable[[], object] | None = None) -> float:
     """Median milliseconds."""
-    found = []
+    samples = []
     for _ in range(runs):
         if before is not None:
             before()
@@ -54,12 +54,12 @@ def timed(work: Callable[[], object], runs: int = 7, before: Callable[[], object
         start = time.perf_counter()
         work()
         torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(found)
+        samples.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(samples)
 
 
 def attention_lora(path: Path, rank: int, seed: int) -> Path:
-    """A kohya-free, diffusers-spelt LoRA on every attention linear of SDXL."""
+    """A LoRA in the diffusers dialect on every attention linear of SDXL."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
     for name, shape in known_index("sdxl").components["unet"].shapes.items():
@@ -129,17 +129,17 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
     weaver.apply([])
     program = next(iter(weaver._programs.values()))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    spent = []
+    kernel_times = []
     for _ in range(10):
         events[0].record()
         program._launch.run()
         events[1].record()
         torch.cuda.synchronize()
-        spent.append(events[0].elapsed_time(events[1]))
-    rows.append(("inweave: the kernel alone (one LoRA)", statistics.median(spent)))
+        kernel_times.append(events[0].elapsed_time(events[1]))
+    rows.append(("inweave: the kernel by itself (one LoRA)", statistics.median(kernel_times)))
     weaver._abandon(program.places)
 
-    spent_from_file: list[float] = []
+    file_times: list[float] = []
 
     def from_file() -> None:
         weaver._cache._kept.pop(weaver._cache.get(loras[2]).key)
@@ -148,13 +148,13 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         start = time.perf_counter()
         weaver.apply([(loras[2], 0.8)])
         torch.cuda.synchronize()
-        spent_from_file.append((time.perf_counter() - start) * 1e3)
+        file_times.append((time.perf_counter() - start) * 1e3)
 
     weaver.apply([(loras[0], 1.0)])
     for _ in range(7):
         weaver.apply([])
         from_file()
-    rows.append(("inweave: from a file in page cache, all included", statistics.median(spent_from_file)))
+    rows.append(("inweave: from a file in the page cache, everything included", statistics.median(file_times)))
     rows.append(("inweave:   of which opening the file", timed(lambda: open_container(loras[2]))))
     weaver._cache._kept.clear()
     rows.append(
@@ -175,11 +175,11 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         loaded.upload(weaver._cuda)
         loaded.check_finite()
 
-    rows.append(("inweave:   of which sending the factors, finite check", timed(upload)))
+    rows.append(("inweave:   of which uploading the factors, finite check", timed(upload)))
     rows.append(
         ("inweave:   of which preparing the launch", timed(lambda: weaver._compile([(loaded, Strength.of(1.0))])))
     )
-    rows.append(("inweave: parsing and resolving a layout never seen", timed(parse)))
+    rows.append(("inweave: parsing and resolving an unknown layout", timed(parse)))
     weaver.apply([])
     original = {name: value.clone() for name, value in unet.state_dict().items()}
 
@@ -201,7 +201,7 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
 
 
 def loading(folder: Path, checkpoint: Path, loras: list[Path]) -> list[tuple[str, float]]:
-    """Building on the GPU from a file: base alone, base with three LoRAs, and the peer's way."""
+    """Building on the GPU from a file: the base, the base with three LoRAs, and the same with the peer."""
     from diffusers import UNet2DConditionModel
 
     def empty() -> torch.nn.Module:
@@ -232,7 +232,7 @@ def loading(folder: Path, checkpoint: Path, loras: list[Path]) -> list[tuple[str
         woven()
     return [
         ("inweave: build SDXL's UNet from a file", timed(base, 7)),
-        ("inweave: the same with 3 LoRAs merged on the way", timed(woven, 7)),
+        ("inweave: the same with 3 LoRAs merged while loading", timed(woven, 7)),
         ("peer: from_pretrained + 3 load_lora + fuse", timed(peer, 2)),
     ]
 

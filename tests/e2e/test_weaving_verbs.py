@@ -35,7 +35,7 @@ TO_Q = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 LOKR = DATA / "files" / "lycoris_smart_falcon_4_lokr.safetensors"
 BAKE_FIELDS = {"ok", "path", "base", "tensors", "merged", "bytes", "created", "left_out", "loras", "warnings"}
 EXTRACT_FIELDS = {"ok", "path", "dialect", "base", "tensors", "rank", "energy", "notes", "modules", "left_out"}
-RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "kept", "notes", "modules"}
+RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchanged", "notes", "modules"}
 
 
 def inweave(*arguments: str | Path, code: int = 0) -> str:
@@ -288,7 +288,7 @@ def test_resize_one_file(tmp_path: Path) -> None:
 
 def test_resize_keeps_other_kinds_of_one_file(tmp_path: Path) -> None:
     found = inweave_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
-    assert len(found["kept"]) == 350
+    assert len(found["unchanged"]) == 350
     assert found["modules"] == []
     assert "unchanged" in inweave("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
     found = inweave_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)

@@ -137,7 +137,7 @@ def test_a_whole_sparse_file_checks_clean_against_a_sparse_checkpoint(name: str,
     base = write_sparse(tmp_path / "base.safetensors", {n: ("F16", s) for n, s in base_listing(checkpoint).items()})
     verdict = check(file, base, values="none")
     assert verdict.ok, verdict.as_dict()
-    assert verdict.given == find(listing["base"]).name
+    assert verdict.base == find(listing["base"]).name
 
 
 def test_a_diffusers_folder_is_a_base(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_diffusers_folder_is_a_base(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     verdict = check(adapter_of("gen_kohya_sdxl_lora"), tmp_path, values="none")
     assert verdict.ok
-    assert verdict.given == "sdxl"
+    assert verdict.base == "sdxl"
     assert set(verdict.report.components) == {"unet", "te1", "te2"}
 
 

@@ -55,7 +55,7 @@ def _print(file: Path, verdict: Verdict) -> None:
     rows = [
         ("dialect", verdict.dialect or "none"),
         ("algorithm", ", ".join(verdict.algorithms) or "none"),
-        ("base", f"given {verdict.given}, detected {detected}"),
+        ("base", f"{verdict.base}, detected {detected}"),
         ("placed", f"{report.placed} of {report.tensors} tensors, {report.modules} modules ({parts or 'none'})"),
     ]
     if verdict.carried:

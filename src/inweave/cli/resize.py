@@ -42,7 +42,7 @@ def resize(
     if as_json:
         print_json({
             "ok": True, "path": saved.path, "dialect": saved.dialect, "base": result.base, "tensors": saved.tensors,
-            "energy": result.energy, "kept": result.kept, "notes": saved.notes,
+            "energy": result.energy, "unchanged": result.unchanged, "notes": saved.notes,
             "modules": [{"name": r.module, "before": r.before, "rank": r.rank, "energy": r.energy} for r in result.rows],
         })  # fmt: skip
     else:
@@ -60,6 +60,8 @@ def _print(path: str, base: str, result: Resized) -> None:
         least = min(result.rows, key=lambda row: row.energy)
         rows.append(("least", f"{least.energy:.4f} at rank {least.rank}: {least.module}"))
     print_facts(path, rows)
-    if result.kept:
-        names = ", ".join(result.kept[:3]) + (f" and {len(result.kept) - 3} more" if len(result.kept) > 3 else "")
+    if result.unchanged:
+        names = ", ".join(result.unchanged[:3]) + (
+            f" and {len(result.unchanged) - 3} more" if len(result.unchanged) > 3 else ""
+        )
         print_lines([f"unchanged: {names}: not LoRA pairs"], "yellow")

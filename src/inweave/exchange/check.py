@@ -31,7 +31,7 @@ class Verdict:
     ok: bool
     dialect: str
     algorithms: list[str]
-    given: str
+    base: str
     detected: str | None
     confidence: float
     evidence: tuple[str, ...]
@@ -51,14 +51,14 @@ class Verdict:
             "dialect": self.dialect,
             "algorithms": self.algorithms,
             "base": {
-                "given": self.given, "detected": self.detected, "confidence": self.confidence,
+                "given": self.base, "detected": self.detected, "confidence": self.confidence,
                 "evidence": list(self.evidence), "namings": self.namings,
             },
             "tensors": report.tensors,
             "placed": report.placed,
             "modules": report.modules,
             "components": report.components,
-            **{kind: [finding.as_dict() for finding in found] for kind, found in report.findings().items()},
+            **{kind: [finding.as_dict() for finding in findings] for kind, findings in report.findings().items()},
             "nonfinite": self.nonfinite,
             "zeros": self.zeros,
             "carried": self.carried,
@@ -76,9 +76,9 @@ def check(
         return _foreign(adapter, base)
     plan, index, namings = _best_plan(adapter, base)
     report = plan.report
-    found = detect(adapter)
-    given = index.base or index.source
-    detected = index.base if index.base and found.fits_as_well(index.base) else found.base
+    detection = detect(adapter)
+    target = index.base or index.source
+    detected = index.base if index.base and detection.fits_as_well(index.base) else detection.base
     nonfinite, zeros = _scan(adapter, values)
     if zeros:
         report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
@@ -89,16 +89,16 @@ def check(
         ok=report.clean and not nonfinite,
         dialect="+".join(adapter.dialects),
         algorithms=list(adapter.algorithms),
-        given=given,
+        base=target,
         detected=detected,
-        confidence=found.confidence,
-        evidence=found.evidence,
+        confidence=detection.confidence,
+        evidence=detection.evidence,
         report=report,
         nonfinite=nonfinite,
         zeros=zeros,
         carried=list(adapter.carried),
         namings=namings,
-        error=_error(report, found, index, given),
+        error=_error(report, detection, index, target),
     )
 
 
@@ -122,10 +122,10 @@ def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]]
     nonfinite: list[dict[str, object]] = []
     zeros: list[str] = []
     for key, tensor in adapter.tensors.items():
-        found = scan(tensor, limit=limit)
-        if found.nonfinite:
-            nonfinite.append({"key": key, "count": found.nonfinite, "of": tensor.numel})
-        elif found.zero and id(tensor) in products and tensor.numel:
+        values_of = scan(tensor, limit=limit)
+        if values_of.nonfinite:
+            nonfinite.append({"key": key, "count": values_of.nonfinite, "of": tensor.numel})
+        elif values_of.zero and id(tensor) in products and tensor.numel:
             zeros.append(key)
     return nonfinite, zeros
 
@@ -139,23 +139,23 @@ def _product_tensors(factors: Factors) -> list[Tensor]:
     return []
 
 
-def _error(report: Report, found: Detection, index: ModelIndex, given: str) -> str | None:
+def _error(report: Report, detection: Detection, index: ModelIndex, target: str) -> str | None:
     """One line that says the file belongs to another base, or that nothing of it fits."""
     if report.clean:
         return None
-    other = found.base is not None and (index.base is None or not found.fits_as_well(index.base))
-    if found.base and other and found.scores[found.base] > report.modules:
-        score = found.scores.get(index.base or "", report.modules)
+    other = detection.base is not None and (index.base is None or not detection.fits_as_well(index.base))
+    if detection.base and other and detection.scores[detection.base] > report.modules:
+        score = detection.scores.get(index.base or "", report.modules)
         return (
-            f"this file is for {found.base} ({found.scores[found.base]} of {found.total} modules fit), "
-            f"not for {given} ({score} of {found.total} fit)"
+            f"this file is for {detection.base} ({detection.scores[detection.base]} of {detection.total} modules fit), "
+            f"not for {target} ({score} of {detection.total} fit)"
         )
-    if found.base is None and found.total and report.placed:
-        best = max(found.scores.values(), default=0)
-        return f"made for a model inweave does not know: {report.modules} modules fit {given}, at most {best} of {found.total} any known base"
+    if detection.base is None and detection.total and report.placed:
+        best = max(detection.scores.values(), default=0)
+        return f"made for a model inweave does not know: {report.modules} modules fit {target}, at most {best} of {detection.total} any known base"
     if report.placed == 0:
-        made_for = f"; it fits {found.base}" if found.base and found.base != index.base else ""
-        return f"nothing in this file fits {given}{made_for}"
+        made_for = f"; it fits {detection.base}" if detection.base and detection.base != index.base else ""
+        return f"nothing in this file fits {target}{made_for}"
     return None
 
 

@@ -106,13 +106,13 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
 
 def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
     """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
-    respelt = respell(adapter, index, lambda component: naming_for(dialect, component, index))
+    respelling = respell(adapter, index, lambda component: naming_for(dialect, component, index))
     metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
-        respelt.blocks
+        respelling.blocks
     )
-    renamed = replace(adapter, entries=tuple(respelt.entries), metadata=metadata)
+    renamed = replace(adapter, entries=tuple(respelling.entries), metadata=metadata)
     written = WRITERS[dialect].write(renamed, target_of(index))
-    written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelt.lost]
+    written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     return written
 
 
@@ -150,13 +150,15 @@ def _index(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | None, d
         return base
     if base is not None:
         return open_base(base)
-    found = detect(adapter)
-    if found.base is None or found.confidence < 0.5:
+    detection = detect(adapter)
+    if detection.base is None or detection.confidence < 0.5:
         if dialect in GENERIC and all(not (e.ref.flat or e.ref.component or e.ref.below) for e in adapter):
             return _own_names(adapter)
-        known = f" (the best guess is {found.base}, confidence {found.confidence:.2f})" if found.base else ""
+        known = (
+            f" (the best guess is {detection.base}, confidence {detection.confidence:.2f})" if detection.base else ""
+        )
         raise TargetError(f"which base model is this adapter for?{known} name it with base (--base)")
-    return known_index(found.base)
+    return known_index(detection.base)
 
 
 def _own_names(adapter: Adapter) -> ModelIndex:
@@ -169,13 +171,13 @@ def _own_names(adapter: Adapter) -> ModelIndex:
 
 
 def _refusal(dialect: str, lost: list[Lost]) -> str:
-    shown = [
+    rows = [
         f"{row.keys[0]}{f' and {len(row.keys) - 1} more' if len(row.keys) > 1 else ''}: {row.reason}"
         for row in lost[:5]
     ]
     more = [f"and {len(lost) - 5} more"] if len(lost) > 5 else []
     head = f"{sum(len(row.keys) for row in lost)} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
-    return "\n  ".join([head, *shown, *more])
+    return "\n  ".join([head, *rows, *more])
 
 
 def _store(out: Path, written: Written) -> Path:

@@ -45,10 +45,10 @@ class Facts:
 def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None) -> Facts:
     """Look at an adapter file or directory."""
     adapter = load(path, name=name)
-    place = Path(path)
-    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    location = Path(path)
+    files = [location] if location.is_file() else sorted(location.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
-    found = detect(adapter)
+    detection = detect(adapter)
     hashes = hash_file(files[0]).as_dict() if len(files) == 1 and files[0].suffix != ".json" else None
     document: dict[str, object] = {
         "path": str(path),
@@ -65,7 +65,7 @@ def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | Non
         "components": _counts(e.ref.component or "model" for e in adapter if e.param == "weight"),
         "modules": len({e.ref for e in adapter}),
         "kinds": _counts(algorithm(e.factors) for e in adapter),
-        "base": {"detected": found.base, "confidence": found.confidence, "evidence": list(found.evidence)},
+        "base": {"detected": detection.base, "confidence": detection.confidence, "evidence": list(detection.evidence)},
         "triggers": trigger_words(adapter.metadata),
         "training": training_settings(adapter.metadata),
         "carried": list(adapter.carried),
@@ -83,13 +83,13 @@ def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | Non
 
 def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
     """Words that call the adapter up, the most trustworthy source first."""
-    found: list[dict[str, object]] = []
+    sources: list[dict[str, object]] = []
     for source in ("modelspec.trigger_phrase", "trigger_word", "trigger_phrase", "instance_prompt"):
         if words := metadata.get(source, "").strip():
-            found.append({"source": source, "words": [word.strip() for word in words.split(",") if word.strip()]})
+            sources.append({"source": source, "words": [word.strip() for word in words.split(",") if word.strip()]})
     classes = _dataset_classes(metadata)
     if classes:
-        found.append({"source": "ss_dataset_dirs", "words": classes})
+        sources.append({"source": "ss_dataset_dirs", "words": classes})
     tags: Counter[str] = Counter()
     for folder in json_object(metadata.get("ss_tag_frequency")).values():
         for tag, count in folder.items() if isinstance(folder, dict) else ():
@@ -97,8 +97,8 @@ def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
                 tags[tag.strip()] += count
     if tags:
         common = [tag for tag, _ in sorted(tags.items(), key=lambda item: (-item[1], item[0]))[:20]]
-        found.append({"source": "ss_tag_frequency", "words": common})
-    return found
+        sources.append({"source": "ss_tag_frequency", "words": common})
+    return sources
 
 
 def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
@@ -113,7 +113,7 @@ def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
 
 def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
     """The settings a trainer recorded, decoded where they are JSON."""
-    found: dict[str, object] = {}
+    settings: dict[str, object] = {}
     for key, name in SETTINGS.items():
         value = metadata.get(key)
         if value is None or value in ("", "None"):
@@ -124,8 +124,8 @@ def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
                 decoded = json.loads(value, parse_constant=_refuse)
             except (ValueError, RecursionError):
                 decoded = value
-        found[name] = decoded
-    return found
+        settings[name] = decoded
+    return settings
 
 
 def _refuse(constant: str) -> object:

@@ -45,7 +45,7 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
     _scaled_bias(work)
     _leftovers(work, problems)
     problems.extend(work.problems)
-    name = dialect_of(group.prefix, group.families, group.ref, group.named)
+    name = dialect_of(group.prefix, group.families, group.ref, group.has_adapter_name)
     entries.extend(Entry(ref, param, factors, keys, name) for ref, param, factors, keys in work.made)
 
 
@@ -145,13 +145,15 @@ def _oft(work: Work, config: PeftConfig | None) -> None:
     for role in (*whole, *numbered):
         blocks = work.left[role]
         part = int(role[11:]) if role in numbered else None
-        taken = work.take(role) + extra
+        keys_of_part = work.take(role) + extra
         if len(blocks.shape) == 4:
-            work.make(Boft(blocks=blocks, rescale=rescale, **fields), taken, part=part)
+            work.make(Boft(blocks=blocks, rescale=rescale, **fields), keys_of_part, part=part)
         elif len(blocks.shape) == 3 and blocks.shape[1] == blocks.shape[2]:
-            work.make(Oft(blocks=blocks, rescale=rescale, solved=role == "oft_diag", **fields), taken, part=part)
+            work.make(Oft(blocks=blocks, rescale=rescale, solved=role == "oft_diag", **fields), keys_of_part, part=part)
         else:
-            work.malformed(taken, f"OFT blocks of shape {list(blocks.shape)}; (n, b, b) or (m, n, b, b) was expected")
+            work.malformed(
+                keys_of_part, f"OFT blocks of shape {list(blocks.shape)}; (n, b, b) or (m, n, b, b) was expected"
+            )
 
 
 def _oft_in(work: Work, config: PeftConfig | None) -> None:
@@ -238,9 +240,9 @@ def _full(work: Work, config: PeftConfig | None) -> None:
             fields: dict[str, Any] = {}
             keys: tuple[str, ...] = ()
             if role == "diff":  # a full difference may be decomposed, and may stand on a widened base
-                found, keys = work.shared(None)
+                shared, keys = work.shared(None)
                 fields = {
-                    name: found[name] for name in ("magnitude", "widen", "alpha", "stored_alpha") if name in found
+                    name: shared[name] for name in ("magnitude", "widen", "alpha", "stored_alpha") if name in shared
                 }
             value = left[role]
             work.make(

@@ -18,7 +18,7 @@ class Comfy:
         for entry in adapter.entries:
             tensors = kohya_tensors(entry, norms=False, sets=True)
             if entry.ref.part is not None:
-                tensors = "OFT blocks of one part of a fused module have no spelling here"
+                tensors = "OFT blocks of one part of a fused module cannot be expressed in this dialect"
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue

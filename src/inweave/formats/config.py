@@ -187,10 +187,10 @@ def _is_finite(value: object) -> bool:
 
 
 def _names(config: Mapping[str, object], name: str) -> tuple[str, ...]:
-    found = config.get(name) or ()
-    if not isinstance(found, list | tuple):
-        raise FormatError(f"adapter_config.json: {name} must be a list of names, not {str(found)[:60]!r}")
-    return tuple(map(str, found))
+    names = config.get(name) or ()
+    if not isinstance(names, list | tuple):
+        raise FormatError(f"adapter_config.json: {name} must be a list of names, not {str(names)[:60]!r}")
+    return tuple(map(str, names))
 
 
 def _integer(config: Mapping[str, object], name: str) -> int | None:
@@ -199,7 +199,7 @@ def _integer(config: Mapping[str, object], name: str) -> int | None:
 
 
 def _numbers(config: Mapping[str, object], name: str) -> dict[str, float]:
-    found = config.get(name) or {}
-    if not isinstance(found, dict) or not all(_is_finite(value) for value in found.values()):
+    numbers = config.get(name) or {}
+    if not isinstance(numbers, dict) or not all(_is_finite(value) for value in numbers.values()):
         raise FormatError(f"adapter_config.json: {name} must map patterns to numbers")
-    return found
+    return numbers

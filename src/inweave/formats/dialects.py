@@ -20,7 +20,7 @@ _BFL_ROOTS = (
 )
 
 
-def dialect_of(prefix: str, families: set[str], ref: Ref, named: bool) -> str:
+def dialect_of(prefix: str, families: set[str], ref: Ref, has_adapter_name: bool) -> str:
     for family, name in _BY_FAMILY.items():
         if family in families:
             return name
@@ -34,7 +34,7 @@ def dialect_of(prefix: str, families: set[str], ref: Ref, named: bool) -> str:
         if "dotted" in families:
             return "diffusers"
         return "onetrainer" if families and "peft" not in families else "diffusers-peft"
-    if named:
+    if has_adapter_name:
         return "diffsynth"
     if ref.name.startswith(_BFL_ROOTS):
         return "bfl"

@@ -31,26 +31,26 @@ class Diffusers:
 
     def write(self, adapter: Adapter, target: Target) -> Written:
         written = Written(metadata=carried_metadata(adapter))
-        kept: list[Entry] = []
+        entries: list[Entry] = []
         unscaled = unscaled_modules(adapter)
         for entry in adapter.entries:
             tensors = _lora_tensors(entry, magnitude="lora_magnitude_vector.weight", unscaled=unscaled, widening=True)
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue
-            kept.append(entry)
+            entries.append(entry)
             prefix = _folder(entry.ref.component, target)
             written.tensors |= {f"{prefix}.{entry.ref.name}.{suffix}": t for suffix, t in tensors.items()}
         written.lost += [Lost((key,), "a tensor that only travels with the adapter has no place in a diffusers LoRA file")
                          for key in adapter.carried]  # fmt: skip
         stash = written.metadata.pop(DIFFUSERS_CONFIG, None)
-        if stash is not None and _still_describes(from_metadata({"lora_adapter_metadata": stash}), kept):
+        if stash is not None and _still_describes(from_metadata({"lora_adapter_metadata": stash}), entries):
             written.metadata["lora_adapter_metadata"] = stash
-        elif any(_scales(entry) for entry in kept):
+        elif any(_scales(entry) for entry in entries):
             written.metadata["lora_adapter_metadata"] = json.dumps(
-                _packed(kept, target), sort_keys=True, allow_nan=False
+                _packed(entries, target), sort_keys=True, allow_nan=False
             )
-        written.metadata |= alpha_record(kept)
+        written.metadata |= alpha_record(entries)
         return written
 
 
@@ -78,7 +78,7 @@ class Peft:
         main = "unet" if "unet" in components else next(iter(components), "")
         unscaled = unscaled_modules(adapter)
         kinds = {"loha" for entry in adapter.entries if isinstance(entry.factors, Loha)}
-        kept: list[Entry] = []
+        entries: list[Entry] = []
         for entry in adapter.entries:
             if entry.ref.component != main:
                 written.lost.append(
@@ -96,7 +96,7 @@ class Peft:
             if isinstance(tensors, str):
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue
-            kept.append(entry)
+            entries.append(entry)
             written.tensors |= {f"base_model.model.{entry.ref.name}.{suffix}": t for suffix, t in tensors.items()}
         for key, tensor in adapter.carried.items():
             if key.startswith("base_model."):
@@ -104,11 +104,11 @@ class Peft:
             else:
                 written.lost.append(Lost((key,), "a tensor that only travels along has no place in a PEFT directory"))
         stash = json_object(written.metadata.pop(PEFT_CONFIG, None))
-        if stash and _still_describes({"": from_adapter_config(stash)}, kept):
+        if stash and _still_describes({"": from_adapter_config(stash)}, entries):
             written.config = stash
         else:
-            written.config = loha_config(kept) if kinds == {"loha"} else full_config(kept)
-        written.metadata |= alpha_record(kept)
+            written.config = loha_config(entries) if kinds == {"loha"} else full_config(entries)
+        written.metadata |= alpha_record(entries)
         return written
 
 
@@ -164,26 +164,26 @@ def _lora_tensors(
             return {"lora_B.bias": factors.value}
         if whole and factors.mode == "set":
             return {f"base_layer.{entry.param}" if factors.inside else entry.param: factors.value}
-        return "whole-weight changes have no spelling here"
+        return "whole-weight changes cannot be expressed in this dialect"
     if isinstance(factors, Lokr) and whole:
         return "PEFT derives the sizes of LoKr factors from its own configuration, which cannot describe these"
     if not isinstance(factors, Lora) or factors.mid is not None:
-        return f"{'a Tucker core' if isinstance(factors, Lora) else factors.kind} has no spelling here"
+        return f"{'a Tucker core' if isinstance(factors, Lora) else factors.kind} cannot be expressed in this dialect"
     if factors.residual is not None or (factors.widen is not None and not widening) or factors.stored_scale is not None:
-        return "a sparse residual, widened weight or explicit scale has no spelling here"
+        return "a sparse residual, widened weight or explicit scale cannot be expressed in this dialect"
     if factors.embedding and factors.magnitude is not None:
-        return "a DoRA magnitude on an embedding has no spelling here"
+        return "a DoRA magnitude on an embedding cannot be expressed in this dialect"
     if factors.embedding and whole:
         return {"lora_embedding_A": factors.down, "lora_embedding_B": factors.up}
     if factors.transposed and not whole:
-        return "a change for a transposed weight has no spelling here"
-    found = {"lora_A.weight": factors.down, "lora_B.weight": factors.up}
+        return "a change for a transposed weight cannot be expressed in this dialect"
+    tensors = {"lora_A.weight": factors.down, "lora_B.weight": factors.up}
     if factors.magnitude is not None:
         vector = peft_magnitude(factors)
         if vector is None or magnitude is None:
-            return "a DoRA magnitude on this axis has no spelling here"
-        found[magnitude] = vector
-    return found
+            return "a DoRA magnitude on this axis cannot be expressed in this dialect"
+        tensors[magnitude] = vector
+    return tensors
 
 
 def _loha_tensors(entry: Entry) -> dict[str, Tensor] | str:
@@ -207,8 +207,8 @@ def _still_describes(configs: dict[str, PeftConfig], entries: Iterable[Entry]) -
             continue
         if config is None:
             return False
-        said = scale(config.alpha_of(entry.ref.name), factors.rank, rslora=config.rslora)
-        if abs(said - factors.scale) > 1e-6 * abs(factors.scale):
+        recorded = scale(config.alpha_of(entry.ref.name), factors.rank, rslora=config.rslora)
+        if abs(recorded - factors.scale) > 1e-6 * abs(factors.scale):
             return False
     return True
 

@@ -51,18 +51,18 @@ class Container:
 
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Open whatever ``path`` is: a file, an index of shards, or a directory."""
-    place = Path(path)
-    mode = _mode(place)
+    source = Path(path)
+    mode = _mode(source)
     if stat.S_ISDIR(mode):
         try:
-            return _open_directory(place)
+            return _open_directory(source)
         except OSError as error:
-            raise FormatError(f"{place}: {error.strerror}") from None
-    if place.name.endswith(".index.json"):
-        return _open_shards(place)
-    config = place.parent / "adapter_config.json"
-    container = _open_file(place)
-    if place.name in ADAPTER_FILES[:2] and config.is_file():
+            raise FormatError(f"{source}: {error.strerror}") from None
+    if source.name.endswith(".index.json"):
+        return _open_shards(source)
+    config = source.parent / "adapter_config.json"
+    container = _open_file(source)
+    if source.name in ADAPTER_FILES[:2] and config.is_file():
         return replace(container, config=read_json(config))
     return container
 
@@ -189,22 +189,22 @@ def _open_directory(path: Path) -> Container:
     config = read_json(config_path) if config_path.is_file() else None
     for name in ADAPTER_FILES:
         if (path / name).is_file():
-            found = _open_file(path / name)
-            return replace(found, path=path, config=config)
+            container = _open_file(path / name)
+            return replace(container, path=path, config=config)
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if len(indexes) == 1:
-        found = _open_shards(indexes[0])
-        return replace(found, path=path, config=config)
+        container = _open_shards(indexes[0])
+        return replace(container, path=path, config=config)
     single = sorted(path.glob("*.safetensors"))
     if len(single) == 1:
-        found = _open_file(single[0])
-        return replace(found, path=path, config=config)
+        container = _open_file(single[0])
+        return replace(container, path=path, config=config)
     for name in PICKLE_NAMES:
         if (path / name).is_file():
             raise FormatError(f"{path / name}: cannot be read. {_CONVERT_PICKLE}")
-    named = sorted(sub.name for sub in path.iterdir() if (sub / "adapter_config.json").is_file())
-    if named:
-        raise FormatError(f"{path}: holds the adapters {', '.join(named)}; name one of these directories")
+    adapters = sorted(sub.name for sub in path.iterdir() if (sub / "adapter_config.json").is_file())
+    if adapters:
+        raise FormatError(f"{path}: holds the adapters {', '.join(adapters)}; name one of these directories")
     if len(single) > 1:
         raise FormatError(f"{path}: holds {len(single)} .safetensors files; name one of them")
     raise FormatError(f"{path}: a directory without an adapter ({', '.join(ADAPTER_FILES)})")

@@ -48,10 +48,10 @@ def scan(tensor: Tensor, *, limit: int | None = None) -> Values:
         if kind is not None:
             width, mask = kind
             bits = np.frombuffer(piece, dtype=width)
-            found = (bits & bits.dtype.type(mask)) == mask
+            nonfinite = (bits & bits.dtype.type(mask)) == mask
             if tensor.dtype == "C64":
-                found = found.reshape(-1, 2).any(axis=1)
-            bad += int(np.count_nonzero(found))
+                nonfinite = nonfinite.reshape(-1, 2).any(axis=1)
+            bad += int(np.count_nonzero(nonfinite))
         elif tensor.dtype.endswith("FNUZ"):
             bits = np.frombuffer(piece, dtype="u1")
             bad += int(np.count_nonzero(bits == 0x80))

@@ -90,7 +90,7 @@ def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(document) != len(pairs):
         seen: set[str] = set()
         name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise FormatError(f"the header names {_shown(name)} twice")
+        raise FormatError(f"the header names {_quoted(name)} twice")
     return document
 
 
@@ -98,17 +98,17 @@ def _no_constant(name: str) -> object:
     raise FormatError(f"the header holds {name}, which is not JSON")
 
 
-def _metadata(found: object) -> dict[str, str]:
-    if found is None:
+def _metadata(metadata: object) -> dict[str, str]:
+    if metadata is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(metadata, dict):
         raise FormatError("__metadata__ is not an object of strings")
-    for key, value in found.items():
+    for key, value in metadata.items():
         if not isinstance(value, str):
-            raise FormatError(f"metadata {_shown(key)} is a {type(value).__name__}; only strings are allowed")
+            raise FormatError(f"metadata {_quoted(key)} is a {type(value).__name__}; only strings are allowed")
         if not (_is_text(key) and _is_text(value)):
-            raise FormatError(f"metadata {_shown(key)} holds half a surrogate pair, which no text can")
-    return found
+            raise FormatError(f"metadata {_quoted(key)} holds half a surrogate pair, which no text can")
+    return metadata
 
 
 def _is_text(value: str) -> bool:
@@ -154,24 +154,24 @@ def _plain_name(name: str) -> bool:
 def _checked_span(name: str, entry: object) -> Span:
     _check_name(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise FormatError(f"tensor {_shown(name)} needs exactly dtype, shape and data_offsets")
+        raise FormatError(f"tensor {_quoted(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise FormatError(f"tensor {_shown(name)} has dtype {_shown(dtype)}; known are {', '.join(BITS)}")
+        raise FormatError(f"tensor {_quoted(name)} has dtype {_quoted(dtype)}; known are {', '.join(BITS)}")
     if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(_is_size(size) for size in shape):
         raise FormatError(
-            f"tensor {_shown(name)} has shape {_shown(shape)}; at most {MAX_DIMS} sizes >= 0 are accepted"
+            f"tensor {_quoted(name)} has shape {_quoted(shape)}; at most {MAX_DIMS} sizes >= 0 are accepted"
         )
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(at) for at in offsets):
-        raise FormatError(f"tensor {_shown(name)} has data_offsets {_shown(offsets)}; two positions were expected")
+        raise FormatError(f"tensor {_quoted(name)} has data_offsets {_quoted(offsets)}; two positions were expected")
     begin, end = offsets
     count = math.prod(shape)
     if (count or math.prod(filter(None, shape))) >= MAX_SIZE:  # a 0 does not excuse it: no array has this shape
-        raise FormatError(f"tensor {_shown(name)} has shape {shape}: more numbers than can be counted")
+        raise FormatError(f"tensor {_quoted(name)} has shape {shape}: more numbers than can be counted")
     size = count * BITS[dtype] // 8
     if size != end - begin:
         raise FormatError(
-            f"tensor {_shown(name)}: {dtype} {shape} takes {size:,} bytes, data_offsets give {end - begin:,}"
+            f"tensor {_quoted(name)}: {dtype} {shape} takes {size:,} bytes, data_offsets give {end - begin:,}"
         )
     return Span(dtype, tuple(shape), begin, end)
 
@@ -182,11 +182,11 @@ def _is_size(value: object) -> bool:
 
 def _check_name(name: str) -> None:
     if not 0 < len(name) <= MAX_NAME:
-        raise FormatError(f"a tensor name has {len(name)} characters; 1 to {MAX_NAME} are accepted: {_shown(name)}")
+        raise FormatError(f"a tensor name has {len(name)} characters; 1 to {MAX_NAME} are accepted: {_quoted(name)}")
     if not name.isprintable():
-        raise FormatError(f"tensor name {_shown(name)} holds control or unprintable characters")
+        raise FormatError(f"tensor name {_quoted(name)} holds control or unprintable characters")
     if "__" in name and any(_is_dunder(part) for part in name.split(".")):
-        raise FormatError(f"tensor name {_shown(name)} has a segment that starts with two underscores")
+        raise FormatError(f"tensor name {_quoted(name)} has a segment that starts with two underscores")
 
 
 def _is_dunder(segment: str) -> bool:
@@ -198,7 +198,7 @@ def _check_tiling(spans: Mapping[str, Span], available: int) -> None:
     for name, span in sorted(spans.items(), key=lambda item: (item[1].begin, item[1].end)):
         if span.begin != position:
             what = "overlaps the one before it" if span.begin < position else "leaves a gap before it"
-            raise FormatError(f"tensor {_shown(name)} starts at byte {span.begin:,}, not {position:,}: it {what}")
+            raise FormatError(f"tensor {_quoted(name)} starts at byte {span.begin:,}, not {position:,}: it {what}")
         position = span.end
     if position > available:
         raise FormatError(
@@ -209,6 +209,6 @@ def _check_tiling(spans: Mapping[str, Span], available: int) -> None:
         raise FormatError(f"{available - position:,} bytes follow the last tensor; nothing describes them")
 
 
-def _shown(value: object) -> str:
+def _quoted(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."

@@ -120,12 +120,12 @@ def split(key: str) -> Key | None:
     """Take one key apart, or None if no suffix of the grammar ends it."""
     segments = key.split(".")
     for count in (4, 3, 2, 1) if "___" in segments else (3, 2, 1):
-        found = SUFFIXES.get(".".join(segments[-count:])) if len(segments) > count else None
-        if found is None:
+        meaning = SUFFIXES.get(".".join(segments[-count:])) if len(segments) > count else None
+        if meaning is None:
             continue
-        if found[0] in _SHARED_SPELLING:
-            return _split_pattern(key, segments) or Key(key, ".".join(segments[:-count]), *found)
-        return Key(key, ".".join(segments[:-count]), *found)
+        if meaning[0] in _SHARED_SPELLING:
+            return _split_pattern(key, segments) or Key(key, ".".join(segments[:-count]), *meaning)
+        return Key(key, ".".join(segments[:-count]), *meaning)
     return _split_pattern(key, segments)
 
 
@@ -160,10 +160,10 @@ def _split_processor(key: str, module: str, role: str) -> Key | None:
     """`...attn1.processor.to_q_lora.down.weight` and XLabs' `...processor.qkv_lora1.down.weight`."""
     if re.search(r"\.(qkv|proj)_lora[12]?$", module):
         return Key(key, module, role, "xlabs")
-    found = _PROCESSOR.match(module)
-    if not found:
+    match = _PROCESSOR.match(module)
+    if not match:
         return None
-    parent, leaf = found[1], found[2]
+    parent, leaf = match[1], match[2]
     if parent.endswith("self_attn") and leaf in _TEXT_LEAVES:
         leaf = _TEXT_LEAVES[leaf]
     elif leaf == "to_out":
@@ -242,11 +242,11 @@ def locate(module: str) -> tuple[Ref, str]:
         wrapper = _DOTTED.match(module)
         if wrapper is None:
             break
-        found, spelt = _DOTTED_MEANING[wrapper[0]]
-        if found and component.startswith("te"):
+        named_component, named_dialect = _DOTTED_MEANING[wrapper[0]]
+        if named_component and component.startswith("te"):
             break  # a text encoder's own module may be called `transformer`
-        module, component = module[wrapper.end() :], found or component
-        dialect = dialect if dialect == "peft" else spelt or dialect
+        module, component = module[wrapper.end() :], named_component or component
+        dialect = dialect if dialect == "peft" else named_dialect or dialect
     if module.startswith("sformer_blocks."):  # 16 characters cut where `transformer.` has 12
         module, component = "tran" + module, "unet"
     return Ref(component, module), dialect
@@ -259,8 +259,8 @@ def is_number(text: str) -> bool:
 
 def candle_home(path: str, many: bool) -> Ref:
     """The module behind a candle-lora path; ``many`` ids in one struct leave only the struct itself."""
-    found = _CANDLE_HOME.search(path)
-    parent, leaf = (path[: found.start()], found[2]) if found else (path, "")
+    match = _CANDLE_HOME.search(path)
+    parent, leaf = (path[: match.start()], match[2]) if match else (path, "")
     parent = parent.strip(".")
     if leaf in ("qkv", "proj", "fc1", "fc2", "head", "query_key_value", "dense") and not many:
         return Ref("", f"{parent}.{leaf}" if parent else leaf)

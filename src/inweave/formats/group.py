@@ -37,13 +37,13 @@ class Group:
     keys: dict[str, str] = field(default_factory=dict)
     families: set[str] = field(default_factory=set)
     module: str = ""
-    named: bool = False
+    has_adapter_name: bool = False
 
     def add(self, role: str, key: Key, tensor: Tensor) -> None:
         self.tensors[role] = tensor
         self.keys[role] = key.raw
         self.module = self.module or key.module
-        self.named = self.named or key.name is not None
+        self.has_adapter_name = self.has_adapter_name or key.name is not None
         if key.family:
             self.families.add(key.family)
 
@@ -126,30 +126,30 @@ class Work:
             fields["rslora"] = config.rslora
             fields["transposed"] = config.fan_in_fan_out
         if "scale" in left and left["scale"].numel == 1:
-            taken = self.take_keys("scale")
+            own_keys = self.take_keys("scale")
             stated = left.pop("scale")
             number = single(stated)
             if number is None or not math.isfinite(number):
                 self.malformed(
-                    taken, f"scale is {stated if number is None else number}; one finite number was expected"
+                    own_keys, f"scale is {stated if number is None else number}; one finite number was expected"
                 )
             else:
                 fields["stored_scale"] = stated
-                keys += taken
+                keys += own_keys
         if magnitude := self._magnitude():
-            fields["magnitude"], found = magnitude
-            keys += found
+            fields["magnitude"], magnitude_keys = magnitude
+            keys += magnitude_keys
         if self.has("bias_indices", "bias_values", "bias_size"):
             fields["residual"] = Residual(left["bias_indices"], left["bias_values"], left["bias_size"])
             keys += self.take("bias_indices", "bias_values", "bias_size")
         if "reshape_weight" in left:
             sizes = left["reshape_weight"]
-            taken = self.take("reshape_weight")
+            own_keys = self.take("reshape_weight")
             if sizes.dtype[0] in "IU" and 0 < sizes.numel <= 8:
                 fields["widen"] = sizes.ints()
-                keys += taken
+                keys += own_keys
             else:
-                self.malformed(taken, f"reshape_weight is {sizes}; a short list of whole numbers was expected")
+                self.malformed(own_keys, f"reshape_weight is {sizes}; a short list of whole numbers was expected")
         if self.context.trainer_exact and is_true(network_args(self.context.metadata).get("split_qkv")):
             parts = 4 if group.ref.name.endswith("linear1") else 3 if group.ref.name.endswith("qkv") else 1
             if parts > 1 and fields.get("alpha") is not None:

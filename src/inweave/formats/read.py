@@ -128,18 +128,18 @@ def _split_all(
             unsupported.setdefault(_NOT_MERGEABLE[key.role], []).append(raw)
         else:
             keys.append(key)
-    problems += [Problem("unsupported", tuple(found), reason) for reason, found in unsupported.items()]
+    problems += [Problem("unsupported", tuple(names), reason) for reason, names in unsupported.items()]
     return keys, carried, problems
 
 
-def _choose_name(keys: list[Key], wanted: str | None) -> tuple[list[Key], str | None]:
+def _choose_name(keys: list[Key], requested: str | None) -> tuple[list[Key], str | None]:
     names = Counter(key.name for key in keys if key.name is not None)
-    if wanted is not None and wanted not in names:
+    if requested is not None and requested not in names:
         known = ", ".join(sorted(names)) or "none"
-        raise FormatError(f"no adapter named {wanted!r} in this file; the keys carry: {known}")
-    if len(names) > 1 and wanted is None:
+        raise FormatError(f"no adapter named {requested!r} in this file; the keys carry: {known}")
+    if len(names) > 1 and requested is None:
         raise FormatError(f"the file holds the adapters {', '.join(sorted(names))}; choose one by name (--adapter)")
-    chosen = wanted or next(iter(names), None)
+    chosen = requested or next(iter(names), None)
     return [key for key in keys if key.name in (None, chosen)], chosen
 
 
@@ -199,22 +199,24 @@ def _glora_modules(keys: list[Key]) -> set[str]:
 def _file_warnings(
     metadata: Mapping[str, str], chosen: str | None, keys: list[Key], carried: Mapping[str, Tensor]
 ) -> list[str]:
-    found: list[str] = []
+    warnings: list[str] = []
     if "alpha" in metadata:
-        found.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and inweave too")
+        warnings.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and inweave too")
     if any(key.endswith(".base_layer.weight") for key in carried):
-        found.append("the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used")
+        warnings.append(
+            "the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used"
+        )
     if any(key.endswith(".trainable_tokens_delta") for key in carried):
-        found.append("trained tokens (trainable_tokens_delta) are carried along and not applied")
+        warnings.append("trained tokens (trainable_tokens_delta) are carried along and not applied")
     if is_true(network_args(metadata).get("split_qkv")):
-        found.append(
+        warnings.append(
             "trained with split_qkv: loaders scale it by alpha / (parts * rank), its trainer by alpha / rank; "
             "the loaders' value is used unless trainer_exact is asked for"
         )
     if chosen is not None and chosen != "default":
-        found.append(f"the keys carry the adapter name {chosen!r}")
+        warnings.append(f"the keys carry the adapter name {chosen!r}")
     if CANDLE_ALPHA not in metadata and any(key.family == "candle" for key in keys) and not _glora_modules(keys):
-        found.append(
+        warnings.append(
             "candle-lora files hold neither alpha nor rank scaling: scale 1 is used; the program that made it knows its own"
         )
-    return found
+    return warnings

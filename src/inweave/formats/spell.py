@@ -75,46 +75,46 @@ def kohya_tensors(entry: Entry, *, norms: bool = True, sets: bool = False) -> di
     """
     factors = entry.factors
     if factors.transposed:
-        return "a change for a transposed weight (embedding, Conv1D) has no spelling here"
+        return "a change for a transposed weight (embedding, Conv1D) cannot be expressed in this dialect"
     if isinstance(factors, Full):
         return _full_tensors(entry, factors, norms=norms, sets=sets)
     if type(factors) not in _LYCORIS or (isinstance(factors, Ia3) and factors.convention == "factor"):
-        return f"{factors.kind} as PEFT stores it has no spelling here"
+        return f"{factors.kind} as PEFT stores it cannot be expressed in this dialect"
     suffixes = dict(_LYCORIS[type(factors)])
     if isinstance(factors, Oft) and factors.solved:
         suffixes["blocks"] = "oft_diag"
-    found = {suffixes[role]: tensor for role, tensor in factors.tensors().items()}
-    found |= _alpha_tensor(factors)
+    tensors = {suffixes[role]: tensor for role, tensor in factors.tensors().items()}
+    tensors |= _alpha_tensor(factors)
     if factors.stored_scale is not None:
-        found["scale"] = factors.stored_scale
+        tensors["scale"] = factors.stored_scale
     if factors.magnitude is not None:
-        found["dora_scale"] = _kohya_magnitude(factors)
+        tensors["dora_scale"] = _kohya_magnitude(factors)
     if factors.residual is not None:
         residual = factors.residual
-        found |= {"bias_indices": residual.indices, "bias_values": residual.values, "bias_size": residual.size}
+        tensors |= {"bias_indices": residual.indices, "bias_values": residual.values, "bias_size": residual.size}
     if factors.widen is not None:
         if not sets:
-            return "a widened base weight has no spelling here"
-        found["reshape_weight"] = _int_list(factors.widen)
-    return found
+            return "a widened base weight cannot be expressed in this dialect"
+        tensors["reshape_weight"] = _int_list(factors.widen)
+    return tensors
 
 
 def _full_tensors(entry: Entry, factors: Full, *, norms: bool, sets: bool) -> dict[str, Tensor] | str:
     if factors.mode == "set":
         if not sets:
-            return "a value that replaces the base's has no spelling here"
+            return "a value that replaces the base's cannot be expressed in this dialect"
         return {"set_weight" if entry.param != "bias" else "set_bias": factors.value}
     if factors.scale != 1.0:
-        return f"a bias scaled by {factors.scale:g} has no spelling here"
+        return f"a bias scaled by {factors.scale:g} cannot be expressed in this dialect"
     norm = norms and (factors.norm or (entry.param == "weight" and len(factors.value.shape) == 1))
     if entry.param == "bias":
         return {"b_norm" if norm else "diff_b": factors.value}
-    found = {"w_norm" if norm else "diff": factors.value} | _alpha_tensor(factors)
+    tensors = {"w_norm" if norm else "diff": factors.value} | _alpha_tensor(factors)
     if factors.magnitude is not None:
-        found["dora_scale"] = _kohya_magnitude(factors)
+        tensors["dora_scale"] = _kohya_magnitude(factors)
     if factors.widen is not None:
-        found["reshape_weight"] = _int_list(factors.widen)
-    return found
+        tensors["reshape_weight"] = _int_list(factors.widen)
+    return tensors
 
 
 def _alpha_tensor(factors: Factors) -> dict[str, Tensor]:
@@ -166,14 +166,14 @@ def _int_list(values: Iterable[int]) -> Tensor:
 
 def carried_metadata(adapter: Adapter) -> dict[str, str]:
     """The source's metadata, with what another dialect would misread put out of its way."""
-    kept = dict(adapter.metadata)
-    if (packed := kept.pop("lora_adapter_metadata", None)) is not None:
-        kept[DIFFUSERS_CONFIG] = packed
+    metadata = dict(adapter.metadata)
+    if (packed := metadata.pop("lora_adapter_metadata", None)) is not None:
+        metadata[DIFFUSERS_CONFIG] = packed
     if adapter.config is not None:
-        kept[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
-    kept.pop(STORED_ALPHA, None)
-    kept.pop(CANDLE_ALPHA, None)
-    return kept
+        metadata[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
+    metadata.pop(STORED_ALPHA, None)
+    metadata.pop(CANDLE_ALPHA, None)
+    return metadata
 
 
 def alpha_record(entries: Iterable[Entry]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from inweave.errors import FormatError
 from inweave.models.variants import Prediction, Variant, find_variant
 from inweave.targets import bases
 from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
-from inweave.targets.index import recognise as table_of
+from inweave.targets.index import identify as table_of
 from inweave.targets.links import Shape
 
 _LOOKED_FOR = "a UNet (input_blocks), SD3 (joint_blocks) or FLUX (double_blocks)"

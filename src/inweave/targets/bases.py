@@ -99,14 +99,14 @@ KNOWN: tuple[Known, ...] = (
     Known("distilbert", (Part("model", "distilbert", "own", ""),), ("distilbert-base-uncased",)),
 )  # fmt: skip
 
-_BY_NAME = {spelt: known for known in reversed(KNOWN) for spelt in (known.name, *known.aliases)}
+_BY_NAME = {name: known for known in reversed(KNOWN) for name in (known.name, *known.aliases)}
 
 
 def find(name: str) -> Known | None:
     """A known base by name or alias; a remark in parentheses is ignored."""
     plain = re.sub(r"\s*\(.*\)\s*$", "", name).strip().lower()
-    spelt = plain.replace("_", "-").replace(" ", "-")
-    return _BY_NAME.get(plain) or _BY_NAME.get(spelt) or _BY_NAME.get(spelt.rpartition("/")[2])
+    hyphenated = plain.replace("_", "-").replace(" ", "-")
+    return _BY_NAME.get(plain) or _BY_NAME.get(hyphenated) or _BY_NAME.get(hyphenated.rpartition("/")[2])
 
 
 def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:

@@ -47,8 +47,8 @@ def pack(names: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
         groups.setdefault((template, tuple(shape)), set()).add(numbers)
     for (template, shape), tuples in groups.items():
         for slots in _products(tuples):
-            spelt = [_ranges(values) for values in slots] + [""]
-            packed["".join(text + slot for text, slot in zip(template, spelt, strict=True))] = list(shape)
+            ranges = [_ranges(values) for values in slots] + [""]
+            packed["".join(text + slot for text, slot in zip(template, ranges, strict=True))] = list(shape)
     return packed
 
 
@@ -79,8 +79,8 @@ def _ranges(values: list[int]) -> str:
 
 
 def _numbers(spec: str) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for run in spec.split(","):
         first, _, last = run.partition("-")
-        found += [str(n) for n in range(int(first), int(last or first) + 1)]
-    return found
+        numbers += [str(n) for n in range(int(first), int(last or first) + 1)]
+    return numbers

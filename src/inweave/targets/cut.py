@@ -35,8 +35,8 @@ def cut(factors: Factors, sizes: Sequence[int], made: Blocks | None = None) -> l
             return _cut_blocks(factors, starts, sizes, made)
         parts = [factors.rows(a, n) if rank else None for a, n, rank in zip(starts, sizes, made.ranks, strict=True)]
         return parts if all(p is not None or not r for p, r in zip(parts, made.ranks, strict=True)) else None
-    if isinstance(factors, Lora) and (found := _block_sparse(factors, starts, sizes)):
-        return _cut_blocks(factors, starts, sizes, found)
+    if isinstance(factors, Lora) and (blocks := _block_sparse(factors, starts, sizes)):
+        return _cut_blocks(factors, starts, sizes, blocks)
     rows = [factors.rows(a, n) for a, n in zip(starts, sizes, strict=True)]
     return None if any(part is None for part in rows) else list(rows)
 
@@ -49,15 +49,15 @@ def _still_true(made: Blocks, factors: Factors, parts: int) -> bool:
 
 
 def _cut_blocks(factors: Lora, starts: Sequence[int], sizes: Sequence[int], made: Blocks) -> list[Factors | None]:
-    found: list[Factors | None] = []
+    parts: list[Factors | None] = []
     column = 0
     for start, size, rank, alpha in zip(starts, sizes, made.ranks, made.alphas, strict=True):
         if not rank:
-            found.append(None)
+            parts.append(None)
             continue
         up = _columns(factors.up.rows(start, size), column, rank)
         stored = _stored(alpha, factors.stored_alpha)
-        found.append(
+        parts.append(
             replace(
                 factors,
                 up=up,
@@ -68,7 +68,7 @@ def _cut_blocks(factors: Lora, starts: Sequence[int], sizes: Sequence[int], made
             )
         )
         column += rank
-    return found
+    return parts
 
 
 def _stored(alpha: float | None, like: Tensor | None) -> Tensor | None:
@@ -243,15 +243,15 @@ def _block_diagonal(parts: Sequence[Lora | None], sizes: Sequence[int], total: i
 
 def _joined_magnitude(parts: Sequence[Factors | None]) -> Magnitude | Literal[False] | None:
     """Output-axis magnitudes stack; an input-axis one belongs to its own rows and cannot cross a border."""
-    found = [part.magnitude if part is not None else None for part in parts]
-    if all(magnitude is None for magnitude in found):
+    magnitudes = [part.magnitude if part is not None else None for part in parts]
+    if all(magnitude is None for magnitude in magnitudes):
         return None
-    kept = [magnitude for magnitude in found if magnitude is not None and magnitude.axis == "out"]
-    if len(kept) < len(parts) or any(m.tensor.shape[1:] != kept[0].tensor.shape[1:] for m in kept):
+    on_rows = [magnitude for magnitude in magnitudes if magnitude is not None and magnitude.axis == "out"]
+    if len(on_rows) < len(parts) or any(m.tensor.shape[1:] != on_rows[0].tensor.shape[1:] for m in on_rows):
         return False
-    if any(m.tensor.dtype != kept[0].tensor.dtype for m in kept):
+    if any(m.tensor.dtype != on_rows[0].tensor.dtype for m in on_rows):
         return False
-    return Magnitude(stacked([m.tensor for m in kept]), "out")
+    return Magnitude(stacked([m.tensor for m in on_rows]), "out")
 
 
 def swapped(factors: Factors) -> Factors | None:

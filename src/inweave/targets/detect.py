@@ -119,9 +119,9 @@ def _namings(entries: list[Entry]) -> tuple[Naming, ...]:
 
 def _break_tie(tied: list[str], metadata: Mapping[str, str]) -> tuple[str, list[str]]:
     for field_name in _MARKS:
-        said = metadata.get(field_name, "").lower()
-        for known in KNOWN if said else ():
-            if known.name in tied and any(said.startswith(mark) for mark in known.marks):
+        value = metadata.get(field_name, "").lower()
+        for known in KNOWN if value else ():
+            if known.name in tied and any(value.startswith(mark) for mark in known.marks):
                 return known.name, [f"{field_name} says {metadata[field_name]}"]
     return tied[0], []
 
@@ -141,8 +141,8 @@ def _candidates(entries: list[Entry]) -> list[Known]:
             break  # no other family shares a UNet's names
     best = max(counts.values(), default=0)
     if best > 0:
-        kept = {name for name, count in counts.items() if count * 2 >= best}
-        return [known for known in KNOWN if _family(known) in kept]
+        families = {name for name, count in counts.items() if count * 2 >= best}
+        return [known for known in KNOWN if _family(known) in families]
     return [known for known in KNOWN if known.parts[0].component != "unet" or known.name in _WITH_ENCODERS]
 
 
@@ -169,7 +169,7 @@ def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
 
 def _listing_forms(name: str) -> set[str]:
     modules = {_NUMBER.sub("#", tensor.rpartition(".")[0] or tensor) for tensor in listing(name)}
-    return {spelt.replace(".", "_") for module in modules for spelt in (module, module.partition(".")[2])}
+    return {form.replace(".", "_") for module in modules for form in (module, module.partition(".")[2])}
 
 
 def _listed(adapter: Adapter, entries: list[Entry]) -> Detection:
@@ -179,6 +179,6 @@ def _listed(adapter: Adapter, entries: list[Entry]) -> Detection:
         report = resolve(adapter, known_index(name), strict=False).report
         scores[name] = report.modules
     best = max(scores, key=lambda name: scores[name])
-    said = "the recorded classes" if adapter.metadata.get("unet") else "the order of the layers"
-    evidence = f"{scores[best]} of {len(entries)} numbered layers fit {best} by shape and {said}"
+    basis = "the recorded classes" if adapter.metadata.get("unet") else "the order of the layers"
+    evidence = f"{scores[best]} of {len(entries)} numbered layers fit {best} by shape and {basis}"
     return Detection(best, round(0.9 * scores[best] / len(entries), 3), (evidence,), scores, len(entries))

@@ -91,5 +91,5 @@ def widened(factors: Factors, shape: Shape, uses: tuple[Use, ...]) -> Shape | No
     return None
 
 
-def spelt_shape(shape: Shape) -> str:
+def shape_text(shape: Shape) -> str:
     return "[" + ", ".join("any" if size == -1 else str(size) for size in shape) + "]"

@@ -109,62 +109,62 @@ class Component:
     @cached_property
     def tiles(self) -> dict[str, list[Link]]:
         """original tensor -> the parts that make it up, in row order."""
-        found: dict[str, list[Link]] = {}
+        tiles: dict[str, list[Link]] = {}
         for link in self.links:
-            found.setdefault(link.original, []).append(link)
-        for links in found.values():
+            tiles.setdefault(link.original, []).append(link)
+        for links in tiles.values():
             links.sort(key=lambda link: link.start)
-        return found
+        return tiles
 
     @cached_property
     def homes(self) -> dict[str, Home]:
-        kept = (link for link in self.links if link.part not in self.missing)
+        present = (link for link in self.links if link.part not in self.missing)
         if self.naming == "diffusers":
-            return {link.part: Home(self.prefix + link.part) for link in kept}
+            return {link.part: Home(self.prefix + link.part) for link in present}
         return {
             link.part: Home(self.prefix + link.original, link.start, link.length, link.swap, link.transpose)
-            for link in kept
+            for link in present
         }
 
     @cached_property
     def tensors(self) -> dict[str, Shape]:
         """The files' own tensors with their shapes."""
-        found: dict[str, Shape] = {}
+        tensors: dict[str, Shape] = {}
         for link in self.links:
             if link.part in self.missing:
                 continue
             if self.naming == "diffusers":
-                found[self.prefix + link.part] = link.shape
+                tensors[self.prefix + link.part] = link.shape
             else:
                 name = self.prefix + link.original
-                rows = found.get(name, (0,))[0] if link.length is not None else 0
+                rows = tensors.get(name, (0,))[0] if link.length is not None else 0
                 shape = link.shape[::-1] if link.transpose else link.shape
-                found[name] = (rows + shape[0], *shape[1:]) if shape else ()
-        return found
+                tensors[name] = (rows + shape[0], *shape[1:]) if shape else ()
+        return tensors
 
     @cached_property
     def by_diffusers(self) -> dict[str, Spelling]:
-        found: dict[str, dict[str, tuple[Use, ...]]] = {}
+        modules: dict[str, dict[str, tuple[Use, ...]]] = {}
         for part in self.parts:
             module, param = module_of(part)
-            found.setdefault(module, {})[param] = (Use(part),)
-        return _with_roots(found)
+            modules.setdefault(module, {})[param] = (Use(part),)
+        return _with_roots(modules)
 
     @cached_property
     def by_original(self) -> dict[str, Spelling]:
-        found: dict[str, dict[str, tuple[Use, ...]]] = {}
+        modules: dict[str, dict[str, tuple[Use, ...]]] = {}
         for original, links in self.tiles.items():
             module, param = module_of(original)
             uses = tuple(Use(k.part, k.swap, k.transpose) for k in links)
-            found.setdefault(module, {})[param] = uses
+            modules.setdefault(module, {})[param] = uses
             if len(uses) > 1:
                 for number, use in enumerate(uses):
-                    found.setdefault(f"{module}.{number}", {})[param] = (use,)
+                    modules.setdefault(f"{module}.{number}", {})[param] = (use,)
         for alias, parts in self.table.aliases(self.links).items():
             for param in ("weight", "bias"):
                 if all(f"{part}.{param}" in self.parts for part in parts):
-                    found.setdefault(alias, {})[param] = tuple(Use(f"{part}.{param}") for part in parts)
-        return _with_roots(found)
+                    modules.setdefault(alias, {})[param] = tuple(Use(f"{part}.{param}") for part in parts)
+        return _with_roots(modules)
 
     @cached_property
     def _flat_diffusers(self) -> dict[str, str]:
@@ -174,13 +174,13 @@ class Component:
     def _flat_original(self) -> dict[str, str]:
         return _flattened(self.by_original)
 
-    def spelt(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> tuple[Spelling, str] | None:
+    def look_up(self, name: str, *, flat: bool, prefer: Naming = "diffusers") -> tuple[Spelling, str] | None:
         """What a module name covers and in which naming; ``prefer`` decides where the two disagree."""
         order = ("diffusers", "original") if prefer == "diffusers" else ("original", "diffusers")
-        found = self.spelt_by(name, flat=flat)
-        return next(((found[naming], naming) for naming in order if naming in found), None)
+        readings = self.readings_of(name, flat=flat)
+        return next(((readings[naming], naming) for naming in order if naming in readings), None)
 
-    def spelt_by(
+    def readings_of(
         self, name: str, *, flat: bool, namings: tuple[Naming, ...] = ("diffusers", "original")
     ) -> dict[str, Spelling]:
         """The readings of a module name, by naming.
@@ -188,21 +188,21 @@ class Component:
         In a model known by its own names only, a path may have segments too many in front (`distilbert.`);
         in the others an unknown root is another network's.
         """
-        found: dict[str, Spelling] = {}
+        readings: dict[str, Spelling] = {}
         for naming in namings:
-            spelling = self._spelt_in(name, flat, naming)
+            spelling = self._reading_in(name, flat, naming)
             if spelling is not None:
-                found[naming] = spelling
-        if found:
-            return found
+                readings[naming] = spelling
+        if readings:
+            return readings
         root = "text_model_" if flat else "text_model."
         if name.startswith(root):  # on disk, but not in the memory of newer libraries
-            return self.spelt_by(name[len(root) :], flat=flat, namings=namings)
+            return self.readings_of(name[len(root) :], flat=flat, namings=namings)
         if self.table.name == "own" and not flat and name.count(".") > 1:
-            return self.spelt_by(name.partition(".")[2], flat=False, namings=namings)
-        return found
+            return self.readings_of(name.partition(".")[2], flat=False, namings=namings)
+        return readings
 
-    def _spelt_in(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
+    def _reading_in(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
         table = self.by_diffusers if naming == "diffusers" else self.by_original
         if not flat and name in table:
             return table[name]
@@ -252,12 +252,12 @@ def module_of(tensor: str) -> tuple[str, str]:
 
 
 def component_from_names(name: str, shapes: Mapping[str, Shape], prefix: str = "") -> Component:
-    """Recognise the family of a network from its tensor names and index it."""
-    table, naming = recognise(shapes)
+    """Identify the family of a network from its tensor names and index it."""
+    table, naming = identify(shapes)
     return Component(name, table, naming, shapes, naming, prefix)
 
 
-def recognise(names: Iterable[str]) -> tuple[Table, Naming]:
+def identify(names: Iterable[str]) -> tuple[Table, Naming]:
     """The table that knows the most of these names, if it knows four fifths of them."""
     names = list(names)
     best: tuple[int, Table, Naming] = (0, OWN, "diffusers")
@@ -283,9 +283,9 @@ def index_from_names(shapes: Mapping[str, Shape], *, source: str = "", base: str
             continue
         components[component] = component_from_names(component, names, prefix)
     if bare and (not components or len(bare) > len(shapes) // 2):
-        found = component_from_names("model", bare)
-        name = _role(found, bare)
-        components[name] = replace(found, name=name)
+        only = component_from_names("model", bare)
+        name = _role(only, bare)
+        components[name] = replace(only, name=name)
     return ModelIndex(components, base, source)
 
 
@@ -299,19 +299,19 @@ def _role(component: Component, names: Mapping[str, Shape]) -> str:
     return "model"
 
 
-def _with_roots(found: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spelling]:
+def _with_roots(modules: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spelling]:
     """Also accept names without the root most modules share (`text_model.`, `transformer.`, `model.`)."""
-    spellings: dict[str, Spelling] = dict(found)
+    spellings: dict[str, Spelling] = dict(modules)
     roots: dict[str, int] = {}
-    for module in found:
+    for module in modules:
         root = module.partition(".")[0]
         roots[root] = roots.get(root, 0) + 1
     root, count = max(roots.items(), key=lambda item: item[1], default=("", 0))
-    if count * 2 > len(found) and not root.endswith(("blocks", "layers", "h", "block")):
-        for module in list(found):
+    if count * 2 > len(modules) and not root.endswith(("blocks", "layers", "h", "block")):
+        for module in list(modules):
             head, _, tail = module.partition(".")
             if head == root and tail:
-                spellings.setdefault(tail, found[module])
+                spellings.setdefault(tail, modules[module])
     return spellings
 
 

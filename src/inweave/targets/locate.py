@@ -38,23 +38,23 @@ class Locator:
     def _vote(self, network: str) -> Naming:
         """The naming most of the file's names belong to alone; it decides names both namings have."""
         votes: Counter[str] = Counter()
-        named = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
-        for entry in named:
+        entries = [entry for entry in self.adapter.entries if entry.ref.component.startswith("te") == (network == "te")]
+        for entry in entries:
             for component in self.candidates(entry.ref):
-                found = component.spelt_by(entry.ref.name, flat=entry.ref.flat)
-                if len(found) == 1:
-                    votes.update(found.keys())
+                readings = component.readings_of(entry.ref.name, flat=entry.ref.flat)
+                if len(readings) == 1:
+                    votes.update(readings.keys())
         return "original" if votes["original"] > votes["diffusers"] else "diffusers"
 
     def candidates(self, ref: Ref) -> list[Component]:
         index = self.index
         generic = index.components.get("model")
         if ref.component == "unet" or not ref.component:
-            found = [c for c in (index.denoiser, generic) if c]
-            return found + (index.encoders if not ref.component or not found else [])
-        named = index.components.get(ref.component)
-        others = [c for c in index.encoders if c is not named]
-        return ([named] if named else []) + others + ([generic] if generic else [])
+            denoisers = [c for c in (index.denoiser, generic) if c]
+            return denoisers + (index.encoders if not ref.component or not denoisers else [])
+        own = index.components.get(ref.component)
+        others = [c for c in index.encoders if c is not own]
+        return ([own] if own else []) + others + ([generic] if generic else [])
 
     def match(self, entry: Entry) -> Match | str:
         """The component and module an entry names, or the reason there is none."""
@@ -66,9 +66,9 @@ class Locator:
             return f"the base has no component {ref.component!r} (it has {', '.join(self.index.components)})"
         prefer = self.prefer[ref.component.startswith("te")]
         hits = [
-            Match(component, *found)
+            Match(component, *reading)
             for component in candidates
-            if (found := component.spelt(ref.name, flat=ref.flat, prefer=prefer)) is not None
+            if (reading := component.look_up(ref.name, flat=ref.flat, prefer=prefer)) is not None
         ]
         if not hits:
             return "no module of this name in the base"
@@ -126,7 +126,7 @@ def fits(entry: Entry, index: ModelIndex, namings: tuple[Naming, ...] = ("diffus
     for component in index:
         if ref.component and component.name != "model" and encoder != component.name.startswith("te"):
             continue
-        for spelling in component.spelt_by(ref.name, flat=ref.flat, namings=namings).values():
+        for spelling in component.readings_of(ref.name, flat=ref.flat, namings=namings).values():
             uses = uses_of(spelling, entry.param.removesuffix("?"))
             if uses is not None and ref.part is not None:
                 uses = uses[ref.part : ref.part + 1] or None

@@ -20,17 +20,17 @@ _RESNET = ("conv1", "time_emb_proj", "conv2", "conv_shortcut")
 def unet_order(modules: Iterable[str], *, extended: bool) -> list[str]:
     """Module names in list order, for the UNet that has these modules."""
     known = set(modules)
-    found: list[str] = []
+    order: list[str] = []
     for block in _blocks(known):
         for attention in _numbered(known, f"{block}.attentions"):
             for inner in _numbered(known, f"{attention}.transformer_blocks"):
-                found += [f"{inner}.attn1.{leaf}" for leaf in _ATTENTION]
-                found.append(f"{inner}.ff.net.0.proj")
-                found += [f"{inner}.attn2.{leaf}" for leaf in _ATTENTION]
+                order += [f"{inner}.attn1.{leaf}" for leaf in _ATTENTION]
+                order.append(f"{inner}.ff.net.0.proj")
+                order += [f"{inner}.attn2.{leaf}" for leaf in _ATTENTION]
         if extended:
             for resnet in _numbered(known, f"{block}.resnets"):
-                found += [f"{resnet}.{leaf}" for leaf in _RESNET if f"{resnet}.{leaf}" in known]
-    return found
+                order += [f"{resnet}.{leaf}" for leaf in _RESNET if f"{resnet}.{leaf}" in known]
+    return order
 
 
 def encoder_order(modules: Iterable[str]) -> list[str]:

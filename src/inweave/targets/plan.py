@@ -110,7 +110,7 @@ class Plan:
 
     def by_tensor(self) -> dict[tuple[str, str], list[Placement]]:
         """(component, tensor) -> what it receives."""
-        found: dict[tuple[str, str], list[Placement]] = {}
+        received: dict[tuple[str, str], list[Placement]] = {}
         for placement in self.placements:
-            found.setdefault((placement.component, placement.tensor), []).append(placement)
-        return found
+            received.setdefault((placement.component, placement.tensor), []).append(placement)
+        return received

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Ref, algorithm
 from inweave.errors import TargetError
-from inweave.targets.fit import delta_shape, either_way, fitted, spelt_shape, stacked_shape, uses_of, widened
+from inweave.targets.fit import delta_shape, either_way, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use
 from inweave.targets.links import Shape
 from inweave.targets.locate import Locator, Match, is_saved_module
@@ -28,14 +28,14 @@ def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan
     """Place ``adapter`` on ``index``; with ``strict`` anything left over raises `TargetError`."""
     report = Report(tensors=len(adapter.tensors), carried=len(adapter.carried), warnings=list(adapter.warnings))
     resolver = _Resolver(adapter, index, report)
-    placed: list[tuple[Entry, list[Placement]]] = []
+    located: list[tuple[Entry, list[Placement]]] = []
     for entry in adapter.entries:
-        found = resolver.place(entry)
-        if found is not None:
-            placed.append((entry, found))
-    kept = _without_conflicts(placed, resolver.in_original, report)
-    _count(kept, adapter, report)
-    plan = Plan(adapter, tuple(placement for _, found in kept for placement in found), report)
+        placements = resolver.place(entry)
+        if placements is not None:
+            located.append((entry, placements))
+    accepted = _without_conflicts(located, resolver.in_original, report)
+    _count(accepted, adapter, report)
+    plan = Plan(adapter, tuple(placement for _, placements in accepted for placement in placements), report)
     if strict and not report.clean:
         raise TargetError(_summary(adapter, index, report))
     return plan
@@ -87,7 +87,7 @@ class _Resolver:
             shape = large
         if fit is None:
             got = delta_shape(entry.factors)
-            reason = f"the base has {list(shape)}, the adapter changes {spelt_shape(got)}"
+            reason = f"the base has {list(shape)}, the adapter changes {shape_text(got)}"
             self.report.mismatched.append(
                 Finding(entry.keys, str(entry.ref), component.name, reason, expected=shape, got=got)
             )
@@ -222,24 +222,24 @@ def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape
 
 
 def _without_conflicts(
-    placed: list[tuple[Entry, list[Placement]]], in_original: set[int], report: Report
+    located: list[tuple[Entry, list[Placement]]], in_original: set[int], report: Report
 ) -> list[tuple[Entry, list[Placement]]]:
     """Drop entries that land on rows already taken; of two the finer (fewer rows, unfused names) stays."""
 
     def coarseness(number: int) -> tuple[int, bool, tuple[str, ...]]:
-        entry, found = placed[number]
-        return sum(len(p.rows()) for p in found), id(entry) in in_original, entry.keys
+        entry, placements = located[number]
+        return sum(len(p.rows()) for p in placements), id(entry) in in_original, entry.keys
 
-    order = sorted(range(len(placed)), key=coarseness)
-    taken: dict[tuple[str, str], list[tuple[range, Entry]]] = {}
+    order = sorted(range(len(located)), key=coarseness)
+    occupied: dict[tuple[str, str], list[tuple[range, Entry]]] = {}
     dropped: set[int] = set()
     for number in order:
-        entry, found = placed[number]
+        entry, placements = located[number]
         rival = next(
             (
                 other
-                for p in found
-                for rows, other in taken.get((p.component, p.tensor), ())
+                for p in placements
+                for rows, other in occupied.get((p.component, p.tensor), ())
                 if _overlap(rows, p.rows())
             ),
             None,
@@ -247,24 +247,24 @@ def _without_conflicts(
         if rival is not None:
             dropped.add(number)
             reason = f"the same rows also receive {rival.keys[0]} ({algorithm(rival.factors)})"
-            report.duplicates.append(Finding(entry.keys, str(entry.ref), found[0].component, reason))
+            report.duplicates.append(Finding(entry.keys, str(entry.ref), placements[0].component, reason))
             continue
-        for p in found:
-            taken.setdefault((p.component, p.tensor), []).append((p.rows(), entry))
-    return [pair for number, pair in enumerate(placed) if number not in dropped]
+        for p in placements:
+            occupied.setdefault((p.component, p.tensor), []).append((p.rows(), entry))
+    return [pair for number, pair in enumerate(located) if number not in dropped]
 
 
 def _overlap(a: range, b: range) -> bool:
     return a.start < b.stop and b.start < a.stop
 
 
-def _count(kept: list[tuple[Entry, list[Placement]]], adapter: Adapter, report: Report) -> None:
+def _count(accepted: list[tuple[Entry, list[Placement]]], adapter: Adapter, report: Report) -> None:
     used: set[str] = set()
     modules: set[tuple[str, Ref]] = set()
-    for entry, found in kept:
+    for entry, placements in accepted:
         used.update(entry.keys)
-        name = found[0].component if found else entry.ref.component
-        if found:
+        name = placements[0].component if placements else entry.ref.component
+        if placements:
             modules.add((name, entry.ref))
     for finding in (f for group in report.findings().values() for f in group):
         used.difference_update(finding.keys)
@@ -279,9 +279,9 @@ def _count(kept: list[tuple[Entry, list[Placement]]], adapter: Adapter, report: 
     for name, _ in modules:
         row = report.components.setdefault(name, {"modules": 0, "tensors": 0})
         row["modules"] += 1
-    for entry, found in kept:
-        if found:
-            report.components[found[0].component]["tensors"] += len(entry.keys)
+    for entry, placements in accepted:
+        if placements:
+            report.components[placements[0].component]["tensors"] += len(entry.keys)
 
 
 def _nearest(ref: Ref, components: Iterable[Component]) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from inweave.adapter import Adapter, Entry, Factors, Oft, Ref
 from inweave.targets.cut import Blocks, cut, join, swapped
-from inweave.targets.fit import delta_shape, fitted, spelt_shape, stacked_shape, uses_of, widened
+from inweave.targets.fit import delta_shape, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
 from inweave.targets.links import Link, Naming
 from inweave.targets.locate import Locator, is_saved_module
@@ -24,7 +24,7 @@ BLOCKS = "inweave.blocks"
 
 
 @dataclass(slots=True)
-class Respelt:
+class Respelling:
     entries: list[Entry] = field(default_factory=list)
     lost: list[Finding] = field(default_factory=list)
     blocks: dict[str, Blocks] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class _Item:
     factors: Factors
 
 
-def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> Respelt:
+def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> Respelling:
     """Rename every entry to the naming ``naming_of`` chooses for its component; names become dotted."""
-    result = Respelt()
+    result = Respelling()
     locator = Locator(adapter, index)
     recorded = _recorded(adapter.metadata)
     parts: dict[tuple[str, str], _Item] = {}
@@ -57,9 +57,9 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
             continue
         component, uses, factors = located
         naming = naming_of(component)
-        kept = _kept_whole(entry, factors, component, uses, naming)
-        if kept is not None:
-            whole.append(kept)
+        unsplit = _unsplit(entry, factors, component, uses, naming)
+        if unsplit is not None:
+            whole.append(unsplit)
             continue
         reason = _to_parts(replace(entry, factors=factors), component, uses, recorded, parts)
         if reason:
@@ -68,7 +68,7 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
     for component in index:
         items = {part: item for (name, part), item in parts.items() if name == component.name}
         if naming_of(component) == "diffusers":
-            result.entries += [_named(item, component, part) for part, item in items.items()]
+            result.entries += [_under_part_name(item, component, part) for part, item in items.items()]
         else:
             _join_all(items, component, result)
     order = {key: number for number, key in enumerate(adapter.tensors)}
@@ -100,11 +100,11 @@ def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...]
     if factors is None and (large := widened(entry.factors, shape, uses)):
         factors = replace(entry.factors, widen=large)
     if factors is None:
-        return f"the base has {list(shape)} here, the adapter changes {spelt_shape(delta_shape(entry.factors))}"
+        return f"the base has {list(shape)} here, the adapter changes {shape_text(delta_shape(entry.factors))}"
     return match.component, uses, factors
 
 
-def _kept_whole(
+def _unsplit(
     entry: Entry, factors: Factors, component: Component, uses: tuple[Use, ...], naming: Naming
 ) -> Entry | None:
     """The entry under its new name, where its rows are exactly those of the module in that naming."""
@@ -162,10 +162,10 @@ def _to_parts(
         if not entry.factors.rows_are_local():
             return "its rows depend on each other and cannot be cut apart"
         sizes = [_tiles_size(component, use.part) for use in uses]
-        found = cut(entry.factors, sizes, recorded.get(f"{component.name}:{_original_name(component, uses)}"))
-        if found is None:
-            return "its factors have no exact cut at the borders of the other naming"
-        pieces = found
+        parts_of = cut(entry.factors, sizes, recorded.get(f"{component.name}:{_original_name(component, uses)}"))
+        if parts_of is None:
+            return "its factors cannot be cut exactly at the borders of the other naming"
+        pieces = parts_of
     for use, piece in zip(uses, pieces, strict=True):
         if piece is None:
             continue
@@ -186,12 +186,12 @@ def _original_name(component: Component, uses: tuple[Use, ...]) -> str:
     return _tiles(component, uses[0].part)[0].original
 
 
-def _named(item: _Item, component: Component, part: str) -> Entry:
+def _under_part_name(item: _Item, component: Component, part: str) -> Entry:
     module, param = module_of(part)
     return replace(item.entry, ref=Ref(component.name, module), param=_param(param), factors=item.factors)
 
 
-def _join_all(items: Mapping[str, _Item], component: Component, result: Respelt) -> None:
+def _join_all(items: Mapping[str, _Item], component: Component, result: Respelling) -> None:
     done: set[str] = set()
     for part, item in items.items():
         tiles = _tiles(component, part)
@@ -200,11 +200,11 @@ def _join_all(items: Mapping[str, _Item], component: Component, result: Respelt)
             continue
         done.add(original)
         there = [items.get(link.part) for link in tiles]
-        keys = tuple(dict.fromkeys(key for found in there if found for key in found.entry.keys))
+        keys = tuple(dict.fromkeys(key for item in there if item for key in item.entry.keys))
         module, param = module_of(original)
         factors: Factors | None = item.factors
         if len(tiles) > 1:
-            joined = join([found.factors if found else None for found in there], [link.rows for link in tiles])
+            joined = join([item.factors if item else None for item in there], [link.rows for link in tiles])
             factors = joined[0] if joined else None
             if joined:
                 result.blocks[f"{component.name}:{original}"] = joined[1]

@@ -39,18 +39,18 @@ class Template:
         return Template("#".join(pieces), slots, pieces)
 
     def match(self, numbers: tuple[str, ...]) -> dict[str, str] | None:
-        found: dict[str, str] = {}
+        variables: dict[str, str] = {}
         for slot, number in zip(self.slots, numbers, strict=True):
             if slot[0] == "{":
-                if found.setdefault(slot, number) != number:
+                if variables.setdefault(slot, number) != number:
                     return None
             elif slot != number:
                 return None
-        return found
+        return variables
 
     def fill(self, variables: Mapping[str, str]) -> str:
-        spelt = [variables.get(slot, slot) for slot in self.slots] + [""]
-        return "".join(piece + slot for piece, slot in zip(self.pieces, spelt, strict=True))
+        numbers = [variables.get(slot, slot) for slot in self.slots] + [""]
+        return "".join(piece + slot for piece, slot in zip(self.pieces, numbers, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +94,21 @@ class RuleTable:
         by_part = self._rules[0]
         fused: dict[str, list[tuple[Rule, str, dict[str, str]]]] = {}
         for name in shapes:
-            found = _find(by_part, name)
-            if not found:
+            matches = _find(by_part, name)
+            if not matches:
                 fused.setdefault(name, []).append((_SAME, name, {}))
                 continue
-            rule, variables = found[0]
+            rule, variables = matches[0]
             fused.setdefault(rule.original.fill(variables), []).append((rule, name, variables))
         last = _last_block(shapes)
         return [link for original, uses in fused.items() for link in _stack(original, uses, shapes, last)]
 
     def _from_original(self, name: str, shapes: Mapping[str, Shape], last: str) -> list[Link]:
-        found = _find(self._rules[1], name)
+        matches = _find(self._rules[1], name)
         shape = shapes[name]
-        if not found:
+        if not matches:
             return [Link(name, shape, name)]
-        rule, variables = found[0]
+        rule, variables = matches[0]
         if not rule.layout:
             part_shape = shape[::-1] if rule.transpose else shape
             return [
@@ -118,7 +118,7 @@ class RuleTable:
             ]
         sizes = _part_sizes(rule.layout, shape[0], _width(name, shapes, rule, variables))
         links, start = [], 0
-        for (rule, variables), size in zip(sorted(found, key=lambda use: use[0].index), sizes, strict=False):
+        for (rule, variables), size in zip(sorted(matches, key=lambda use: use[0].index), sizes, strict=False):
             links.append(Link(rule.part.fill(variables), (size, *shape[1:]), name, start, size))
             start += size
         return links
@@ -143,7 +143,7 @@ class RuleTable:
         for link in links:
             if link.part.endswith(".weight"):
                 modules.setdefault(link.original.removesuffix(".weight"), []).append(link)
-        found: dict[str, tuple[str, ...]] = {}
+        aliases: dict[str, tuple[str, ...]] = {}
         for line in self._alias_text.splitlines():
             words = line.split()
             if not words:
@@ -157,8 +157,8 @@ class RuleTable:
                 variables = original.match(numbers)
                 if variables is not None:
                     parts = sorted(group, key=lambda link: link.start)[:count]
-                    found[alias.fill(variables)] = tuple(link.part.removesuffix(".weight") for link in parts)
-        return found
+                    aliases[alias.fill(variables)] = tuple(link.part.removesuffix(".weight") for link in parts)
+        return aliases
 
 
 def _parse(line: str) -> list[Rule]:
@@ -232,8 +232,8 @@ def _width(name: str, shapes: Mapping[str, Shape], rule: Rule, variables: Mappin
     shape = shapes[name]
     if len(shape) > 1:
         return shape[1]
-    beside = shapes.get(re.sub(r"bias$", "weight", name), ())
-    return beside[1] if len(beside) > 1 else shape[0] // (3 if rule.layout == "qkv" else 7)
+    weight = shapes.get(re.sub(r"bias$", "weight", name), ())
+    return weight[1] if len(weight) > 1 else shape[0] // (3 if rule.layout == "qkv" else 7)
 
 
 def _part_sizes(layout: str, out: int, width: int) -> list[int]:

@@ -41,12 +41,12 @@ class UnetTable:
         pairs = _pairs_from_diffusers(shapes) if naming == "diffusers" else _pairs_from_ldm(shapes)
         if naming == "original":
             pairs = {ldm: part for part, ldm in pairs.items()}
-        found = []
+        links = []
         for name, shape in shapes.items():
             other = _renamed(name, pairs)
             part, original = (name, other) if naming == "diffusers" else (other, name)
-            found.append(Link(part, shape, original))
-        return found
+            links.append(Link(part, shape, original))
+        return links
 
     def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
         names = list(names)

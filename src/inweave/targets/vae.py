@@ -40,12 +40,12 @@ class VaeTable:
         levels = _levels(shapes, naming)
         if naming == "diffusers":
             return [Link(name, shape, _to_ldm(name, levels)) for name, shape in shapes.items()]
-        found = []
+        links = []
         for name, shape in shapes.items():
             part = _to_diffusers(name, levels)
             linear = ".attentions." in part and shape[2:] == (1, 1)
-            found.append(Link(part, shape[:2] if linear else shape, name))
-        return found
+            links.append(Link(part, shape[:2] if linear else shape, name))
+        return links
 
     def coverage(self, names: Iterable[str]) -> dict[Naming, int]:
         names = list(names)
@@ -61,15 +61,15 @@ class VaeTable:
 def _levels(names: Iterable[str], naming: Naming) -> int:
     """How many levels the decoder has: its last one in the one naming is the first in the other."""
     level = re.compile(r"decoder\.up_blocks\.(\d+)\." if naming == "diffusers" else r"decoder\.up\.(\d+)\.")
-    return 1 + max((int(found[1]) for name in names if (found := level.match(name))), default=-1)
+    return 1 + max((int(match[1]) for name in names if (match := level.match(name))), default=-1)
 
 
 def _to_ldm(name: str, levels: int) -> str:
     half, _, rest = name.partition(".")
     if half not in ("encoder", "decoder"):
         return name
-    if found := re.match(r"(down|up)_blocks\.(\d+)\.(resnets\.(\d+)|(?:down|up)samplers\.0)\.(.+)", rest):
-        way, level, kind, block, leaf = found.groups()
+    if match := re.match(r"(down|up)_blocks\.(\d+)\.(resnets\.(\d+)|(?:down|up)samplers\.0)\.(.+)", rest):
+        way, level, kind, block, leaf = match.groups()
         number = int(level) if way == "down" else levels - 1 - int(level)
         inside = f"block.{block}" if kind.startswith("resnets") else f"{way}sample"
         return f"{half}.{way}.{number}.{inside}.{_swapped(leaf, _LEAVES)}"
@@ -84,8 +84,8 @@ def _to_diffusers(name: str, levels: int) -> str:
     if half not in ("encoder", "decoder"):
         return name
     leaves = {ldm: part for part, ldm in _LEAVES.items()}
-    if found := re.match(r"(down|up)\.(\d+)\.(block\.(\d+)|(?:down|up)sample)\.(.+)", rest):
-        way, level, kind, block, leaf = found.groups()
+    if match := re.match(r"(down|up)\.(\d+)\.(block\.(\d+)|(?:down|up)sample)\.(.+)", rest):
+        way, level, kind, block, leaf = match.groups()
         number = int(level) if way == "down" else levels - 1 - int(level)
         inside = f"resnets.{block}" if kind.startswith("block") else f"{way}samplers.0"
         return f"{half}.{way}_blocks.{number}.{inside}.{_swapped(leaf, leaves)}"
@@ -95,7 +95,7 @@ def _to_diffusers(name: str, levels: int) -> str:
     return name
 
 
-def _swapped(leaf: str, spelt: Mapping[str, str]) -> str:
+def _swapped(leaf: str, names: Mapping[str, str]) -> str:
     """`to_out.0.weight` -> `proj_out.weight`: the module's name in the other naming, the parameter as it is."""
     module, _, param = leaf.rpartition(".")
-    return f"{spelt.get(module, module)}.{param}" if module else leaf
+    return f"{names.get(module, module)}.{param}" if module else leaf

@@ -46,14 +46,18 @@ def build(
             if id(old) in done:
                 new = done[id(old)]  # tied: one tensor under two names
             else:
-                wanted = _wanted(old, dtype)
+                target_dtype = _target_dtype(old, dtype)
                 known = name if name in names else _source_name(name, slots, source)
-                if target.type == "cuda" and isinstance(source, MergedSource) and source.deferrable(known, wanted):
+                if (
+                    target.type == "cuda"
+                    and isinstance(source, MergedSource)
+                    and source.deferrable(known, target_dtype)
+                ):
                     new = later[known] = early[known] if known in early else source.plain(known, device=device)
                 elif known in early and not (isinstance(source, MergedSource) and source.changes(known)):
                     new = early[known]
                 else:
-                    new = source.get(known, dtype=wanted, device=device)
+                    new = source.get(known, dtype=target_dtype, device=device)
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
                 done[id(old)] = new
@@ -79,27 +83,27 @@ def _read_ahead(
     for name, (_, _, old) in slots.items():
         if source.settled:
             break
-        if name in names and source.base.spec(name).dtype == _wanted(old, dtype):
+        if name in names and source.base.spec(name).dtype == _target_dtype(old, dtype):
             early[name] = source.plain(name, device=device)
     return early
 
 
-def _wanted(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def _target_dtype(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and old.is_floating_point() else old.dtype
 
 
 def _slots(model: nn.Module) -> dict[str, Slot]:
     """name -> (module, attribute, tensor) of everything a state dict would hold."""
-    found: dict[str, Slot] = {}
+    slots: dict[str, Slot] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
-                found[dot + leaf] = (module, leaf, parameter)
+                slots[dot + leaf] = (module, leaf, parameter)
         for leaf, buffer in module._buffers.items():
             if buffer is not None and leaf not in module._non_persistent_buffers_set:
-                found[dot + leaf] = (module, leaf, buffer)
-    return found
+                slots[dot + leaf] = (module, leaf, buffer)
+    return slots
 
 
 def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str:
@@ -126,5 +130,5 @@ def _check(slots: dict[str, Slot], source: WeightSource, ignore: Collection[str]
         if have != want:
             problems.append(f"shape: {name} is {list(have)} in the source, {list(want)} in the model")
     if problems:
-        shown = "\n  ".join(sorted(problems))
-        raise TargetError(f"the source does not fit the model ({len(problems)} problems):\n  {shown}")
+        listing = "\n  ".join(sorted(problems))
+        raise TargetError(f"the source does not fit the model ({len(problems)} problems):\n  {listing}")

@@ -68,20 +68,20 @@ class Loaded:
 
     def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
         """A factor on ``device``, as a matrix (first axis by the rest)."""
-        place = (device, id(tensor))
-        found = self.views.get(place)
-        if found is None:
+        key = (device, id(tensor))
+        view = self.views.get(key)
+        if view is None:
             slab = self.slabs.get(device)
             at = slab.offsets.get(id(tensor)) if slab is not None else None
             if slab is not None and at is not None:
                 rows = tensor.shape[0]
                 width = len(tensor.data) // slab.numbers.element_size() // rows
-                found = slab.numbers.as_strided((rows, width), (width, 1), at)
+                view = slab.numbers.as_strided((rows, width), (width, 1), at)
             else:
                 dtype = TORCH[tensor.dtype] if tensor.dtype in KERNEL_DTYPES else torch.float32
-                found = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
-            self.views[place] = found
-        return found
+                view = decode(tensor, dtype=dtype, device=device).reshape(tensor.shape[0], -1).contiguous()
+            self.views[key] = view
+        return view
 
     def upload(self, device: torch.device) -> None:
         """Send all factors the kernel can read in one copy, if they are alike and lie side by side."""
@@ -91,12 +91,12 @@ class Loaded:
             name: t for name, t in self.plan.adapter.tensors.items() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1
         }
         dtypes = {tensor.dtype for tensor in factors.values()}
-        where = [self.plan.adapter.places.get(name) for name in factors]
-        if len(dtypes) != 1 or None in where or len({place[0] for place in where if place}) != 1:
+        locations = [self.plan.adapter.places.get(name) for name in factors]
+        if len(dtypes) != 1 or None in locations or len({location[0] for location in locations if location}) != 1:
             self.refused = True
             return
-        path = next(place[0] for place in where if place)
-        starts = [place[1] for place in where if place]
+        path = next(location[0] for location in locations if location)
+        starts = [location[1] for location in locations if location]
         item = next(iter(factors.values())).itemsize
         first = min(starts)
         last = max(start + len(t.data) for start, t in zip(starts, factors.values(), strict=True))
@@ -113,13 +113,13 @@ class Loaded:
 
 def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
     """A placement's factors on the device, cut to its rows, with the scale they are applied at."""
-    place = item.placement
-    factors = place.factors
+    placement = item.placement
+    factors = placement.factors
     if not isinstance(factors, Lora):
-        raise TargetError(f"{place.tensor}: {factors.kind} is not a product of two factors")
+        raise TargetError(f"{placement.tensor}: {factors.kind} is not a product of two factors")
     up, down = loaded.on_device(factors.up, device), loaded.on_device(factors.down, device)
-    if place.source is not None:
-        up = up[place.source[0] : sum(place.source)]
+    if placement.source is not None:
+        up = up[placement.source[0] : sum(placement.source)]
     return Product(up, down, factors.scale * item.strength)
 
 
@@ -137,7 +137,7 @@ def targets_of(
         return [(Target(base, out, tuple(products)), list(items))]
     ranges = [item.placement.rows() for item in items]
     borders = sorted({0, len(out), *(row for rows in ranges for row in (rows.start, rows.stop))})
-    found = []
+    runs = []
     for start, stop in pairwise(borders):
         here = [number for number, rows in enumerate(ranges) if start in rows]
         cut = tuple(
@@ -147,8 +147,8 @@ def targets_of(
             for number in here
         )
         if cut or base.data_ptr() != out.data_ptr():
-            found.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
-    return found
+            runs.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
+    return runs
 
 
 class AdapterCache:
@@ -158,28 +158,28 @@ class AdapterCache:
         self._resolve = resolve
         self._forget = forget
         self._limit = limit
-        self._kept: OrderedDict[object, Loaded] = OrderedDict()
+        self._loaded: OrderedDict[object, Loaded] = OrderedDict()
         self._lock = threading.Lock()
         self._templates: dict[Layout, Plan] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(loaded.bytes for loaded in self._kept.values())
+        return sum(loaded.bytes for loaded in self._loaded.values())
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._loaded)
 
     def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
         """The adapter, resolved and checked; from the cache where it has been seen before."""
         with self._lock:
             key = _key(adapter)
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._loaded:
+                self._loaded.move_to_end(key)
+                return self._loaded[key]
             loaded = self._load(key, adapter)
-            self._kept[key] = loaded
-            while self.bytes > self._limit and len(self._kept) > 1:
-                self._forget(self._kept.popitem(last=False)[0])
+            self._loaded[key] = loaded
+            while self.bytes > self._limit and len(self._loaded) > 1:
+                self._forget(self._loaded.popitem(last=False)[0])
             return loaded
 
     def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
@@ -187,7 +187,7 @@ class AdapterCache:
         with self._lock:
             key = _key(adapter)
             size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-            loaded = self._kept[key] = Loaded(key, plan, size)
+            loaded = self._loaded[key] = Loaded(key, plan, size)
             return loaded
 
     def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
@@ -222,7 +222,7 @@ def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
         return id(adapter)
     path = Path(adapter)
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return str(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

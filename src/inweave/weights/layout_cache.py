@@ -31,24 +31,28 @@ Layout = tuple[object, ...]
 def layout_of(container: Container) -> Layout:
     """Everything about a file that decides where its tensors go, and none of their numbers."""
     names = tuple((name, tensor.dtype, tensor.shape) for name, tensor in container.tensors.items())
-    said = tuple(container.metadata.get(key) for key in _MEANINGFUL)
-    return names, said, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""
+    meaning = tuple(container.metadata.get(key) for key in _MEANINGFUL)
+    return names, meaning, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""
 
 
 def is_template(plan: Plan) -> bool:
     """Whether every placement's factors are tensors of the file as they are."""
     own = {id(tensor) for tensor in plan.adapter.tensors.values()}
     return all(
-        type(place.factors) is Lora
-        and not place.whole
-        and place.factors.residual is None
-        and place.factors.magnitude is None
-        and place.factors.stored_scale is None
-        and place.factors.mid is None
-        and id(place.factors.down) in own
-        and id(place.factors.up) in own
-        and (place.factors.alpha is None or place.factors.stored_alpha is None or id(place.factors.stored_alpha) in own)
-        for place in plan.placements
+        type(placement.factors) is Lora
+        and not placement.whole
+        and placement.factors.residual is None
+        and placement.factors.magnitude is None
+        and placement.factors.stored_scale is None
+        and placement.factors.mid is None
+        and id(placement.factors.down) in own
+        and id(placement.factors.up) in own
+        and (
+            placement.factors.alpha is None
+            or placement.factors.stored_alpha is None
+            or id(placement.factors.stored_alpha) in own
+        )
+        for placement in plan.placements
     )
 
 
@@ -58,11 +62,11 @@ def retargeted(plan: Plan, container: Container) -> Plan:
     new = {id(old): tensors[name] for name, old in plan.adapter.tensors.items()}
     made: dict[int, Lora] = {}
     placements = []
-    for place in plan.placements:
-        factors = made.get(id(place.factors))
+    for placement in plan.placements:
+        factors = made.get(id(placement.factors))
         if factors is None:
-            factors = made[id(place.factors)] = _with_tensors(place.factors, new)
-        placements.append(_with_factors(place, factors))
+            factors = made[id(placement.factors)] = _with_tensors(placement.factors, new)
+        placements.append(_with_factors(placement, factors))
     adapter = Adapter(
         (), metadata=container.metadata, config=container.config, tensors=tensors, places=container.places
     )
@@ -86,17 +90,17 @@ def _with_tensors(factors: object, new: Mapping[int, Tensor]) -> Lora:
     )
 
 
-def _with_factors(place: Placement, factors: Lora) -> Placement:
+def _with_factors(placement: Placement, factors: Lora) -> Placement:
     return Placement(
-        place.component,
-        place.tensor,
-        place.shape,
+        placement.component,
+        placement.tensor,
+        placement.shape,
         factors,
-        place.keys,
-        place.target,
-        place.source,
-        place.swap,
-        place.transpose,
-        place.widen,
-        place.creates,
+        placement.keys,
+        placement.target,
+        placement.source,
+        placement.swap,
+        placement.transpose,
+        placement.widen,
+        placement.creates,
     )

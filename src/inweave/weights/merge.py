@@ -82,7 +82,7 @@ def merge_into(
         for number, item in enumerate((*base_dependent, *additive)):
             target = _rows(total, item.placement)
             original = _rows(base, item.placement) if 0 < number < len(base_dependent) else target
-            target += placed_change(item.placement, original, item.strength, read).reshape(target.shape)
+            target += placement_change(item.placement, original, item.strength, read).reshape(target.shape)
         for (start, stop), pairs in products.items():
             whole = (start, stop) == (0, total.shape[0])
             _add_products(total if whole else total[start:stop], pairs, scratch)
@@ -98,44 +98,44 @@ def _sorted(items: Sequence[Item]) -> tuple[dict[tuple[int, int], Pairs], list[I
     products: dict[tuple[int, int], Pairs] = {}
     additive, base_dependent = list[Item](), list[Item]()
     for item in items:
-        place, factors = item.placement, item.placement.factors
-        if isinstance(factors, Lora) and is_product(place):
-            rows = place.rows()
-            products.setdefault((rows.start, rows.stop), []).append((factors, item.strength, place))
+        placement, factors = item.placement, item.placement.factors
+        if isinstance(factors, Lora) and is_product(placement):
+            rows = placement.rows()
+            products.setdefault((rows.start, rows.stop), []).append((factors, item.strength, placement))
         else:
-            (base_dependent if factors.needs_base() and not place.whole else additive).append(item)
+            (base_dependent if factors.needs_base() and not placement.whole else additive).append(item)
     return products, additive, base_dependent
 
 
-def _rows(tensor: torch.Tensor, place: Placement) -> torch.Tensor:
-    rows = place.rows()
-    return tensor[rows.start : rows.stop] if place.target is not None else tensor
+def _rows(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
+    rows = placement.rows()
+    return tensor[rows.start : rows.stop] if placement.target is not None else tensor
 
 
-def is_product(place: Placement) -> bool:
+def is_product(placement: Placement) -> bool:
     """A plain LoRA whose change is up @ down on these rows: no core, no groups, no magnitude, nothing reordered."""
-    factors = place.factors
+    factors = placement.factors
     return (
         isinstance(factors, Lora)
         and factors.mid is None
         and factors.groups == 1
         and factors.magnitude is None
         and factors.residual is None
-        and not (factors.transposed or place.swap or place.transpose or place.widen)
+        and not (factors.transposed or placement.swap or placement.transpose or placement.widen)
     )
 
 
 def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
     """What rows start..stop of a tensor receive, for plain products."""
-    found = []
+    cut = []
     for item in items:
-        place, rows = item.placement, item.placement.rows()
+        placement, rows = item.placement, item.placement.rows()
         first, last = max(start, rows.start), min(stop, rows.stop)
         if first < last:
-            source = ((place.source[0] if place.source else 0) + first - rows.start, last - first)
-            here = replace(place, target=(first - start, last - first), source=source)
-            found.append(Item(replace(here, shape=(stop - start, *place.shape[1:])), item.strength))
-    return found
+            source = ((placement.source[0] if placement.source else 0) + first - rows.start, last - first)
+            here = replace(placement, target=(first - start, last - first), source=source)
+            cut.append(Item(replace(here, shape=(stop - start, *placement.shape[1:])), item.strength))
+    return cut
 
 
 def _takes_sum(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -151,9 +151,9 @@ def _factor_bytes(pairs: Pairs, dtype: torch.dtype) -> int:
 
 def _joined_shape(pairs: Pairs) -> tuple[int, int, int]:
     """(rank, rows, columns) of a stack's factors side by side."""
-    first, _, place = pairs[0]
+    first, _, placement = pairs[0]
     rank = sum(factors.down.shape[0] for factors, _, _ in pairs)
-    return rank, len(place.rows()), math.prod(first.down.shape[1:])
+    return rank, len(placement.rows()), math.prod(first.down.shape[1:])
 
 
 def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
@@ -162,11 +162,11 @@ def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
     rank, rows, columns = _joined_shape(pairs)
     up, down = scratch.take((rows, rank), dtype, device), scratch.take((rank, columns), dtype, device)
     at = 0
-    for factors, strength, place in pairs:
+    for factors, strength, placement in pairs:
         stop = at + factors.down.shape[0]
         stored = _stored(factors.up, device).flatten(1)
-        if place.source is not None:
-            stored = stored[place.source[0] : sum(place.source)]
+        if placement.source is not None:
+            stored = stored[placement.source[0] : sum(placement.source)]
         up[:, at:stop].copy_(stored).mul_(factors.scale * strength)
         down[at:stop].copy_(_stored(factors.down, device).flatten(1))
         at = stop
@@ -179,37 +179,37 @@ def _stored(factor: Tensor, device: torch.device) -> torch.Tensor:
     return decode(factor, dtype=TORCH[factor.dtype], device=device)
 
 
-def placed_change(place: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:
+def placement_change(placement: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:
     """The change of one placement on its rows, computed from the weight the adapter was made for."""
-    factors = place.factors
-    if place.whole:
-        weight: torch.Tensor | None = torch.cat([_piece(piece, read) for piece in place.whole])
-    elif place.creates and not factors.needs_base():
+    factors = placement.factors
+    if placement.whole:
+        weight: torch.Tensor | None = torch.cat([_piece(piece, read) for piece in placement.whole])
+    elif placement.creates and not factors.needs_base():
         weight = None
     else:
         weight = original
-        if place.transpose:
+        if placement.transpose:
             weight = weight.T
-        if place.swap:
+        if placement.swap:
             weight = torch.cat(weight.chunk(2)[::-1])
-    if place.source is not None and not place.whole:
-        cut = factors.rows(*place.source)
+    if placement.source is not None and not placement.whole:
+        cut = factors.rows(*placement.source)
         if cut is not None:
-            return _turned(change(cut, weight, strength), place)
+            return _turned(change(cut, weight, strength), placement)
         # no exact cut (a Tucker core, say): the whole change is built and sliced
         if factors.needs_base():
-            raise TargetError(f"{place.tensor}: {factors.kind} cannot be cut at rows {place.source}")
+            raise TargetError(f"{placement.tensor}: {factors.kind} cannot be cut at rows {placement.source}")
         weight = None
     result = change(factors, weight, strength)
-    if place.source is not None:
-        result = result[place.source[0] : sum(place.source)]
-    return _turned(result, place)
+    if placement.source is not None:
+        result = result[placement.source[0] : sum(placement.source)]
+    return _turned(result, placement)
 
 
-def _turned(result: torch.Tensor, place: Placement) -> torch.Tensor:
-    if place.swap:
+def _turned(result: torch.Tensor, placement: Placement) -> torch.Tensor:
+    if placement.swap:
         result = torch.cat(result.chunk(2)[::-1])
-    return result.T if place.transpose else result
+    return result.T if placement.transpose else result
 
 
 def _piece(piece: Piece, read: ReadBase) -> torch.Tensor:

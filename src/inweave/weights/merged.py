@@ -131,9 +131,9 @@ class MergedSource:
         items = self._items.get(name, [])
         if items and name in self._created and name not in self._base.names():
             return TensorSpec(items[0].placement.shape, torch.float32)
-        found = self._base.spec(name)
+        spec = self._base.spec(name)
         widened = next((item.placement.widen for item in items if item.placement.widen), None)
-        return TensorSpec(widened, found.dtype) if widened else found
+        return TensorSpec(widened, spec.dtype) if widened else spec
 
     def get(
         self,

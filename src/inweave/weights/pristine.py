@@ -65,15 +65,15 @@ class Pristine:
             if name in self._in_source:
                 live = self._from_source(name, live)
             if self.keep == "host" and live.is_cuda:
-                kept = torch.empty(live.shape, dtype=live.dtype, pin_memory=True)
-                kept.copy_(live)
+                copy = torch.empty(live.shape, dtype=live.dtype, pin_memory=True)
+                copy.copy_(live)
             else:
-                kept = live if name in self._in_source else live.detach().clone()
+                copy = live if name in self._in_source else live.detach().clone()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise MemoryBudgetError(
                 f"no room to keep the original of {name} ({live.nbytes:,} bytes) with keep={self.keep!r}: {error}"
             ) from None
-        self._saved[name] = kept
+        self._saved[name] = copy
 
     def get(self, name: str, live: torch.Tensor) -> torch.Tensor:
         """The original of ``live``, in its dtype; on its device unless kept elsewhere."""

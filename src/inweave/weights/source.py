@@ -154,12 +154,12 @@ class FileSource:
 
 def _numbered(device: torch.device | str) -> torch.device:
     """`cuda` means the current device; naming it keeps one ring a device."""
-    found = torch.device(device)
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+    chosen = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Renamed:
@@ -249,7 +249,7 @@ def _cut(tensor: torch.Tensor, rows: Rows | None) -> torch.Tensor:
 
 
 def _known(tensors: Mapping[str, T], name: str) -> T:
-    found = tensors.get(name)
-    if found is None:
+    value = tensors.get(name)
+    if value is None:
         raise TargetError(f"the source has no tensor {name!r} ({len(tensors):,} others)")
-    return found
+    return value

@@ -109,18 +109,18 @@ def block_names(index: ModelIndex) -> dict[str, str]:
     component = index.denoiser
     if component is None:
         return {}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for link in component.links:
         home = component.homes.get(link.part)
         if home is None:
             continue
-        found.setdefault(f"{home.tensor}#part", link.part)
+        names.setdefault(f"{home.tensor}#part", link.part)
         if match := _BLOCK.match(link.original):
             side = {"input_blocks": "IN", "output_blocks": "OUT", None: "MID"}[match[1]]
-            found[home.tensor] = f"{side}{int(match[2]):02d}" if match[2] else side
+            names[home.tensor] = f"{side}{int(match[2]):02d}" if match[2] else side
         else:
-            found[home.tensor] = "BASE"
-    return found
+            names[home.tensor] = "BASE"
+    return names
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +135,10 @@ def items_by_tensor(
     stack: Iterable[tuple[Plan, Strength]], blocks: Mapping[str, str]
 ) -> dict[tuple[str, str], list[Item]]:
     """(component, tensor) -> what it receives, in stack order; strength zero is left out, so it costs nothing."""
-    found: dict[tuple[str, str], list[Item]] = {}
+    items: dict[tuple[str, str], list[Item]] = {}
     for plan, strength in stack:
         for placement in plan.placements:
             value = strength.at(placement, blocks)
             if value != 0.0:
-                found.setdefault((placement.component, placement.tensor), []).append(Item(placement, value))
-    return found
+                items.setdefault((placement.component, placement.tensor), []).append(Item(placement, value))
+    return items

@@ -93,7 +93,7 @@ _rings: dict[torch.device, PinnedRing] = {}
 
 def ring_for(device: torch.device) -> PinnedRing:
     """The ring of a device, made when first needed and kept."""
-    found = _rings.get(device)
-    if found is None:
-        found = _rings[device] = PinnedRing(device)
-    return found
+    ring = _rings.get(device)
+    if ring is None:
+        ring = _rings[device] = PinnedRing(device)
+    return ring

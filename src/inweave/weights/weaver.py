@@ -91,12 +91,12 @@ class Weaver:
         self._layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
         items = items_by_tensor([(loaded.plan, strength) for loaded, strength in self._layers], self._blocks)
         self._signatures = {
-            place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()
+            key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()
         }
-        for place, found in items.items():
-            self._networks[place[0]].pristine.lies_in_source(place[1])
-            if any(item.placement.widen or item.placement.creates for item in found):
-                self._fixed.add(place)
+        for key, received in items.items():
+            self._networks[key[0]].pristine.lies_in_source(key[1])
+            if any(item.placement.widen or item.placement.creates for item in received):
+                self._fixed.add(key)
 
     def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
         """Where every tensor of an adapter goes in these networks; kept for when it is applied."""
@@ -120,8 +120,8 @@ class Weaver:
         if self._signatures is None and self._running is not None:
             program, strengths = self._running
             self._signatures = {
-                place: tuple((number, strengths[layer].at(p, {})) for number, layer, p in rows)
-                for place, rows in program.places.items()
+                key: tuple((number, strengths[layer].at(p, {})) for number, layer, p in rows)
+                for key, rows in program.places.items()
             }
         return self._signatures or {}
 
@@ -174,9 +174,9 @@ class Weaver:
 
     def _apply_changes(self, layers: Sequence[tuple[Loaded, Strength]]) -> int:
         items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
-        wanted = {place: tuple((id(i.placement), i.strength) for i in found) for place, found in items.items()}
-        changed = [place for place, signature in wanted.items() if self._woven.get(place) != signature]
-        dropped = [place for place in self._woven if place not in wanted]
+        signatures = {key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()}
+        changed = [key for key, signature in signatures.items() if self._woven.get(key) != signature]
+        dropped = [key for key in self._woven if key not in signatures]
         if stuck := self._fixed.intersection(changed) or self._fixed.intersection(dropped):
             raise TargetError(
                 f"{min(stuck)[1]}: the model was built with an adapter that changes its shape; build it again without it"
@@ -191,7 +191,7 @@ class Weaver:
         except BaseException as error:
             self._abandon(set(changed) | set(self._woven))
             raise _ours(error) from None
-        self._signatures, self._running = wanted, None
+        self._signatures, self._running = signatures, None
         self._layers = list(layers)
         return len(changed) + len(dropped)
 
@@ -213,18 +213,18 @@ class Weaver:
         self._prepare(list(items), items)
         numbers = {id(p): i for i, (loaded, _) in enumerate(layers) for p in loaded.plan.placements}
         owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
-        if not all(self._groupable(place, found) for place, found in items.items()):
+        if not all(self._groupable(key, received) for key, received in items.items()):
             return None
-        pairs = [pair for place, found in items.items() for pair in self._targets(place, found, owners)]
+        pairs = [pair for key, received in items.items() for pair in self._targets(key, received, owners)]
         targets = [target for target, _ in pairs]
         if len({t.base.dtype for t in targets}) > 1 or len({p.up.dtype for t in targets for p in t.products}) > 1:
             return None
-        places = {
-            place: [(id(i.placement), numbers[id(i.placement)], i.placement) for i in found]
-            for place, found in items.items()
+        keys = {
+            key: [(id(i.placement), numbers[id(i.placement)], i.placement) for i in received]
+            for key, received in items.items()
         }
         products = [(numbers[id(item.placement)], item.placement) for _, used in pairs for item in used]
-        return Program(places, prepared(targets), products, layers[0][0] if len(layers) == 1 else None)
+        return Program(keys, prepared(targets), products, layers[0][0] if len(layers) == 1 else None)
 
     def _forget(self, key: object) -> None:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
@@ -243,14 +243,14 @@ class Weaver:
                     f"{component}.{tensor}: not a tensor of this model; the plan was made for another base"
                 )
             for item in items[component, tensor]:
-                place = item.placement
-                if place.widen or place.creates:
+                placement = item.placement
+                if placement.widen or placement.creates:
                     raise TargetError(
                         f"{tensor}: this adapter changes the model's shape; build the model from a MergedSource of it"
                     )
-                if place.shape != tuple(network.tensors[tensor].shape):
+                if placement.shape != tuple(network.tensors[tensor].shape):
                     raise TargetError(
-                        f"{tensor}: the plan expects {list(place.shape)}, the model has {list(network.tensors[tensor].shape)}"
+                        f"{tensor}: the plan expects {list(placement.shape)}, the model has {list(network.tensors[tensor].shape)}"
                     )
         for network in self._networks.values():
             network.pristine.check()
@@ -263,52 +263,52 @@ class Weaver:
     ) -> None:
         targets: list[Target] = []
         scratch = Scratch()  # for all tensors of this stack
-        for place in changed:
-            if self._groupable(place, items[place]):
-                targets += [target for target, _ in self._targets(place, items[place], owners)]
+        for key in changed:
+            if self._groupable(key, items[key]):
+                targets += [target for target, _ in self._targets(key, items[key], owners)]
             else:
-                self._write_one(place, items[place], scratch)
+                self._write_one(key, items[key], scratch)
         merge_products(targets)
 
-    def _write_one(self, place: Place, found: Sequence[Item], scratch: Scratch) -> None:
-        component, tensor = place
+    def _write_one(self, key: Place, received: Sequence[Item], scratch: Scratch) -> None:
+        component, tensor = key
         network = self._networks[component]
         live = network.tensors[tensor]
 
         def original(name: str) -> torch.Tensor:
-            beside = network.tensors[name]
-            return network.pristine.get(name, beside).to(beside.device)
+            live_tensor = network.tensors[name]
+            return network.pristine.get(name, live_tensor).to(live_tensor.device)
 
-        merge_into(live, original(tensor), found, original, scratch=scratch)
+        merge_into(live, original(tensor), received, original, scratch=scratch)
 
-    def _groupable(self, place: Place, found: Sequence[Item]) -> bool:
+    def _groupable(self, key: Place, received: Sequence[Item]) -> bool:
         """All products, on any rows, and the original beside the weight: the kernel's case."""
-        network = self._networks[place[0]]
-        live = network.tensors[place[1]]
+        network = self._networks[key[0]]
+        live = network.tensors[key[1]]
         resident = live.is_cuda and network.pristine.is_resident()
-        return resident and live.is_contiguous() and live.dim() > 1 and all(is_product(i.placement) for i in found)
+        return resident and live.is_contiguous() and live.dim() > 1 and all(is_product(i.placement) for i in received)
 
     def _targets(
-        self, place: Place, found: Sequence[Item], owners: Mapping[int, Loaded]
+        self, key: Place, received: Sequence[Item], owners: Mapping[int, Loaded]
     ) -> list[tuple[Target, list[Item]]]:
-        network = self._networks[place[0]]
-        live = network.tensors[place[1]]
-        return targets_of(network.pristine.get(place[1], live), live, found, owners)
+        network = self._networks[key[0]]
+        live = network.tensors[key[1]]
+        return targets_of(network.pristine.get(key[1], live), live, received, owners)
 
-    def _restore(self, places: Iterable[Place]) -> None:
+    def _restore(self, keys: Iterable[Place]) -> None:
         lives, originals = [], []
-        for component, tensor in places:
+        for component, tensor in keys:
             network = self._networks[component]
             lives.append(network.tensors[tensor])
             originals.append(network.pristine.get(tensor, lives[-1]))
         if lives:
             torch._foreach_copy_(lives, originals)
 
-    def _abandon(self, places: Iterable[Place]) -> None:
+    def _abandon(self, keys: Iterable[Place]) -> None:
         """After a failure: the base everywhere, and nothing woven."""
         self._signatures, self._running, self._layers = {}, None, []
         try:
-            self._restore(places)
+            self._restore(keys)
         except Exception as error:
             raise InweaveError(f"the base could not be restored; build the model again: {error}") from error
 

@@ -147,7 +147,7 @@ def test_one_file_keeps_other_kinds_and_names_them() -> None:
     made |= {"unet.second.lokr_w1": random(1, 3, 3), "unet.second.lokr_w2": random(2, 4, 4)}
     made |= conv(5) | {"unet.conv.dora_scale": tensor([[[[1.0]]]] * 10)}
     found = resized([(made, 1.0)], rank=2)
-    assert set(found.kept) == {"model:second.weight", "model:conv.weight", "model:first.bias"}
+    assert set(found.unchanged) == {"model:second.weight", "model:conv.weight", "model:first.bias"}
     before, after = deltas(made), deltas(found.adapter)
     for name in ("second.weight", "conv.weight", "first.bias"):
         assert torch.equal(before[name], after[name])

@@ -183,11 +183,11 @@ def _continue(networks: Mapping[str, nn.Module], config: TrainConfig, index: Mod
     adapter = load(path)
     if index is not None:
         resolve(adapter, index)  # every tensor has a place, or the reason it has none
-        respelt = respell(adapter, index, lambda component: "diffusers")
-        if respelt.lost:
-            told = [f"{finding.module}: {finding.reason}" for finding in respelt.lost[:5]]
+        respelling = respell(adapter, index, lambda component: "diffusers")
+        if respelling.lost:
+            told = [f"{finding.module}: {finding.reason}" for finding in respelling.lost[:5]]
             raise TargetError("\n  ".join([f"{path}: cannot be trained further as layers:", *told]))
-        adapter = replace(adapter, entries=tuple(respelt.entries))
+        adapter = replace(adapter, entries=tuple(respelling.entries))
     known = {entry.ref.component for entry in adapter.entries}
     if not known - {"", "model"} and len(networks) == 1:
         known = set(networks)

@@ -101,12 +101,12 @@ class _Job:
         self.bytes = sum(self._bytes(name) for names in self.layout.values() for name in names)
 
     def _refuse_unfit(self, name: str) -> None:
-        spec, place, names = self.base.spec(name), self.items[name][0].placement, self.base.names()
-        if not place.creates and spec.shape != place.shape:
-            raise TargetError(f"{name}: the plan expects {list(place.shape)}, the file has {list(spec.shape)}")
+        spec, placement, names = self.base.spec(name), self.items[name][0].placement, self.base.names()
+        if not placement.creates and spec.shape != placement.shape:
+            raise TargetError(f"{name}: the plan expects {list(placement.shape)}, the file has {list(spec.shape)}")
         scales = ("scaled_fp8", f"{name}_scale", f"{name.removesuffix('weight')}scale_weight")
         if not spec.dtype.is_floating_point or (spec.dtype.itemsize == 1 and any(each in names for each in scales)):
-            raise TargetError(f"{name}: stored quantised ({_NAMES[spec.dtype]}); merge into the unquantised checkpoint")
+            raise TargetError(f"{name}: stored quantized ({_NAMES[spec.dtype]}); merge into the unquantized checkpoint")
 
     def _names(self, path: Path) -> list[str]:
         """In the base's order, but the widest dtypes first, so that every tensor is aligned."""
@@ -116,8 +116,8 @@ class _Job:
 
     def _dtype(self, name: str) -> torch.dtype:
         stored = self.source.spec(name).dtype
-        kept = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers, and scales of something else
-        return stored if self.dtype is None or kept else self.dtype
+        fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers, and scales of something else
+        return stored if self.dtype is None or fixed else self.dtype
 
     def _bytes(self, name: str) -> int:
         return math.prod(self.source.spec(name).shape) * self._dtype(name).itemsize
@@ -144,25 +144,25 @@ class _Job:
                 yield piece
                 tick(len(piece))
 
-    def _tensor(self, name: str, wanted: torch.dtype) -> Iterator[memoryview]:
+    def _tensor(self, name: str, dtype: torch.dtype) -> Iterator[memoryview]:
         items, shape = self.items.get(name), self.source.spec(name).shape
         if not items:
             for piece in self.base.pieces(name):
-                same = TORCH[piece.dtype] == wanted
+                same = TORCH[piece.dtype] == dtype
                 copy = partial(decode, piece)
-                yield memoryview(piece.data) if same else _bytes_of(name, copy(dtype=wanted), copy)
+                yield memoryview(piece.data) if same else _bytes_of(name, copy(dtype=dtype), copy)
         elif 4 * math.prod(shape) > LARGE and all(is_product(item.placement) for item in items):
             count = min(shape[0], -(-4 * math.prod(shape) // RUN))
             for start, stop in pairwise(shape[0] * number // count for number in range(count + 1)):
-                yield self._merged(name, wanted, (start, stop - start))
+                yield self._merged(name, dtype, (start, stop - start))
         else:
-            yield self._merged(name, wanted, None)
+            yield self._merged(name, dtype, None)
 
-    def _merged(self, name: str, wanted: torch.dtype, rows: Rows | None) -> memoryview:
+    def _merged(self, name: str, dtype: torch.dtype, rows: Rows | None) -> memoryview:
         def before() -> torch.Tensor:
             return torch.zeros(1) if name in self.created else self.base.get(name, rows=rows)
 
-        return _bytes_of(name, self.source.get(name, dtype=wanted, rows=rows), before)
+        return _bytes_of(name, self.source.get(name, dtype=dtype, rows=rows), before)
 
     def index_document(self, index: Path) -> bytes:
         """The index of the shards, with created tensors and the new size."""
@@ -188,10 +188,10 @@ def _finite(tensor: torch.Tensor) -> bool:
 def _history(metadata: Mapping[str, str]) -> list[object]:
     """What an earlier bake merged already."""
     try:
-        found = json.loads(metadata.get("inweave.merged", "[]"))
+        history = json.loads(metadata.get("inweave.merged", "[]"))
     except (ValueError, RecursionError):
         return []
-    return found if isinstance(found, list) else []
+    return history if isinstance(history, list) else []
 
 
 def bake(
@@ -252,9 +252,9 @@ def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequen
     hidden.mkdir()
 
     def at(path: Path) -> Path:
-        place = hidden / path.relative_to(root)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return place
+        path_there = hidden / path.relative_to(root)
+        path_there.parent.mkdir(parents=True, exist_ok=True)
+        return path_there
 
     try:
         for job in jobs:
@@ -272,8 +272,8 @@ def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequen
 
 def _check_target(source: Path, target: Path, one_file: bool) -> None:
     if one_file != (target.suffix == ".safetensors"):
-        wanted = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
-        raise ConfigError(f"{target}: the base is {wanted}")
+        form = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
+        raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
         raise ConfigError(f"{target}: that is the base itself; write the result elsewhere")
     if not one_file and target.exists():
@@ -286,8 +286,8 @@ def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path
     inside = [path for path in sorted(root.rglob("*")) if not {".git", ".cache"} & set(path.relative_to(root).parts)]
     if link := next((path for path in inside if path.is_dir() and path.is_symlink()), None):
         raise ConfigError(f"{link}: a link to a folder; put the folder itself there, or name the one it leads to")
-    places = dict.fromkeys([*homes, *(path for path in inside if convert and path.is_dir())])
-    networks = [network for place in places for network in networks_in(place, homes.get(place, "none"))]
+    folders_to_scan = dict.fromkeys([*homes, *(path for path in inside if convert and path.is_dir())])
+    networks = [network for folder in folders_to_scan for network in networks_in(folder, homes.get(folder, "none"))]
     used, lost = {path for network in networks for path in (*network.files, network.index)}, list[Path]()
     for path in inside:
         if not path.is_dir() and path not in used:

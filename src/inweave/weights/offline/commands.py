@@ -224,7 +224,7 @@ def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FileP
     bases = dict.fromkeys(detection.base for detection in detections if detection.base)
     common = next((each for each in bases if all(detection.fits_as_well(each) for detection in detections)), None)
     if common is None:
-        rows = ", ".join(f"{name} is for {found.base}" for name, found in zip(names, detections, strict=True))
+        rows = ", ".join(f"{name} is for {detection.base}" for name, detection in zip(names, detections, strict=True))
         raise TargetError(f"adapters of different base models cannot be combined: {rows}")
     return known_index(common)
 

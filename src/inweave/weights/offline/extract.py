@@ -112,15 +112,15 @@ def extract(
             continue
         module, param = module_of(name)
         weight = name.removesuffix("bias") + "weight"
-        beside = before.spec(weight).shape if weight in before.names() else ()
-        norm = change.dim() == 1 and (param != "bias" or len(beside) == 1)
-        shown = f"{component.name}:{name}"
-        factors, row = _factors(shown, change, rank, energy, full_norms, dtype, norm)
+        weight_shape = before.spec(weight).shape if weight in before.names() else ()
+        norm = change.dim() == 1 and (param != "bias" or len(weight_shape) == 1)
+        label = f"{component.name}:{name}"
+        factors, row = _factors(label, change, rank, energy, full_norms, dtype, norm)
         if factors is None:
             done.left_out.append(row)
             continue
         done.rows.append(row)
-        own = {f"{shown}.{role}": tensor for role, tensor in factors.tensors().items()}
+        own = {f"{label}.{role}": tensor for role, tensor in factors.tensors().items()}
         entries.append(Entry(Ref(component.name, module), param, factors, tuple(own), "kohya"))
         tensors |= own
     if not entries:
@@ -133,7 +133,7 @@ def extract(
 
 def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[Component, Component]]:
     """The networks both have, (tuned's, base's), matched by what is in them; a denoiser must agree in every tensor."""
-    found, alone = list[tuple[Component, Component]](), list[tuple[str, str]]()
+    pairs, unpaired = list[tuple[Component, Component]](), list[tuple[str, str]]()
     for mine in base.index:
         encoder = mine.name.startswith("te")
         rivals = [other for other in tuned.index if other.name.startswith("te") == encoder]
@@ -146,17 +146,17 @@ def _pairs(tuned: Checkpoint, base: Checkpoint, notes: list[str]) -> list[tuple[
                 f"shape, {unlike[0]} first ({shapes})"
             )
         if theirs is None or 2 * len(unlike) > len(mine.parts):
-            alone.append((mine.name, base.index.source))
+            unpaired.append((mine.name, base.index.source))
             continue
         if unlike:
             notes.append(f"{mine.name}: {len(unlike)} tensors are in one of the two only, {unlike[0]} first")
-        found.append((theirs, mine))
-    if not found:
+        pairs.append((theirs, mine))
+    if not pairs:
         raise TargetError(f"{tuned} and {base} are different models: no network is in both")
-    used = {theirs.name for theirs, _ in found}
-    alone += [(each.name, tuned.index.source) for each in tuned.index if each.name not in used]
-    notes += [f"{name} is only in {where}; it was not compared" for name, where in alone]
-    return found
+    used = {theirs.name for theirs, _ in pairs}
+    unpaired += [(each.name, tuned.index.source) for each in tuned.index if each.name not in used]
+    notes += [f"{name} is only in {where}; it was not compared" for name, where in unpaired]
+    return pairs
 
 
 def _unlike(one: Component, two: Component) -> list[str]:
@@ -195,13 +195,13 @@ def _factors(
     if change.dim() < 2 or not name.endswith(".weight") or _TABLES.search(module):
         return None, Row(name, 0, 0, 0.0, total)
     left, sigma, right = truncated_svd(change.flatten(1), rank, zlib.crc32(name.encode()))
-    found = chosen_rank(sigma, total, rank, energy)
-    root = sigma[:found].sqrt()
-    up = (left[:, :found] * root).reshape(len(change), found, *[1] * (change.dim() - 2))
-    down = (root[:, None] * right[:found]).reshape(found, *change.shape[1:])
-    kept = min(1.0, float(sigma[:found].double().square().sum()) / total)
-    made = Lora(up=encode(up, dtype, name), down=encode(down, dtype, name), alpha=float(found))
-    return made, Row(name, min(len(change), change[0].numel()), found, kept, total)
+    chosen = chosen_rank(sigma, total, rank, energy)
+    root = sigma[:chosen].sqrt()
+    up = (left[:, :chosen] * root).reshape(len(change), chosen, *[1] * (change.dim() - 2))
+    down = (root[:, None] * right[:chosen]).reshape(chosen, *change.shape[1:])
+    share = min(1.0, float(sigma[:chosen].double().square().sum()) / total)
+    made = Lora(up=encode(up, dtype, name), down=encode(down, dtype, name), alpha=float(chosen))
+    return made, Row(name, min(len(change), change[0].numel()), chosen, share, total)
 
 
 def truncated_svd(matrix: torch.Tensor, rank: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -211,11 +211,11 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int) -> tuple[torch.Ten
         u, sigma, vh = torch.linalg.svd(matrix, full_matrices=False)
         return u, sigma, vh
     start = torch.randn(matrix.shape[1], width, generator=torch.Generator().manual_seed(seed))
-    blocks, held = [torch.linalg.qr(matrix @ start.to(matrix)).Q], 0.0
+    blocks, captured = [torch.linalg.qr(matrix @ start.to(matrix)).Q], 0.0
     for _ in range(steps):
         back = matrix.T @ blocks[-1]
-        before, held = held, float(torch.linalg.vector_norm(back)) ** 2
-        if held <= 1.001 * before:
+        before, captured = captured, float(torch.linalg.vector_norm(back)) ** 2
+        if captured <= 1.001 * before:
             break  # another step would find nothing new
         blocks.append(torch.linalg.qr(matrix @ back).Q)
     basis = torch.linalg.qr(torch.cat(blocks, 1)).Q

@@ -57,11 +57,11 @@ class Row:
 
 @dataclass(slots=True)
 class Resized:
-    """``kept``: modules of one file that are no low-rank pair and were left as they are."""
+    """``unchanged``: modules of one file that are no low-rank pair and were left as they are."""
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
     base: str | None = None  # its name, where it has one
     saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
@@ -73,9 +73,9 @@ class Resized:
 
 def device_of(name: str) -> torch.device:
     """A device by name; auto is a GPU if there is one."""
-    found = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        return torch.empty(0, device=found).device
+        return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
@@ -91,11 +91,11 @@ def encode(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:
 def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: float | None) -> int:
     """How many singular values to keep: the fewest that reach ``energy`` of ``total``, at most ``rank``."""
     squares = sigma.double().square()
-    found = max(1, int((sigma > _NOISE * sigma[0]).sum()))
+    count = max(1, int((sigma > _NOISE * sigma[0]).sum()))
     if energy is not None:
         reached = torch.cumsum(squares, 0) >= energy * total * (1 - 1e-9)
-        found = min(found, int(reached.to(torch.int64).argmax()) + 1 if bool(reached.any()) else len(sigma))
-    return min(found, rank or found)
+        count = min(count, int(reached.to(torch.int64).argmax()) + 1 if bool(reached.any()) else len(sigma))
+    return min(count, rank or count)
 
 
 def check_wishes(rank: int | None, energy: float | None) -> None:
@@ -122,10 +122,10 @@ def resize(
     ``dtype``: of the new factors (None: that of the old ones, float32 where they differ).
     """
     check_wishes(rank, energy)
-    alone = len(stack) == 1 and stack[0][1] == Strength()
+    single = len(stack) == 1 and stack[0][1] == Strength()
     groups: dict[tuple[str, str, int | None, str], list[tuple[Entry, float]]] = {}
     for adapter, strength in stack:
-        for entry in _placed(adapter if alone else _unscaled(adapter), index, naming_of):
+        for entry in _on_model(adapter if single else _unscaled(adapter), index, naming_of):
             ref = entry.ref
             weight = strength.at(Placement(ref.component, "", (), entry.factors, entry.keys), {})
             if weight != 0.0:
@@ -134,25 +134,27 @@ def resize(
     stored = {tensor.dtype for factors in every if isinstance(factors, Lora) for tensor in (factors.up, factors.down)}
     usual = TORCH[stored.pop()] if len(stored) == 1 and stored <= set(_PLAIN) else torch.float32
     has_alpha = any(factors.alpha is not None for factors in every)
-    work = _Work(rank, energy, dtype or usual, torch.device(device), alone, has_alpha)
-    pairs_first = sorted(groups.values(), key=lambda found: isinstance(found[0][0].factors, Full))
-    entries = [work.module(found) for found in pairs_first]
+    work = _Work(rank, energy, dtype or usual, torch.device(device), single, has_alpha)
+    pairs_first = sorted(groups.values(), key=lambda parts: isinstance(parts[0][0].factors, Full))
+    entries = [work.module(parts) for parts in pairs_first]
     if work.problems:
-        shown = "\n  ".join([f"{len(work.problems)} modules cannot be combined:", *work.problems[:5]])
-        raise TargetError(shown + ("\n  and more" if len(work.problems) > 5 else ""))
+        listing = "\n  ".join([f"{len(work.problems)} modules cannot be combined:", *work.problems[:5]])
+        raise TargetError(listing + ("\n  and more" if len(work.problems) > 5 else ""))
     if not entries:
         raise TargetError("nothing is left: every strength is zero")
-    return Resized(_adapter(stack, entries, alone), work.rows, work.kept)
+    return Resized(_adapter(stack, entries, single), work.rows, work.unchanged)
 
 
-def _placed(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> list[Entry]:
+def _on_model(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> list[Entry]:
     """The entries under the model's own names; whatever has none is an error."""
-    respelt = respell(adapter, index, naming_of)
-    lost = [(found.keys, found.reason) for found in respelt.lost] + [(p.keys, p.reason) for p in adapter.problems]
+    respelling = respell(adapter, index, naming_of)
+    lost = [(finding.keys, finding.reason) for finding in respelling.lost] + [
+        (p.keys, p.reason) for p in adapter.problems
+    ]
     if lost:
         where, more = index.base or index.source, f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         raise TargetError(f"{lost[0][0][0]}: {lost[0][1]}, on {where}{more}")
-    return respelt.entries
+    return respelling.entries
 
 
 def _unscaled(adapter: Adapter) -> Adapter:
@@ -210,60 +212,62 @@ class _Work:
     energy: float | None
     dtype: torch.dtype
     device: torch.device
-    alone: bool
+    single: bool
     has_alpha: bool
     rows: list[Row] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     new_ranks: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def module(self, found: Sequence[tuple[Entry, float]]) -> Entry:
+    def module(self, parts: Sequence[tuple[Entry, float]]) -> Entry:
         """One module's entry out of all that the stack has for it."""
-        first = found[0][0]
-        pairs = [(entry.factors, weight) for entry, weight in found if is_pair(entry.factors)]
-        differences = [(entry.factors, weight) for entry, weight in found if _is_difference(entry.factors)]
-        if len(pairs) == len(found):
+        first = parts[0][0]
+        pairs = [(entry.factors, weight) for entry, weight in parts if is_pair(entry.factors)]
+        differences = [(entry.factors, weight) for entry, weight in parts if _is_difference(entry.factors)]
+        if len(pairs) == len(parts):
             return replace(first, factors=self._pair(first, pairs))
         scaled = differences and differences[0][0].bias_rank and (first.ref.component, first.ref.name) in self.new_ranks
-        if len(differences) == len(found) and (scaled or not self.alone):  # alone: only the bias of a pair that changed
+        if len(differences) == len(parts) and (
+            scaled or not self.single
+        ):  # alone: only the bias of a pair that changed
             return replace(first, factors=self._difference(first, differences))
-        if self.alone:
-            self.kept.append(f"{first.ref}.{first.param}")
+        if self.single:
+            self.unchanged.append(f"{first.ref}.{first.param}")
             return first
-        kinds = ", ".join(dict.fromkeys(algorithm(entry.factors) for entry, _ in found))
+        kinds = ", ".join(dict.fromkeys(algorithm(entry.factors) for entry, _ in parts))
         self.problems.append(f"{first.keys[0]}: {kinds}; only plain LoRA pairs and differences can be combined")
         return first
 
-    def _pair(self, entry: Entry, found: Sequence[tuple[Lora, float]]) -> Lora:
-        first, name = found[0][0], str(entry.ref)
-        if len({(f.shape()[0], math.prod(f.shape()[1:]), f.transposed, f.embedding, f.widen) for f, _ in found}) > 1:
+    def _pair(self, entry: Entry, terms: Sequence[tuple[Lora, float]]) -> Lora:
+        first, name = terms[0][0], str(entry.ref)
+        if len({(f.shape()[0], math.prod(f.shape()[1:]), f.transposed, f.embedding, f.widen) for f, _ in terms}) > 1:
             self.problems.append(f"{name}: the adapters see this weight differently (transposed or widened)")
             return first
-        before = sum(max(factors.rank, factors.up.shape[1]) for factors, _ in found)
-        parts = [_pair(factors, self.device) for factors, _ in found]
-        up = torch.cat([part[0] * (f.scale * weight) for part, (f, weight) in zip(parts, found, strict=True)], 1)
+        before = sum(max(factors.rank, factors.up.shape[1]) for factors, _ in terms)
+        parts = [_pair(factors, self.device) for factors, _ in terms]
+        up = torch.cat([part[0] * (f.scale * weight) for part, (f, weight) in zip(parts, terms, strict=True)], 1)
         down = torch.cat([part[1] for part in parts])
         left, small = torch.linalg.qr(up)
         right, core = torch.linalg.qr(down.T)
         turn, sigma, back = torch.linalg.svd(small @ core.T)
         squares = sigma.square()
         total = float(squares.sum())
-        if self.alone and self.energy is None and (self.rank is None or before <= self.rank):
+        if self.single and self.energy is None and (self.rank is None or before <= self.rank):
             self.rows.append(Row(name, before, before, 1.0, total))
             return first
         rank = chosen_rank(sigma, total, self.rank, self.energy)
-        kept = float(squares[:rank].sum()) / total if total else 1.0
-        self.rows.append(Row(name, before, rank, kept, total))
+        share = float(squares[:rank].sum()) / total if total else 1.0
+        self.rows.append(Row(name, before, rank, share, total))
         root = sigma[:rank].sqrt()
         self.new_ranks[entry.ref.component, entry.ref.name] = rank
         new_up, new_down = left @ turn[:, :rank] * root, root[:, None] * back[:rank] @ right.T
         return _made(new_up, new_down, first, self.dtype, name, float(rank) if self.has_alpha else None)
 
-    def _difference(self, entry: Entry, found: Sequence[tuple[Full, float]]) -> Full:
+    def _difference(self, entry: Entry, terms: Sequence[tuple[Full, float]]) -> Full:
         """sum_i strength_i * scale_i * value_i; beside a pair it is that pair's bias, at the pair's scale 1."""
-        first = found[0][0]
+        first = terms[0][0]
         shape = first.value.shape
-        total = torch.stack([decode(f.value).reshape(shape) * (f.scale * weight) for f, weight in found]).sum(0)
+        total = torch.stack([decode(f.value).reshape(shape) * (f.scale * weight) for f, weight in terms]).sum(0)
         made = Full(value=encode(total, self.dtype, str(entry.ref)), norm=first.norm)
         rank = self.new_ranks.get((entry.ref.component, entry.ref.name))
         if rank is None or not self.has_alpha or entry.param != "bias":
@@ -271,33 +275,38 @@ class _Work:
         return replace(made, bias_rank=rank, alpha=float(rank))
 
 
-def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry], alone: bool) -> Adapter:
+def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry], single: bool) -> Adapter:
     """The entries as an adapter, with what still is true of the sources' metadata."""
-    named, tensors, carried = list[Entry](), dict[str, Tensor](), dict[str, Tensor]()
+    renamed, tensors, carried = list[Entry](), dict[str, Tensor](), dict[str, Tensor]()
     for entry in entries:
         own = {f"{entry.ref}.{entry.param}.{role}": tensor for role, tensor in entry.factors.tensors().items()}
-        named.append(replace(entry, keys=tuple(own)))
+        renamed.append(replace(entry, keys=tuple(own)))
         tensors |= own
     for adapter, _ in stack:
         for key, tensor in adapter.carried.items():
             if not carried.setdefault(key, tensor).same(tensor):
                 raise TargetError(f"{key}: two of the files carry a tensor of this name, and they differ")
     source = stack[0][0]
-    metadata = {key: value for key, value in source.metadata.items() if key not in _STALE and (alone or key in _MODEL)}
+    metadata = {key: value for key, value in source.metadata.items() if key not in _STALE and (single or key in _MODEL)}
     metadata |= {key: a.metadata[key] for a, _ in stack for key in a.carried if key in a.metadata}  # marks them as such
-    loras = [entry.factors for entry in named if isinstance(entry.factors, Lora)]
-    if loras and not any(isinstance(entry.factors, Lokr) for entry in named):  # whose scale may need the old dimension
-        for key, found in (("ss_network_dim", {f.rank for f in loras}), ("ss_network_alpha", {f.alpha for f in loras})):
-            metadata |= {key: str(found.pop()) if len(found) == 1 else "Dynamic"} if key in metadata else {}
-    config = _config(source.config, loras) if alone else None
-    return Adapter(tuple(named), carried, metadata, config, tensors=tensors | carried)
+    loras = [entry.factors for entry in renamed if isinstance(entry.factors, Lora)]
+    if loras and not any(
+        isinstance(entry.factors, Lokr) for entry in renamed
+    ):  # whose scale may need the old dimension
+        for key, numbers in (
+            ("ss_network_dim", {f.rank for f in loras}),
+            ("ss_network_alpha", {f.alpha for f in loras}),
+        ):
+            metadata |= {key: str(numbers.pop()) if len(numbers) == 1 else "Dynamic"} if key in metadata else {}
+    config = _config(source.config, loras) if single else None
+    return Adapter(tuple(renamed), carried, metadata, config, tensors=tensors | carried)
 
 
 def _config(config: Mapping[str, object] | None, loras: Sequence[Lora]) -> dict[str, object] | None:
     """PEFT's configuration where one rank and alpha describe every module; else its writer makes a new one."""
-    found = {(factors.rank, factors.alpha, factors.rslora) for factors in loras}
-    if config is None or len(found) != 1:
+    settings = {(factors.rank, factors.alpha, factors.rslora) for factors in loras}
+    if config is None or len(settings) != 1:
         return None
-    ((rank, alpha, rslora),) = found
+    ((rank, alpha, rslora),) = settings
     patterns: dict[str, object] = {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": rslora}
     return {**config, "r": rank, "lora_alpha": alpha, **patterns} if alpha is not None else None

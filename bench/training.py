@@ -31,7 +31,7 @@ import torch
 from PIL import Image
 
 from inweave.models import bundled
-from inweave.models.blueprint import CLASSES
+from inweave.models.families import CLASSES
 
 DEVICE = "cuda"
 SIDE, RANK, STEPS, LAST = 1024, 32, 15, 10

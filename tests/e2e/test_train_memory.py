@@ -93,4 +93,4 @@ def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None
     large = needed(tmp_path, cache, "-b", 2, "--set", "resolution=256", "--set", "upscale=true")
     assert large["kept_bytes"] > 3 * whole["kept_bytes"]
     told = invoked(*on_emoji(tmp_path, cache, "--steps", 2, "--check", "--set", "masked_loss=true"), code=2)
-    assert "no picture has a mask" in told
+    assert "no image has a mask" in told

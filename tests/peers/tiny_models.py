@@ -25,7 +25,7 @@ from inweave.exchange.convert import rewrite
 from inweave.formats.files import write_file
 from inweave.models import bundled
 from inweave.models import folder as reading
-from inweave.models.blueprint import CLASSES
+from inweave.models.families import CLASSES
 from inweave.models.variants import find_variant
 from tests.peers.models import adapter_from, index_of, random_lora
 

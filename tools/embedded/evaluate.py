@@ -45,7 +45,7 @@ def score(model: Any, sprites: Sprites, names: int, guidance: float, steps: int)
     plain = [i for i, emoji in enumerate(sprites.shown) if emoji.tone == 0]
     random.Random(3).shuffle(plain)
     chosen = plain[:names]
-    parts = (model.unet, model.text_encoder, model.tokenizer)
+    parts = (model.denoiser, model.networks["text_encoder"], model.tokenizer)
     captions = [sprites.shown[i].name for i in chosen]
     made = decode(model.vae, sample_latents(*parts, captions, guidance, steps=steps, seed=100, at_once=64))
     true = on_white(sprites.pictures[chosen])
@@ -89,7 +89,9 @@ def main() -> None:
     (options.work / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     if options.sheet is not None:
         prompts = list(PROMPTS)
-        latents = sample_latents(model.unet, model.text_encoder, model.tokenizer, prompts, 2.5, steps=options.steps)
+        latents = sample_latents(
+            model.denoiser, model.networks["text_encoder"], model.tokenizer, prompts, 2.5, steps=options.steps
+        )
         sheet(to_images(decode(model.vae, latents)), columns=6).save(options.sheet)
 
 

@@ -193,7 +193,7 @@ def _on_step(progress: Display) -> Callable[[Progress], None]:
     """The display as the pipeline's progress callback: steps of all images together."""
 
     def show(at: Progress) -> None:
-        activity = f"image {at.picture + 1} of {at.pictures}" if at.pictures > 1 else "generating"
-        progress.update(activity, at.picture * at.total + at.step, at.total * at.pictures)
+        activity = f"image {at.image + 1} of {at.images}" if at.images > 1 else "generating"
+        progress.update(activity, at.image * at.total + at.step, at.total * at.images)
 
     return show

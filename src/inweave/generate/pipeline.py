@@ -25,19 +25,16 @@ from PIL import Image
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
 from inweave.generate.config import GenerateConfig, LoraChoice, read_loras
-from inweave.generate.denoise import Job, Progress, Watch, draw
+from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
 from inweave.generate.find import LoraFinder, checked_request, hashes_of
-from inweave.generate.pictures import Picture, mask_tensor, open_mask, open_picture, pasted, to_tensor, working_size
+from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import Parsed, Tag, parse
 from inweave.generate.record import png_text
-from inweave.models.families import Ask, Conditioning, condition
+from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.targets.detect import detect
 from inweave.weights.stack import Strength
-
-STEPS = {"sd": 20, "sdxl": 20, "sd3": 28, "flux": 28}
-GUIDANCE = {"sd": 7.5, "sdxl": 7.5, "sd3": 4.5, "flux": 3.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +117,8 @@ class Pipeline:
         self,
         prompt: str | GenerateConfig = "",
         *,
-        init: Picture | None = None,
-        mask: Picture | None = None,
+        init: ImageInput | None = None,
+        mask: ImageInput | None = None,
         progress: Callable[[Progress], object] | None = None,
         preview_every: int = 0,
         cancelled: Callable[[], bool] | None = None,
@@ -134,11 +131,13 @@ class Pipeline:
             raise ConfigError(f"{', '.join(settings)}: give these inside the configuration")
         else:
             config = prompt
-        watch = Watch(progress, preview_every, cancelled)
+        callbacks = Callbacks(progress, preview_every, cancelled)
         with self._lock:
-            return self._run(self.settle(config, init, mask), watch)
+            return self._run(self.settle(config, init, mask), callbacks)
 
-    def settle(self, config: GenerateConfig, init: Picture | None = None, mask: Picture | None = None) -> _Settled:
+    def settle(
+        self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
+    ) -> _Settled:
         """Check everything and fill in the model's own values; no denoising yet."""
         wrong: list[str] = []
         positive, negative = parse(config.prompt), parse(config.negative_prompt)
@@ -154,7 +153,7 @@ class Pipeline:
         settled = config.model_copy(
             update={
                 "sampler": sampler,
-                "steps": config.steps or (variant.steps if variant else STEPS[self.model.family]),
+                "steps": config.steps or (variant.steps if variant else self.model.family.steps),
                 "guidance": self._guidance(config),
                 "seed": seed,
                 "width": size[0],
@@ -167,10 +166,10 @@ class Pipeline:
         if config.guidance is not None:
             return config.guidance
         variant = self.model.blueprint.variant
-        return variant.guidance if variant is not None else GUIDANCE[self.model.family]
+        return variant.guidance if variant is not None else self.model.family.guidance
 
     def _pictures(
-        self, config: GenerateConfig, init: Picture | None, mask: Picture | None, wrong: list[str]
+        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str]
     ) -> tuple[Image.Image | None, Image.Image | None]:
         first, second = init if init is not None else config.init, mask if mask is not None else config.mask
         if first is None:
@@ -178,7 +177,7 @@ class Pipeline:
                 wrong.append("mask: there is no picture to repaint; give one as init")
             return None, None
         try:
-            picture = open_picture(first, "init")
+            picture = open_image(first, "init")
             return picture, open_mask(second, picture.size) if second is not None else None
         except RequestError as error:
             wrong.append(str(error))
@@ -229,23 +228,23 @@ class Pipeline:
             raise FormatError(f"LoRA {error}") from None
         return report.modules, report.placed
 
-    def _run(self, request: _Settled, watch: Watch) -> Result:
+    def _run(self, request: _Settled, callbacks: Callbacks) -> Result:
         config = request.config
         assert config.seed is not None and config.steps is not None and config.guidance is not None
         assert config.sampler is not None
         self.model.swap(_layers(request.loras))
         width, height = request.size
-        told = self._conditioning(request)
+        conditioning = self._conditioning(request)
         picture = to_tensor(request.picture, request.size) if request.picture is not None else None
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
-        warnings = [*request.positive.warnings, *request.negative.warnings, *told.warnings]
-        watch = replace(watch, warn=warnings.append)
+        warnings = [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
+        callbacks = replace(callbacks, warn=warnings.append)
         for number in range(config.count):
-            job = Job(told, config.sampler, config.schedule, config.steps, config.seed + number, width, height, picture,
+            job = Job(conditioning, config.sampler, config.schedule, config.steps, config.seed + number, width, height, picture,
                       mask, config.strength)  # fmt: skip
-            image = draw(self.model, job, watch, (number, config.count))
+            image = generate_image(self.model, job, callbacks, (number, config.count))
             images.append(_finished(image, request))
             records.append(self._record(request, config.seed + number))
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
@@ -253,7 +252,9 @@ class Pipeline:
     def _conditioning(self, request: _Settled) -> Conditioning:
         config, texts = request.config, (request.positive.pieces, request.negative.pieces)
         assert config.guidance is not None
-        return condition(self.model, Ask(*texts, config.guidance, *request.size, config.clip_skip))
+        return self.model.family.condition(
+            self.model, ConditioningRequest(*texts, config.guidance, *request.size, config.clip_skip)
+        )
 
     def _record(self, request: _Settled, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}).model_dump(exclude_none=True)
@@ -266,7 +267,7 @@ class Pipeline:
             "model": {
                 "name": self.model.name,
                 "variant": variant.name if variant else None,
-                "family": self.model.family,
+                "family": self.model.family.name,
             },
             "loras": [lora.as_dict() for lora in request.loras],
             "inputs": {
@@ -288,7 +289,7 @@ def _finished(image: Image.Image, request: _Settled) -> Image.Image:
     if image.size != request.picture.size:
         image = image.resize(request.picture.size, Image.Resampling.LANCZOS)
     if request.mask is not None and request.config.keep_unmasked:
-        return pasted(image, request.picture, request.mask, request.config.feather)
+        return paste(image, request.picture, request.mask, request.config.feather)
     return image
 
 

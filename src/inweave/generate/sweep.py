@@ -16,7 +16,7 @@ from typing import Any
 from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
-from inweave.generate.pictures import Picture
+from inweave.generate.images import ImageInput
 from inweave.generate.pipeline import Pipeline, Result
 from inweave.generate.sheet import Sheet
 
@@ -98,8 +98,8 @@ def run(
     rows: Sequence[str],
     title: str,
     *,
-    init: Picture | None = None,
-    mask: Picture | None = None,
+    init: ImageInput | None = None,
+    mask: ImageInput | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Swept:

@@ -4,8 +4,8 @@
     configs/components/*.json   one configuration each, in the format of diffusers and transformers
     configs/tokenizers/         the vocabularies of CLIP and T5, compressed
 
-CLIP's vocabulary is its merges in order: 256 bytes, the same bytes at the end of a word, one entry a merge,
-then the two marks around a text. So only the merges are stored.
+CLIP's vocabulary is its merges in order: 256 bytes, the same bytes at the end of a word, one entry per merge,
+then the start and end token. So only the merges are stored.
 """
 
 from __future__ import annotations
@@ -20,31 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inweave.errors import ConfigError
-from inweave.models.variants import Variant, find_variant
+from inweave.models.families import family_named
+from inweave.models.families.base import Variant
+from inweave.models.variants import find_variant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Config = dict[str, Any]
 
-_PIPELINES = {
-    ("sd", False): "StableDiffusionPipeline",
-    ("sd", True): "StableDiffusionInpaintPipeline",
-    ("sdxl", False): "StableDiffusionXLPipeline",
-    ("sdxl", True): "StableDiffusionXLInpaintPipeline",
-    ("sd3", False): "StableDiffusion3Pipeline",
-    ("flux", False): "FluxPipeline",
-}
 _DIFFUSERS = "0.42.0"  # the version whose format this is; diffusers repairs what older ones wrote
-_ABSENT = [None, None]  # how a pipeline's index says that it does without a part
-_OPTIONS: dict[str, Config] = {
-    "sd": {
-        "feature_extractor": _ABSENT, "image_encoder": _ABSENT, "safety_checker": _ABSENT,
-        "requires_safety_checker": False,
-    },
-    "sdxl": {"feature_extractor": _ABSENT, "image_encoder": _ABSENT, "force_zeros_for_empty_prompt": True},
-}  # fmt: skip
-_INPAINT_OPTIONS: dict[str, Config] = {"sdxl": {"requires_aesthetics_score": False}}
+#: class of a tokenizer -> folder of its compressed vocabulary
+_VOCABULARIES = {"CLIPTokenizer": "clip", "T5TokenizerFast": "t5", "T5Tokenizer": "t5"}
 
 
 def variants() -> tuple[str, ...]:
@@ -60,17 +47,17 @@ def folders(variant: str | Variant) -> tuple[str, ...]:
 def component_config(variant: str | Variant, folder: str) -> tuple[str, Config]:
     """Class name and configuration of one part.
 
-    A `Variant` says more than its name: what a file's schedule is trained for goes into the scheduler.
+    A `Variant` holds more than its name: what a file's model was trained to predict goes into the scheduler.
     """
-    found = _variant(variant)
-    parts = _table()[found.name]
+    known = _variant(variant)
+    parts = _table()[known.name]
     if folder not in parts:
-        raise ConfigError(f"{found.name} has no {folder!r}; its parts are {', '.join(parts)}")
+        raise ConfigError(f"{known.name} has no {folder!r}; its parts are {', '.join(parts)}")
     class_name, component = parts[folder]
     config: Config = json.loads(_data("components", f"{component}.json").read_text("utf-8"))
-    if folder == "scheduler" and found.prediction != "flow":
-        config["prediction_type"] = found.prediction
-        if found.zero_terminal_snr:  # the last step must be sampled, or its pure noise is never seen
+    if folder == "scheduler" and known.prediction != "flow":
+        config["prediction_type"] = known.prediction
+        if known.zero_terminal_snr:  # the last step must be sampled, or its pure noise is never seen
             config |= {"rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
             if class_name == "PNDMScheduler":  # the one that cannot
                 class_name = config["_class_name"] = "DDIMScheduler"
@@ -84,64 +71,75 @@ def tokenizer(variant: str | Variant, folder: str = "tokenizer") -> PreTrainedTo
     class_name, config = component_config(variant, folder)
     if not folder.startswith("tokenizer"):
         raise ConfigError(f"{folder!r} is no tokenizer but a {class_name}; component_config has its configuration")
-    with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as place:
-        _write_tokenizer(Path(place), class_name, config)
-        found: PreTrainedTokenizerBase = getattr(transformers, class_name).from_pretrained(place)
-    found.name_or_path = _variant(variant).repo  # not the folder that is gone
-    return found
+    with tempfile.TemporaryDirectory(prefix="inweave-tokenizer-") as temporary:
+        _write_tokenizer(Path(temporary), class_name, config)
+        made: PreTrainedTokenizerBase = getattr(transformers, class_name).from_pretrained(temporary)
+    made.name_or_path = _variant(variant).repo  # not the folder that is gone
+    return made
 
 
 def write_skeleton(variant: str | Variant, folder: Path) -> Path:
     """Write a diffusers folder that lacks only the weights; one that has an index already is left alone."""
-    found = _variant(variant)
+    known = _variant(variant)
     if (folder / "model_index.json").exists():
         raise ConfigError(f"{folder} is a diffusers folder already (it has a model_index.json); name another one")
-    index: Config = {"_class_name": _PIPELINES[found.family, found.inpaint], "_diffusers_version": _DIFFUSERS}
-    index |= _OPTIONS.get(found.family, {}) | (_INPAINT_OPTIONS.get(found.family, {}) if found.inpaint else {})
-    for part in folders(found):
-        class_name, config = component_config(found, part)
-        place = folder / part
-        place.mkdir(parents=True, exist_ok=True)
+    family = family_named(known.family)
+    index: Config = {
+        "_class_name": family.inpaint_pipeline if known.inpaint else family.pipeline,
+        "_diffusers_version": _DIFFUSERS,
+        **family.index_options,
+        **(family.inpaint_index_options if known.inpaint else {}),
+    }
+    for part in folders(known):
+        class_name, config = component_config(known, part)
+        path = folder / part
+        path.mkdir(parents=True, exist_ok=True)
         if part.startswith("tokenizer"):
-            _write_tokenizer(place, class_name, config)
+            _write_tokenizer(path, class_name, config)
         else:
-            _write_json(place / ("scheduler_config.json" if part == "scheduler" else "config.json"), config)
+            _write_json(path / ("scheduler_config.json" if part == "scheduler" else "config.json"), config)
         index[part] = ["diffusers" if "_class_name" in config else "transformers", class_name]
     _write_json(folder / "model_index.json", dict(sorted(index.items())))
     return folder
 
 
-def _write_tokenizer(place: Path, class_name: str, config: Config) -> None:
-    _write_json(place / "tokenizer_config.json", config)
-    if class_name == "CLIPTokenizer":
+def _write_tokenizer(folder: Path, class_name: str, config: Config) -> None:
+    vocabulary = _VOCABULARIES.get(class_name)
+    if vocabulary is None:
+        raise ConfigError(
+            f"{class_name}: its vocabulary does not come with the package; give a diffusers folder that has the tokenizer "
+            "as the model's configuration (--config)"
+        )
+    _write_json(folder / "tokenizer_config.json", config)
+    if vocabulary == "clip":
         merges = _unpacked("clip", "merges.txt.gz")
-        (place / "merges.txt").write_text(merges, "utf-8", newline="\n")
-        _write_json(place / "vocab.json", clip_vocabulary(merges), indent=None)
+        (folder / "merges.txt").write_text(merges, "utf-8", newline="\n")
+        _write_json(folder / "vocab.json", clip_vocabulary(merges), indent=None)
     else:
-        (place / "tokenizer.json").write_text(_unpacked("t5", "tokenizer.json.gz"), "utf-8", newline="\n")
+        (folder / "tokenizer.json").write_text(_unpacked(vocabulary, "tokenizer.json.gz"), "utf-8", newline="\n")
 
 
 def clip_vocabulary(merges: str) -> dict[str, int]:
-    """token -> number, from the text of merges.txt."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = 256 - len(shown)  # bytes that are no visible character stand for those after the first 256
-    bytes_spelt = [chr(number) for number in (*shown, *range(256, 256 + hidden))]
+    """token -> id, from the text of merges.txt."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = 256 - len(visible)  # bytes that are no visible character stand for those after the first 256
+    letters = [chr(number) for number in (*visible, *range(256, 256 + hidden))]
     pairs = [line.split() for line in merges.splitlines()[1:]]
-    words = [*bytes_spelt, *(f"{byte}</w>" for byte in bytes_spelt), *(left + right for left, right in pairs)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), *(left + right for left, right in pairs)]
     return {word: number for number, word in enumerate((*words, "<|startoftext|>", "<|endoftext|>"))}
 
 
 def _variant(variant: str | Variant) -> Variant:
-    found = variant if isinstance(variant, Variant) else find_variant(variant)
-    if found is None or found.name not in _table():
+    known = variant if isinstance(variant, Variant) else find_variant(variant)
+    if known is None or known.name not in _table():
         raise ConfigError(f"no variant is called {variant!r}; known are {', '.join(_table())}")
-    return found
+    return known
 
 
 @cache
 def _table() -> dict[str, dict[str, tuple[str, str]]]:
     document = json.loads(_data("variants.json").read_text("utf-8"))
-    return {name: {part: tuple(said) for part, said in parts.items()} for name, parts in document.items()}
+    return {name: {part: tuple(entry) for part, entry in parts.items()} for name, parts in document.items()}
 
 
 def _data(*path: str) -> Traversable:

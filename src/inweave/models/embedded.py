@@ -11,10 +11,11 @@ from importlib import resources
 from pathlib import Path
 
 from inweave.errors import ConfigError
-from inweave.models.variants import Variant
+from inweave.models.families.base import Variant
+from inweave.models.families.sd import SD
 
 NAME = "inweave/emoji"
-VARIANT = Variant(NAME, "sd", NAME, 128, 20, 3.0, "v_prediction", zero_terminal_snr=True)
+VARIANT = Variant(NAME, SD.name, NAME, 128, 20, 3.0, "v_prediction", zero_terminal_snr=True)
 
 
 def folder() -> Path:

@@ -4,83 +4,93 @@
     unet/config.json, *.safetensors (or shards with an index)
     tokenizer/, scheduler/scheduler_config.json
 
-Only JSON, tokenizer text and safetensors are read. Parts inweave does not use (safety checker, image encoder) are left
-where they are. Any part may come from a file of its own instead, in either naming.
+Only JSON, tokenizer text and safetensors are read. Parts inweave does not use (safety checker, image encoder) are
+ignored. Any part may come from a file of its own instead, in either naming.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import network_file, read_json
-from inweave.models.blueprint import CLASSES, COMPONENTS, Blueprint, Part, check_complete, family_of
-from inweave.models.variants import Variant, find_variant
+from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.families import CLASSES, TOKENIZERS, family_of
+from inweave.models.families.base import COMPONENTS, Family, Variant
+from inweave.models.variants import find_variant
 from inweave.targets.index import SINGLE_FILE_PREFIXES, component_from_names
 from inweave.weights.source import FileSource, Renamed, WeightSource
 
 Config = tuple[str, Mapping[str, Any]]  # class name, configuration
-Places = Mapping[str, "str | os.PathLike[str]"]
-
-_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast", "T5Tokenizer", "T5TokenizerFast")
+PartFiles = Mapping[str, "str | os.PathLike[str]"]
 
 
 def open_folder(
-    folder: Path, *, name: str | None = None, variant: Variant | None = None, parts: Places | None = None
+    folder: Path, *, name: str | None = None, variant: Variant | None = None, parts: PartFiles | None = None
 ) -> Blueprint:
     """The blueprint of a model in diffusers' layout; ``parts`` have files of their own."""
     index_file = folder / "model_index.json"
     if not index_file.is_file():
         raise FormatError(f"{folder}: no model_index.json; a diffusers model folder has one")
     index = read_json(index_file)
-    given = dict(parts or {})
-    found: dict[str, Part] = {}
+    files = dict(parts or {})
+    networks: dict[str, Part] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
-    for part, said in index.items():
-        if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], str):
-            continue
+    for part, class_name in index_entries(index):
         if part in COMPONENTS or part == "vae":
-            place = given.pop(part, None)
-            config = (known_class(folder / part, said[1]), read_json(folder / part / "config.json"))
-            found[part] = (
+            file = files.pop(part, None)
+            config = (known_class(folder / part, class_name), read_json(folder / part / "config.json"))
+            networks[part] = (
                 Part(part, *config, FileSource(_weights(folder / part)))
-                if place is None
-                else given_part(Path(place), part, config)
+                if file is None
+                else part_from_file(Path(file), part, config)
             )
         elif part.startswith("tokenizer"):
-            tokenizers[part] = tokenizer_at(folder / part, said[1])
-    if given:
-        raise ConfigError(f"{folder}: model_index.json has no part {min(given)!r}; its parts are {', '.join(found)}")
-    denoiser = found.get("transformer") or found.get("unet")
+            tokenizers[part] = tokenizer_at(folder / part, class_name)
+    if files:
+        raise ConfigError(f"{folder}: model_index.json has no part {min(files)!r}; its parts are {', '.join(networks)}")
+    denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{folder}: model_index.json names no unet and no transformer")
+    family = family_of(denoiser.class_name, denoiser.config)
     blueprint = Blueprint(
         name or folder.name,
-        family_of(denoiser.class_name, denoiser.config),
-        found,
+        family,
+        networks,
         tokenizers,
         read_json(folder / "scheduler" / "scheduler_config.json"),
         folder,
-        variant or _variant(folder, index, denoiser),
-        {key: value for key, value in index.items() if not key.startswith("_") and not isinstance(value, list)},
-        (f"model_index.json says {index.get('_class_name')}",),
+        variant or _variant(folder, index, denoiser, family),
+        pipeline_settings(index),
+        (f"model_index.json names {index.get('_class_name')}",),
     )
     check_complete(blueprint)
     return blueprint
 
 
-def given_part(place: Path, part: str, config: Config) -> Part:
+def index_entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(part, class name) of every entry of a model_index.json that names one."""
+    for part, entry in index.items():
+        if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str):
+            yield part, entry[1]
+
+
+def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model_index.json says about the whole pipeline."""
+    return {key: value for key, value in index.items() if not key.startswith("_") and not isinstance(value, list)}
+
+
+def part_from_file(path: Path, part: str, config: Config) -> Part:
     """One network from a file or folder of its own, or out of a whole checkpoint."""
-    source = FileSource(_weights(place) if place.is_dir() else place)
-    wanted = "te3" if config[0] == "T5EncoderModel" else COMPONENTS.get(part, part)
+    source = FileSource(_weights(path) if path.is_dir() else path)
+    component = "te3" if config[0] == "T5EncoderModel" else COMPONENTS.get(part, part)
     names = source.names()
-    prefix = next(
-        (p for p, found in SINGLE_FILE_PREFIXES if found == wanted and any(name.startswith(p) for name in names)), ""
-    )
+    prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)
+    prefix = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
     return Part(part, *config, under_prefix(source, prefix, part))
 
 
@@ -95,44 +105,44 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
     return Renamed(source, component_from_names(COMPONENTS.get(part, part), inside, prefix))
 
 
-def known_class(place: Path, class_name: str) -> str:
+def known_class(path: Path, class_name: str) -> str:
+    """The class, if it is one that may be built."""
     if class_name not in CLASSES:
-        raise FormatError(f"{place}: a network of class {class_name!r}; known are {', '.join(CLASSES)}")
+        raise FormatError(f"{path}: a network of class {class_name!r}; known are {', '.join(CLASSES)}")
     return class_name
 
 
 def _weights(folder: Path) -> Path:
-    found = network_file(folder)
-    if found is None:
-        pickles = [found.name for pattern in ("*.bin", "*.ckpt", "*.pt") for found in folder.glob(pattern)]
-        told = f"; {pickles[0]} is a pickle, which inweave never opens" if pickles else ""
-        raise FormatError(f"{folder}: no .safetensors weights{told}")
-    return found
+    path = network_file(folder)
+    if path is None:
+        pickles = [pickle.name for pattern in ("*.bin", "*.ckpt", "*.pt") for pickle in folder.glob(pattern)]
+        remark = f"; {pickles[0]} is a pickle, which inweave never opens" if pickles else ""
+        raise FormatError(f"{folder}: no .safetensors weights{remark}")
+    return path
 
 
-def tokenizer_at(place: Path, class_name: str) -> Callable[[], Any]:
+def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
     """How to make a tokenizer, when it is needed."""
-    if class_name not in _TOKENIZERS:
-        raise FormatError(f"{place}: a tokenizer of class {class_name!r}; known are CLIP's and T5's")
-    return partial(_tokenizer, place, class_name)
+    if class_name not in TOKENIZERS:
+        raise FormatError(f"{folder}: a tokenizer of class {class_name!r}; known are {', '.join(TOKENIZERS)}")
+    return partial(_tokenizer, folder, class_name)
 
 
-def _tokenizer(place: Path, class_name: str) -> Any:
+def _tokenizer(folder: Path, class_name: str) -> Any:
     import transformers
 
     try:
-        return getattr(transformers, class_name).from_pretrained(place, local_files_only=True)
+        return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{place}: this tokenizer cannot be read: {error}") from None
+        raise FormatError(f"{folder}: this tokenizer cannot be read: {error}") from None
 
 
-def _variant(folder: Path, index: Mapping[str, Any], denoiser: Part) -> Variant | None:
+def _variant(folder: Path, index: Mapping[str, Any], denoiser: Part, family: Family) -> Variant | None:
     """A known variant, by the repository the folder was saved from or the folder's own name, if it may be that."""
-    said = index.get("_name_or_path")
-    family = family_of(denoiser.class_name, denoiser.config)
+    repository = index.get("_name_or_path")
     inpaint = denoiser.config.get("in_channels") == 9
-    for text in (said if isinstance(said, str) else "", folder.name):
-        found = find_variant(text) if text else None
-        if found is not None and (found.family, found.inpaint) == (family, inpaint):
-            return found
+    for text in (repository if isinstance(repository, str) else "", folder.name):
+        variant = find_variant(text) if text else None
+        if variant is not None and (variant.family, variant.inpaint) == (family.name, inpaint):
+            return variant
     return None

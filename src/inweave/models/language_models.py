@@ -37,12 +37,12 @@ def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:
 
 
 def _unreadable(folder: Path, error: Exception) -> FormatError:
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return FormatError(f"{folder}: not a causal language model that can be read: {said}")
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return FormatError(f"{folder}: not a causal language model that can be read: {reason}")
 
 
 def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    """(model, tokenizer) of a folder; no code in it is ever run, and a weight it lacks is not made up."""
+    """(model, tokenizer) of a folder; no code in it is ever run, and a missing weight is an error."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -60,7 +60,7 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
             dtype=dtype,
             output_loading_info=True,
         )
-        model, told = loaded
+        model, report = loaded
     except FormatError:
         raise
     except Exception as error:  # as above
@@ -68,6 +68,6 @@ def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) 
     finally:
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-    if missing := sorted(told.get("missing_keys", ())):
+    if missing := sorted(report.get("missing_keys", ())):
         raise FormatError(f"{folder}: the weights lack {missing[0]!r} ({len(missing)} missing)")
     return model.to(device).eval().requires_grad_(False), tokenizer

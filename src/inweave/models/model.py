@@ -5,7 +5,7 @@
 Every network is made on the meta device and filled from a source that merges the adapters on the way, text
 encoders included. Afterwards `swap` changes the stack in place.
 
-Precision, unless told: float32 on the CPU; on a GPU bfloat16 where it has it, else float16; an autoencoder whose
+Default precision: float32 on the CPU; on a GPU bfloat16 where it is supported, else float16; an autoencoder whose
 configuration asks for it (`force_upcast`: SDXL's) stays in float32.
 """
 
@@ -24,9 +24,13 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError, FormatError
-from inweave.models.blueprint import CLASSES, COMPONENTS, ENCODERS, Blueprint, Part
+from inweave.models.blueprint import Blueprint, Part
+from inweave.models.families import CLASSES
+from inweave.models.families.base import COMPONENTS, ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
+from inweave.models.samplers import own_scheduler
+from inweave.models.vae import LatentSpace
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.weights.build import build
 from inweave.weights.gc_pause import collector_waits
@@ -44,7 +48,7 @@ DTYPES = {
 
 @dataclass(eq=False)
 class Model:
-    """``networks`` and ``tokenizers`` go by the folder names of diffusers."""
+    """A model in memory; ``networks`` and ``tokenizers`` go by the folder names of diffusers."""
 
     blueprint: Blueprint
     networks: dict[str, nn.Module]
@@ -58,7 +62,7 @@ class Model:
         return self.blueprint.name
 
     @property
-    def family(self) -> str:
+    def family(self) -> Family:
         return self.blueprint.family
 
     @property
@@ -66,16 +70,8 @@ class Model:
         return self.networks[self.blueprint.denoiser.folder]
 
     @property
-    def unet(self) -> Any:
-        return self.denoiser
-
-    @property
     def vae(self) -> Any:
         return self.networks["vae"]
-
-    @property
-    def text_encoder(self) -> Any:
-        return self.networks["text_encoder"]
 
     @property
     def tokenizer(self) -> Any:
@@ -84,31 +80,30 @@ class Model:
     @cached_property
     def scheduler(self) -> Any:
         """The schedule the model was trained with."""
-        from inweave.models.samplers import own_scheduler
-
         return own_scheduler(self.blueprint.scheduler)
 
-    @property
-    def patch(self) -> int:
-        """Pixels of width and height must be multiples of this."""
-        scale: int = 2 ** (len(self.vae.config.block_out_channels) - 1)
-        return scale * 2 if self.family in ("sd3", "flux") else scale
+    @cached_property
+    def latent_space(self) -> LatentSpace:
+        return LatentSpace.of(self.vae.config)
 
     @property
     def latent_scale(self) -> int:
-        return int(2 ** (len(self.vae.config.block_out_channels) - 1))
+        """Pixels per latent, along each side."""
+        return self.latent_space.scale
+
+    @property
+    def patch(self) -> int:
+        """Width and height in pixels must be multiples of this."""
+        return self.latent_scale * self.family.latent_patch
 
     @property
     def inpaints(self) -> bool:
-        """Whether the denoiser takes a mask and the masked picture beside the latents."""
-        return (
-            self.family in ("sd", "sdxl")
-            and self.denoiser.config.in_channels == 2 * self.vae.config.latent_channels + 1
-        )
+        """Whether the denoiser takes a mask and the masked image beside the latents."""
+        return self.family.masked_inputs and self.denoiser.config.in_channels == 2 * self.latent_space.channels + 1
 
     @property
     def size(self) -> int:
-        """The side of a picture the model was trained for."""
+        """The side, in pixels, of the images the model was trained for."""
         if self.blueprint.variant is not None:
             return self.blueprint.variant.size
         sample = self.denoiser.config.get("sample_size") or 128
@@ -116,13 +111,14 @@ class Model:
 
     @property
     def prediction(self) -> str:
-        found: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
-        return found
+        """What the denoiser predicts: epsilon, v_prediction, or flow."""
+        kind: str = self.blueprint.scheduler.get("prediction_type", "flow" if self.flow else "epsilon")
+        return kind
 
     @property
     def flow(self) -> bool:
         """Whether it was trained by flow matching."""
-        return self.family in ("sd3", "flux")
+        return self.family.flow
 
     def swap(self, stack: Iterable[Layer]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
@@ -146,24 +142,24 @@ def load_model(
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
     )  # fmt: skip
-    place = choose_device(device)
-    kind = choose_dtype(dtype, place)
-    vae_kind = choose_dtype(vae_dtype, place) if vae_dtype else _vae_dtype(blueprint.parts["vae"], kind)
+    target = choose_device(device)
+    precision = choose_dtype(dtype, target)
+    vae_precision = choose_dtype(vae_dtype, target) if vae_dtype else _vae_dtype(blueprint.parts["vae"], precision)
     with collector_waits():
         networks = {folder: on_meta(part) for folder, part in blueprint.parts.items()}
         sources = {folder: under_names_of(networks[folder], part.source) for folder, part in blueprint.parts.items()}
         index = _index(sources, blueprint)
         layers = list(loras)
-        stack = _resolving(layers, index)
+        stack = _resolve(layers, index)
         plans = _plans_of(stack)
         for folder, network in networks.items():
             source = sources[folder]
             component = COMPONENTS.get(folder)
             if layers and component is not None:
-                source = MergedSource(Cast(source, kind), plans, component=component, index=index)
-            build(network, source, device=place, dtype=vae_kind if folder == "vae" else kind)
-            _fill_buffers(network, place)
-            _lay_out(network)
+                source = MergedSource(Cast(source, precision), plans, component=component, index=index)
+            build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision)
+            _fill_buffers(network, target)
+            _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {COMPONENTS[folder]: network for folder, network in networks.items() if folder in COMPONENTS}
     origins = {COMPONENTS[folder]: source for folder, source in sources.items() if folder in COMPONENTS}
@@ -173,24 +169,24 @@ def load_model(
         for folder, make in blueprint.tokenizers.items()
         if folder.replace("tokenizer", "text_encoder") in networks
     }
-    return Model(blueprint, networks, tokenizers, weaver, place, kind)
+    return Model(blueprint, networks, tokenizers, weaver, target, precision)
 
 
-def _resolving(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
+def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
     """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
-    made: Future[list[Planned]] = Future()
+    stack: Future[list[Planned]] = Future()
 
     def work() -> None:
         try:
-            made.set_result([planned(adapter, strength, index) for adapter, strength in layers])
+            stack.set_result([planned(adapter, strength, index) for adapter, strength in layers])
         except BaseException as error:
-            made.set_exception(error)
+            stack.set_exception(error)
 
     if layers:
         threading.Thread(target=work, name="inweave-resolve", daemon=True).start()
     else:
-        made.set_result([])
-    return made
+        stack.set_result([])
+    return stack
 
 
 def _plans_of(stack: Future[list[Planned]]) -> Future[Stack]:
@@ -224,35 +220,36 @@ def file_index(model: Model) -> ModelIndex:
 def on_meta(part: Part) -> nn.Module:
     """The network without weights."""
     library = import_module(CLASSES[part.class_name])
-    found = getattr(library, part.class_name)
+    kind = getattr(library, part.class_name)
     with torch.device("meta"):
         try:
             if CLASSES[part.class_name] == "diffusers":
-                made = found.from_config(dict(part.config))
+                network = kind.from_config(dict(part.config))
             else:
-                made = found(found.config_class.from_dict(dict(part.config)))
+                network = kind(kind.config_class.from_dict(dict(part.config)))
         except (TypeError, ValueError, KeyError) as error:
             raise FormatError(
                 f"{part.folder}: its configuration cannot be used for a {part.class_name}: {error}"
             ) from None
-    assert isinstance(made, nn.Module)
-    return made
+    assert isinstance(network, nn.Module)
+    return network
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device asked for, if it is there; else a GPU if there is one."""
+    """The device, if this machine has it; by default a GPU where there is one."""
     if device is None or device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"no device is called {device!r}; cpu and cuda (cuda:1 ...) are") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device on this machine; use the device cpu")
-    return found
+        raise ConfigError(f"no device is called {device!r}; use cpu, cuda, or cuda:N") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("this machine has no CUDA device; use the device cpu")
+    return chosen
 
 
 def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The precision of this name; by default the one that suits the device."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype is not None and dtype != "auto":
@@ -281,7 +278,7 @@ def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIn
     return ModelIndex(components, base, blueprint.name)
 
 
-def _lay_out(network: nn.Module) -> None:
+def _make_contiguous(network: nn.Module) -> None:
     """A weight that was stored transposed is a view with other strides: the same numbers, added in another order."""
     for weight in network.parameters():
         if not weight.is_contiguous():

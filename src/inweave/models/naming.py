@@ -35,7 +35,7 @@ _ATTENTION = re.compile(r"(.*\.attentions\.\d+)\.(to_q|to_k|to_v|to_out\.0)\.(we
 
 
 class Mapped:
-    """A source under other names, each with the shape the module wants; ``ours`` maps its names to the source's."""
+    """A source under other names, each with the shape the module expects; ``ours`` maps its names to the source's."""
 
     def __init__(self, source: WeightSource, ours: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._source = source
@@ -46,13 +46,13 @@ class Mapped:
         return self._ours.keys()
 
     def spec(self, name: str) -> TensorSpec:
-        found = self._source.spec(self._ours[name])
-        return TensorSpec(self._shapes.get(name, found.shape), found.dtype)
+        spec = self._source.spec(self._ours[name])
+        return TensorSpec(self._shapes.get(name, spec.shape), spec.dtype)
 
-    def get(self, name: str, **wanted: Any) -> torch.Tensor:
-        found = self._source.get(self._ours[name], **wanted)
+    def get(self, name: str, **options: Any) -> torch.Tensor:
+        tensor = self._source.get(self._ours[name], **options)
         shape = self._shapes.get(name)
-        return found if shape is None else found.reshape(found.shape[0], *shape[1:])
+        return tensor if shape is None else tensor.reshape(tensor.shape[0], *shape[1:])
 
 
 class Cast:
@@ -66,26 +66,26 @@ class Cast:
         return self._source.names()
 
     def spec(self, name: str) -> TensorSpec:
-        found = self._source.spec(name)
-        return TensorSpec(found.shape, self._dtype) if found.dtype.is_floating_point else found
+        spec = self._source.spec(name)
+        return TensorSpec(spec.shape, self._dtype) if spec.dtype.is_floating_point else spec
 
-    def get(self, name: str, *, dtype: torch.dtype | None = None, **wanted: Any) -> torch.Tensor:
-        held = self.spec(name).dtype
-        return self._source.get(name, dtype=held, **wanted).to(dtype or held)
+    def get(self, name: str, *, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+        stored = self.spec(name).dtype
+        return self._source.get(name, dtype=stored, **options).to(dtype or stored)
 
 
 def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
     """``source`` as ``module`` names its tensors; what does not fit is left for `build` to report."""
     names = set(source.names())
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items()}
     ours: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in wanted.items():
-        found = next((other for other in _spellings(name) if other in names), None)
-        if found is None:
+    for name, shape in expected.items():
+        stored = next((other for other in _spellings(name) if other in names), None)
+        if stored is None:
             continue
-        ours[name] = found
-        have = source.spec(found).shape
+        ours[name] = stored
+        have = source.spec(stored).shape
         if have != shape and _squeezed(have) == _squeezed(shape):
             shapes[name] = shape
     used = set(ours.values())
@@ -98,12 +98,12 @@ def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
 
 
 def _spellings(name: str) -> list[str]:
-    found = [name, f"text_model.{name}", name.removeprefix("text_model.")]
+    spellings = [name, f"text_model.{name}", name.removeprefix("text_model.")]
     if match := _ATTENTION.fullmatch(name):
-        found.append(f"{match[1]}.{_OLD_ATTENTION[match[2]]}.{match[3]}")
+        spellings.append(f"{match[1]}.{_OLD_ATTENTION[match[2]]}.{match[3]}")
     if name == "shared.weight":
-        found.append("encoder.embed_tokens.weight")
-    return found
+        spellings.append("encoder.embed_tokens.weight")
+    return spellings
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

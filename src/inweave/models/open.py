@@ -9,9 +9,10 @@ from pathlib import Path
 from inweave.errors import ConfigError, RequestError
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
-from inweave.models.folder import Places, open_folder
+from inweave.models.families.base import Variant
+from inweave.models.folder import PartFiles, open_folder
 from inweave.models.single import open_single
-from inweave.models.variants import Variant, find_variant
+from inweave.models.variants import VARIANTS, find_variant
 
 #: weights as safetensors, configurations as JSON; no code and no pickle is ever fetched
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer*/*.txt", "tokenizer*/*.model")
@@ -31,38 +32,38 @@ def open_model(
     *,
     variant: str | None = None,
     config: str | os.PathLike[str] | None = None,
-    parts: Places | None = None,
+    parts: PartFiles | None = None,
     allow_download: bool = False,
 ) -> Blueprint:
     """The blueprint of a model, wherever it is."""
     chosen = _variant(variant)
     text = os.fspath(where)
-    place = Path(text).expanduser()
-    if place.is_file():
-        return open_single(place, variant=chosen, config=config, parts=parts)
+    path = Path(text).expanduser()
+    if path.is_file():
+        return open_single(path, variant=chosen, config=config, parts=parts)
     if config is not None:
         raise ConfigError(f"{text}: a folder has its own configurations; config is for single-file checkpoints")
     if text == embedded.NAME:
         return open_folder(embedded.folder(), name=embedded.NAME, variant=embedded.VARIANT, parts=parts)
-    if place.is_dir():
-        return open_folder(place, variant=chosen, parts=parts)
-    named = find_variant(text)
-    repo = named.repo if named is not None and "/" not in text else text
+    if path.is_dir():
+        return open_folder(path, variant=chosen, parts=parts)
+    known = find_variant(text)
+    repo = known.repo if known is not None and "/" not in text else text
     if not _HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
         raise ConfigError(f"{text}: no such file or folder, and no model has this name; {embedded.NAME} is built in")
-    return open_folder(_fetched(repo, allow_download), name=repo, variant=chosen or named, parts=parts)
+    return open_folder(_snapshot(repo, allow_download), name=repo, variant=chosen or known, parts=parts)
 
 
 def _variant(text: str | None) -> Variant | None:
     if text is None:
         return None
-    found = find_variant(text)
-    if found is None:
-        raise ConfigError(f"no model variant is called {text!r}")
-    return found
+    variant = find_variant(text)
+    if variant is None:
+        raise ConfigError(f"no model variant is called {text!r}; known are {', '.join(v.name for v in VARIANTS)}")
+    return variant
 
 
-def _fetched(repo: str, allowed: bool) -> Path:
+def _snapshot(repo: str, allowed: bool) -> Path:
     """A snapshot from the hub's cache, or downloaded where that is allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

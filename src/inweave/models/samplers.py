@@ -9,12 +9,18 @@
 
 Flow-matching models have their own Euler; dpm_solver_multistep and uni_pc run on flow noise levels there. The names
 other programs use ("Euler a", "DPM++ 2M Karras") are understood.
+
+A flow may shift its noise levels by the size of the image (`use_dynamic_shifting`); sampling and training use the same
+
+    mu(tokens) = base_shift + (max_shift - base_shift) (tokens - base_image_seq_len) / (max_image_seq_len - base_image_seq_len)
+    s -> f s / (1 + (f - 1) s),  f = exp(mu)
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,15 +67,16 @@ _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {
 
 def sampler_name(text: str) -> tuple[str, str | None]:
     """(sampler, schedule if the name carries one) of any spelling in use; unknown names come back as they are."""
-    spelt = text.strip().lower()
-    schedule = next((s for s in ("karras", "exponential") if spelt.endswith(f" {s}")), None)
-    spelt = spelt.removesuffix(f" {schedule}") if schedule else spelt
-    return _ALIASES.get(spelt, spelt), schedule
+    label = text.strip().lower()
+    schedule = next((s for s in ("karras", "exponential") if label.endswith(f" {s}")), None)
+    label = label.removesuffix(f" {schedule}") if schedule else label
+    return _ALIASES.get(label, label), schedule
 
 
 def schedule_name(text: str) -> str:
-    spelt = text.strip().lower()
-    return _SCHEDULE_ALIASES.get(spelt, spelt)
+    """A schedule of any spelling in use; an unknown name comes back as it is."""
+    label = text.strip().lower()
+    return _SCHEDULE_ALIASES.get(label, label)
 
 
 def own_sampler(config: Mapping[str, Any]) -> str:
@@ -87,19 +94,19 @@ def own_scheduler(config: Mapping[str, Any]) -> Any:
 
 def problems(sampler: str, schedule: str, *, flow: bool) -> list[str]:
     """What is wrong with a choice, for a model of this kind."""
-    found = []
+    wrong = []
     offered = FLOW_SAMPLERS if flow else SAMPLERS
     if sampler not in SAMPLERS:
-        found.append(f"sampler: {sampler!r} is unknown; known are {', '.join(offered)}")
+        wrong.append(f"sampler: {sampler!r} is unknown; known are {', '.join(offered)}")
     elif sampler not in offered:
-        found.append(f"sampler: {sampler!r} does not work for flow-matching models; {', '.join(offered)} do")
+        wrong.append(f"sampler: {sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
     if schedule not in SCHEDULES:
-        found.append(f"schedule: {schedule!r} is unknown; known are {', '.join(SCHEDULES)}")
-    if not found:
-        able = [name for name in offered if _has(name, schedule, flow)]
+        wrong.append(f"schedule: {schedule!r} is unknown; known are {', '.join(SCHEDULES)}")
+    if not wrong:
+        able = [name for name in offered if _supports(name, schedule, flow)]
         if sampler not in able:
-            found.append(f"schedule: {sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
-    return found
+            wrong.append(f"schedule: {sampler} has no {schedule} schedule; it works with {', '.join(able) or 'none'}")
+    return wrong
 
 
 def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, flow: bool) -> Any:
@@ -115,34 +122,55 @@ def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, fl
 
 
 def set_steps(
-    scheduler: Any, steps: int, device: torch.device, *, tokens: int | None = None, even: bool = False
+    scheduler: Any, steps: int, device: torch.device, *, tokens: int | None = None, even_sigmas: bool = False
 ) -> torch.Tensor:
-    """Lay out the steps. ``tokens``: of the picture, for a flow whose shift depends on it; ``even``: Flux was sampled
-    at evenly spaced noise levels, other flows at those between the first and the last trained step.
+    """The timesteps of a run. ``tokens``: of the image, for a flow whose shift depends on it.
+
+    ``even_sigmas``: evenly spaced noise levels for a flow's own Euler, instead of those between the first and the last
+    trained timestep.
     """
     options: dict[str, Any] = {}
     if tokens is not None and scheduler.config.get("use_dynamic_shifting"):
-        options["mu"] = _shift(tokens, scheduler.config)
-    if even and scheduler.__class__.__name__ == "FlowMatchEulerDiscreteScheduler":
+        options["mu"] = DynamicShift.of(scheduler.config).mu(tokens)
+    if even_sigmas and scheduler.__class__.__name__ == "FlowMatchEulerDiscreteScheduler":
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device, **options)
     else:
         scheduler.set_timesteps(steps, device=device, **options)
-    found: torch.Tensor = scheduler.timesteps
-    return found
+    timesteps: torch.Tensor = scheduler.timesteps
+    return timesteps
 
 
-def _shift(tokens: int, config: Mapping[str, Any]) -> float:
-    """A straight line through (base_image_seq_len, base_shift) and (max_image_seq_len, max_shift)."""
-    x0, x1 = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
-    y0, y1 = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
-    return float(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+@dataclass(frozen=True, slots=True)
+class DynamicShift:
+    """The shift of a flow that depends on the size of the image: mu is a straight line through two (tokens, mu)."""
+
+    tokens: tuple[int, int] = (256, 4096)
+    shifts: tuple[float, float] = (0.5, 1.15)
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> DynamicShift:
+        """From the configuration of a scheduler."""
+        return DynamicShift(
+            (config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)),
+            (config.get("base_shift", 0.5), config.get("max_shift", 1.15)),
+        )
+
+    def mu(self, tokens: int) -> float:
+        (x0, x1), (y0, y1) = self.tokens, self.shifts
+        return float(y0 + (y1 - y0) * (tokens - x0) / (x1 - x0))
+
+
+def training_alphas(config: Mapping[str, Any]) -> torch.Tensor:
+    """How much of the image is left at each timestep of training. Samplers change the last one; DDPM keeps it."""
+    alphas: torch.Tensor = _class("DDPMScheduler").from_config(dict(config)).alphas_cumprod
+    return alphas
 
 
 def _class_name(sampler: str, flow: bool) -> str:
     return "FlowMatchEulerDiscreteScheduler" if flow and sampler == "euler" else _CLASSES[sampler]
 
 
-def _has(sampler: str, schedule: str, flow: bool) -> bool:
+def _supports(sampler: str, schedule: str, flow: bool) -> bool:
     """Whether a schedule means anything to a sampler; flow noise levels leave the multistep samplers no choice."""
     if flow and sampler != "euler":
         return schedule == "simple"

@@ -1,9 +1,9 @@
 """A single-file checkpoint as a blueprint: the configurations come with the package, the names from the tables.
 
-    file ──recognise──► variant, parts ──► every part seen under diffusers' names, with the variant's configuration
+    file ──identify──► variant, parts ──► every part under diffusers' names, with the variant's configuration
 
 Parts the file lacks (Flux files hold the transformer alone) come from files of their own. A model of unusual size
-takes its configurations from a folder (``config``) in diffusers' layout; weights are not looked for there.
+takes its configurations from a folder (``config``) in diffusers' layout; weights are not read there.
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from typing import Any
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import open_container, read_json
 from inweave.models import bundled
-from inweave.models.blueprint import CLASSES, Blueprint, Part, check_complete, family_of
-from inweave.models.folder import Config, Places, given_part, tokenizer_at, under_prefix
-from inweave.models.identify import recognise
-from inweave.models.variants import Variant
+from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.families import CLASSES, family_of
+from inweave.models.families.base import Variant
+from inweave.models.folder import (
+    Config,
+    PartFiles,
+    index_entries,
+    part_from_file,
+    pipeline_settings,
+    tokenizer_at,
+    under_prefix,
+)
+from inweave.models.identify import identify
 from inweave.targets.index import SINGLE_FILE_PREFIXES
 from inweave.weights.source import FileSource
 
@@ -30,7 +39,7 @@ def open_single(
     *,
     variant: Variant | None = None,
     config: str | os.PathLike[str] | None = None,
-    parts: Places | None = None,
+    parts: PartFiles | None = None,
 ) -> Blueprint:
     """The blueprint of a checkpoint; ``variant`` overrides what its tensors say."""
     container = open_container(path)
@@ -39,9 +48,9 @@ def open_single(
     chosen: Variant | None
     configs: Mapping[str, Config]
     if config is None:
-        found = recognise(shapes, container.metadata)
-        known = variant or found.variant
-        chosen, prefixes, evidence = known, found.parts, found.evidence
+        identified = identify(shapes, container.metadata)
+        known = variant or identified.variant
+        chosen, prefixes, evidence = known, identified.parts, identified.evidence
         configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
         tokenizers: dict[str, Callable[[], Any]] = {
             folder: partial(bundled.tokenizer, known, folder) for folder in configs if folder.startswith("tokenizer")
@@ -53,22 +62,22 @@ def open_single(
         prefixes = _prefixes(shapes, configs)
         evidence = (f"configurations from {config}",)
     source = FileSource(path)
-    made = {
+    networks = {
         folder: Part(folder, *configs[folder], under_prefix(source, prefix, folder))
         for folder, prefix in prefixes.items()
         if folder in configs
     }
-    for folder, place in (parts or {}).items():
-        networks = [part for part, (class_name, _) in configs.items() if class_name in CLASSES]
-        if folder not in networks:
-            raise ConfigError(f"{path}: this model has no part {folder!r}; its parts are {', '.join(networks)}")
-        made[folder] = given_part(Path(place), folder, configs[folder])
-    denoiser = made.get("transformer") or made.get("unet")
+    for folder, file in (parts or {}).items():
+        known_parts = [part for part, (class_name, _) in configs.items() if class_name in CLASSES]
+        if folder not in known_parts:
+            raise ConfigError(f"{path}: this model has no part {folder!r}; its parts are {', '.join(known_parts)}")
+        networks[folder] = part_from_file(Path(file), folder, configs[folder])
+    denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{path}: no denoiser in this file")
     family = family_of(denoiser.class_name, denoiser.config)
     blueprint = Blueprint(
-        path.stem, family, made, tokenizers, dict(configs["scheduler"][1]), path, chosen, settings, evidence
+        path.stem, family, networks, tokenizers, dict(configs["scheduler"][1]), path, chosen, settings, evidence
     )
     check_complete(blueprint)
     return blueprint
@@ -78,18 +87,16 @@ def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[]
     index = read_json(folder / "model_index.json")
     configs: dict[str, Config] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
-    for part, said in index.items():
-        if not isinstance(said, list) or len(said) != 2 or not isinstance(said[1], str):
-            continue
-        if said[1] in CLASSES:
-            configs[part] = (said[1], read_json(folder / part / "config.json"))
+    for part, class_name in index_entries(index):
+        if class_name in CLASSES:
+            configs[part] = (class_name, read_json(folder / part / "config.json"))
         elif part == "scheduler":
-            configs[part] = (said[1], read_json(folder / part / "scheduler_config.json"))
+            configs[part] = (class_name, read_json(folder / part / "scheduler_config.json"))
         elif part.startswith("tokenizer"):
-            tokenizers[part] = tokenizer_at(folder / part, said[1])
+            tokenizers[part] = tokenizer_at(folder / part, class_name)
     if "scheduler" not in configs:
         raise FormatError(f"{folder}: model_index.json names no scheduler")
-    return configs, tokenizers, {k: v for k, v in index.items() if not k.startswith("_") and not isinstance(v, list)}
+    return configs, tokenizers, pipeline_settings(index)
 
 
 def _prefixes(shapes: Mapping[str, tuple[int, ...]], configs: Mapping[str, Config]) -> dict[str, str]:
@@ -97,10 +104,10 @@ def _prefixes(shapes: Mapping[str, tuple[int, ...]], configs: Mapping[str, Confi
     denoiser = "transformer" if "transformer" in configs else "unet"
     t5 = next((folder for folder, (class_name, _) in configs.items() if class_name == "T5EncoderModel"), "")
     folders = {"unet": denoiser, "te1": "text_encoder", "te2": "text_encoder_2", "te3": t5, "vae": "vae"}
-    found: dict[str, str] = {}
+    prefixes: dict[str, str] = {}
     for prefix, component in SINGLE_FILE_PREFIXES:
         folder = folders.get(component, "")
-        if folder in configs and folder not in found and any(name.startswith(prefix) for name in shapes):
-            found[folder] = prefix
-    found.setdefault(denoiser, "")
-    return found
+        if folder in configs and folder not in prefixes and any(name.startswith(prefix) for name in shapes):
+            prefixes[folder] = prefix
+    prefixes.setdefault(denoiser, "")
+    return prefixes

@@ -127,7 +127,7 @@ def settled(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> 
     """What the user left open, from the preset of the model's family, the model and the device."""
     wanted = config.precision if "precision" in config.model_fields_set else "auto"
     precision = PRECISIONS[choose_dtype(None if wanted == "auto" else wanted, device)]
-    return config.with_preset(preset_of(blueprint)).model_copy(update={"precision": precision})
+    return config.with_preset(blueprint.family.preset_name(blueprint)).model_copy(update={"precision": precision})
 
 
 def _within_limit(
@@ -203,14 +203,6 @@ def read(config: TrainConfig) -> Dataset:
         caption_extensions=config.caption_extensions,
         skip_unreadable=config.skip_unreadable,
     )
-
-
-def preset_of(blueprint: Blueprint) -> str:
-    """The name of the preset that suits a model."""
-    if blueprint.variant is not None and blueprint.variant.name == "inweave/emoji":
-        return "inweave/emoji"
-    width = blueprint.denoiser.config.get("cross_attention_dim", 768)
-    return "sd2" if blueprint.family == "sd" and width == 1024 else blueprint.family
 
 
 def _report(config: TrainConfig, dataset: Dataset, rules: BucketRules, processes: int) -> tuple[DatasetReport, int]:

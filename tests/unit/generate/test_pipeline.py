@@ -121,7 +121,7 @@ def test_inpainting_changes_the_mask_and_nothing_else(pipe: Pipeline) -> None:
 def test_progress_and_preview(pipe: Pipeline) -> None:
     seen: list[Progress] = []
     pipe("cat face", progress=seen.append, preview_every=2, steps=4, seed=1, count=2, **SMALL)
-    assert [(at.picture, at.step, at.total) for at in seen] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
+    assert [(at.image, at.step, at.total) for at in seen] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
     assert [at.preview is not None for at in seen[:4]] == [False, True, False, False]
     assert seen[3].eta == 0 and seen[0].eta > 0
 
@@ -143,7 +143,7 @@ def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipe
         halves = [size // scale for size in (512, 256, 128) if size <= side]
         assert sizes[: len(halves)] == halves
         assert tiles.warnings == [
-            "there was no memory to decode the picture at once: it is made of tiles of 128 pixels"
+            "not enough memory to decode the image at once; it was decoded in tiles of 128 pixels"
         ]
         assert np.abs(pixels(tiles.images[0]) - pixels(whole.images[0])).mean() < 12, "seams, not another picture"
         with pytest.raises(torch.OutOfMemoryError):

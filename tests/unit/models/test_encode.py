@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from inweave.models.encode import Tokens, clip_tokens, encode_clip, encode_t5, t5_length
-from inweave.models.families import Ask, condition
+from inweave.models.encode import clip_tokens, encode_clip, encode_t5, t5_tokens
+from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from tests.peers import tiny_models as tiny
 
@@ -25,7 +25,11 @@ def model(variant: str) -> Model:
 
 
 def clip(variant: str = "sd1.5") -> Any:
-    return model(variant).text_encoder
+    return model(variant).networks["text_encoder"]
+
+
+def condition(model: Model, request: ConditioningRequest) -> Conditioning:
+    return model.family.condition(model, request)
 
 
 def padded(tokenizer: Any, text: str, length: int = 77) -> torch.Tensor:
@@ -79,28 +83,28 @@ def test_empty_chunks_are_added_on_request() -> None:
 def test_chunks_are_encoded_alone_and_joined() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [(words(80), 1.0)])
-    found = encode_clip(clip(), tokens, layer=None, normalise=True)
-    assert found.hidden.shape == (1, 154, tiny.WIDTH)
+    hidden, pooled = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
+    assert hidden.shape == (1, 154, tiny.WIDTH)
     for number in range(2):
         alone = clip()(tokens.ids[number : number + 1])
-        part = found.hidden[:, number * 77 : (number + 1) * 77]
+        part = hidden[:, number * 77 : (number + 1) * 77]
         torch.testing.assert_close(part, alone.last_hidden_state, rtol=1e-5, atol=1e-5)
         if number == 0:
-            torch.testing.assert_close(found.pooled, alone.pooler_output, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(pooled, alone.pooler_output, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_of_one_leave_bits_alone() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [("a red", 1.0), ("apple", 1.0)])
-    found = encode_clip(clip(), tokens, layer=None, normalise=True)
-    assert torch.equal(found.hidden, clip()(padded(tokenizer, "a red apple")).last_hidden_state)
+    hidden, _ = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
+    assert torch.equal(hidden, clip()(padded(tokenizer, "a red apple")).last_hidden_state)
 
 
 def test_a_weight_scales_its_tokens_and_keeps_the_mean_of_its_chunk() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [("a red apple", 1.0), ("BREAK", 1.0), ("a", 1.0), ("green", 1.5), ("pear", 1.0)])
-    plain = encode_clip(clip(), Tokens(tokens.ids, torch.ones_like(tokens.weights)), layer=None, normalise=True).hidden
-    found = encode_clip(clip(), tokens, layer=None, normalise=True).hidden
+    plain, _ = encode_clip(clip(), tokens.ids[None], layer=None, final_norm=True)
+    found, _ = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
     assert torch.equal(found[:, :77], plain[:, :77])  # no weight there
     before, after = plain[:, 77:], found[:, 77:]
     torch.testing.assert_close(after.mean(), before.mean(), rtol=1e-4, atol=1e-6)
@@ -117,7 +121,7 @@ def test_clip_skip_counts_from_the_last_layer(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setitem(pipe.text_encoder.__dict__, "text_model", pipe.text_encoder)
     pieces = ([("a red apple", 1.0)], [("blurry", 1.0)])
     for ours, theirs in ((None, None), (1, None), (2, 1), (3, 2)):
-        found = condition(own, Ask(*pieces, 5.0, 64, 64, ours)).inputs["encoder_hidden_states"]
+        found = condition(own, ConditioningRequest(*pieces, 5.0, 64, 64, ours)).inputs["encoder_hidden_states"]
         wanted, opposite = pipe.encode_prompt("a red apple", "cpu", 1, True, "blurry", clip_skip=theirs)
         assert torch.equal(found[1:], wanted), ours
         if theirs is None:  # diffusers skips layers of the prompt only
@@ -131,7 +135,7 @@ def test_the_larger_models_begin_one_layer_earlier(variant: str) -> None:
     pieces = ([("a red apple", 1.0)], [("blurry", 1.0)])
     names = ("encoder_hidden_states", "text_embeds" if variant == "sdxl" else "pooled_projections")
     for ours, theirs in ((None, None), (2, None), (3, 1)):
-        found = condition(own, Ask(*pieces, 5.0, 64, 64, ours)).inputs
+        found = condition(own, ConditioningRequest(*pieces, 5.0, 64, 64, ours)).inputs
         options: dict[str, Any] = {} if variant == "sdxl" else {"prompt_2": None, "prompt_3": None}
         wanted = pipe.encode_prompt(
             prompt="a red apple",
@@ -149,7 +153,7 @@ def test_the_larger_models_begin_one_layer_earlier(variant: str) -> None:
 
 def test_prompt_and_opposite_have_as_many_chunks() -> None:
     for positive, negative in ((words(80), "dog"), ("dog", words(160))):
-        found = condition(model("sd1.5"), Ask([(positive, 1.0)], [(negative, 1.0)], 5.0, 64, 64))
+        found = condition(model("sd1.5"), ConditioningRequest([(positive, 1.0)], [(negative, 1.0)], 5.0, 64, 64))
         chunks = 2 if positive == words(80) else 3
         assert found.inputs["encoder_hidden_states"].shape == (2, 77 * chunks, tiny.WIDTH)
 
@@ -158,14 +162,14 @@ def test_t5_reads_its_tokenizer_s_ids() -> None:
     own = model("flux1-dev")
     tokenizer, encoder = own.tokenizers["tokenizer_2"], own.networks["text_encoder_2"]
     text = "a red apple, on a table — 4k"
-    found = encode_t5(encoder, tokenizer, [(text, 1.0)], 32)
-    assert torch.equal(found, encoder(padded(tokenizer, text, 32))[0])
-    assert torch.equal(encode_t5(encoder, tokenizer, [("a red apple,", 1.0), ("on a table — 4k", 1.0)], 32), found)
-    assert t5_length(tokenizer, [(text, 1.0)]) == len(tokenizer(text).input_ids)
-    cut = encode_t5(encoder, tokenizer, [(words(60), 1.0)], 16)
-    assert torch.equal(cut, encoder(padded(tokenizer, words(60), 16))[0])
+    tokens = t5_tokens(tokenizer, [(text, 1.0)], 32)
+    assert torch.equal(tokens.ids, padded(tokenizer, text, 32))
+    assert torch.equal(encode_t5(encoder, tokens.ids, tokens.weights), encoder(tokens.ids)[0])
+    assert torch.equal(t5_tokens(tokenizer, [("a red apple,", 1.0), ("on a table — 4k", 1.0)], 32).ids, tokens.ids)
+    assert tokens.needed == len(tokenizer(text).input_ids)
+    assert torch.equal(t5_tokens(tokenizer, [(words(60), 1.0)], 16).ids, padded(tokenizer, words(60), 16))
 
 
 def test_a_prompt_too_long_for_t5_is_reported() -> None:
-    found = condition(model("flux1-dev"), Ask([(words(600), 1.0)], [], 3.5, 64, 64))
-    assert any("were not read" in warning for warning in found.warnings)
+    found = condition(model("flux1-dev"), ConditioningRequest([(words(600), 1.0)], [], 3.5, 64, 64))
+    assert any("were ignored" in warning for warning in found.warnings)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from inweave.errors import FormatError
-from inweave.models.identify import recognise
+from inweave.models.identify import identify
 from inweave.targets.bases import known_index, listing
 from tests.support import base_listing
 
@@ -41,7 +41,7 @@ def known(base: str) -> Shapes:
     ],
 )  # fmt: skip
 def test_published_files(file: str, variant: str, parts: dict[str, str]) -> None:
-    found = recognise(base_listing(file), {})
+    found = identify(base_listing(file), {})
     assert found.variant.name == variant
     assert found.parts == parts
     assert any(variant in line or "assumed" in line for line in found.evidence)
@@ -49,7 +49,7 @@ def test_published_files(file: str, variant: str, parts: dict[str, str]) -> None
 
 @pytest.mark.parametrize("base", ["sd1.5-inpaint", "sd2-inpaint", "sdxl-inpaint"])
 def test_inpainting_models_have_nine_channels(base: str) -> None:
-    found = recognise(known(base), {})
+    found = identify(known(base), {})
     assert found.variant.name == base
     assert found.variant.inpaint
     assert found.variant.prediction == "epsilon"
@@ -57,25 +57,25 @@ def test_inpainting_models_have_nine_channels(base: str) -> None:
 
 
 def test_text_encoders_beside_the_denoiser() -> None:
-    three = recognise(known("sd3.5-large"), {})
+    three = identify(known("sd3.5-large"), {})
     assert three.parts["text_encoder_3"] == "text_encoders.t5xxl.transformer."
-    two = recognise({n: s for n, s in known("sd3-medium").items() if "t5xxl" not in n}, {})
+    two = identify({n: s for n, s in known("sd3-medium").items() if "t5xxl" not in n}, {})
     assert set(two.parts) == {"transformer", "text_encoder", "text_encoder_2"}
-    flux = recognise(known("flux1-dev") | {"vae.decoder.conv_in.weight": (512, 16, 3, 3)}, {})
+    flux = identify(known("flux1-dev") | {"vae.decoder.conv_in.weight": (512, 16, 3, 3)}, {})
     assert flux.parts["text_encoder_2"] == "text_encoders.t5xxl.transformer."
     assert flux.parts["vae"] == "vae."
 
 
 def test_other_prefixes_and_what_comes_with_a_checkpoint() -> None:
     bare = {name.removeprefix(UNET): shape for name, shape in known("sdxl").items() if name.startswith(UNET)}
-    assert recognise(bare, {}).parts == {"unet": ""}
+    assert identify(bare, {}).parts == {"unet": ""}
     short = {f"diffusion_model.{name}": shape for name, shape in bare.items()}
-    assert recognise(short, {}).parts == {"unet": "diffusion_model."}
+    assert identify(short, {}).parts == {"unet": "diffusion_model."}
     training = {"betas": (1000,), "alphas_cumprod": (1000,), "model_ema.decay": (), "model_ema.num_updates": ()}
-    assert recognise(base_listing("sd15_singlefile_ldm") | training, {}).variant.name == "sd1.5"
+    assert identify(base_listing("sd15_singlefile_ldm") | training, {}).variant.name == "sd1.5"
     scaled = {f"{UNET}scaled_fp8": (2,), f"{UNET}input_blocks.4.1.proj_in.scale_weight": ()}
-    assert not any("does not have" in line for line in recognise(known("sdxl") | scaled, {}).evidence)
-    more = recognise(known("sdxl") | {f"{UNET}time_embed.cond_proj.weight": (320, 256)}, {})
+    assert not any("does not have" in line for line in identify(known("sdxl") | scaled, {}).evidence)
+    more = identify(known("sdxl") | {f"{UNET}time_embed.cond_proj.weight": (320, 256)}, {})
     assert any("1 tensors sdxl does not have" in line for line in more.evidence)
 
 
@@ -83,11 +83,11 @@ def test_what_sd2_predicts() -> None:
     shapes = base_listing("sd21_singlefile_ldm")
 
     def variant(**metadata: str) -> tuple[str, str]:
-        found = recognise(shapes, {f"modelspec.{key}": value for key, value in metadata.items()})
+        found = identify(shapes, {f"modelspec.{key}": value for key, value in metadata.items()})
         return found.variant.name, found.variant.prediction
 
     assert variant() == ("sd2.1", "v_prediction")
-    assert "assumed" in recognise(shapes, {}).evidence[-1]
+    assert "assumed" in identify(shapes, {}).evidence[-1]
     assert variant(prediction_type="epsilon") == ("sd2.1-base", "epsilon")
     assert variant(prediction_type="v") == ("sd2.1", "v_prediction")
     assert variant(architecture="stable-diffusion-v2-512") == ("sd2.1-base", "epsilon")
@@ -97,23 +97,23 @@ def test_what_sd2_predicts() -> None:
 
 def test_marks_of_velocity_and_zero_snr() -> None:
     shapes = base_listing("sdxl_singlefile_sgm")
-    plain = recognise(shapes, {}).variant
+    plain = identify(shapes, {}).variant
     assert (plain.prediction, plain.zero_terminal_snr) == ("epsilon", False)
-    marked = recognise(shapes | {"v_pred": (0,), "ztsnr": (0,)}, {"modelspec.prediction_type": "epsilon"})
+    marked = identify(shapes | {"v_pred": (0,), "ztsnr": (0,)}, {"modelspec.prediction_type": "epsilon"})
     assert marked.variant.name == "sdxl"
     assert (marked.variant.prediction, marked.variant.zero_terminal_snr) == ("v_prediction", True)
-    half = recognise(shapes | {"v_pred": (0,)}, {}).variant
+    half = identify(shapes | {"v_pred": (0,)}, {}).variant
     assert (half.prediction, half.zero_terminal_snr) == ("v_prediction", False)
-    old = recognise(base_listing("sd15_singlefile_ldm"), {"modelspec.prediction_type": "v"}).variant
+    old = identify(base_listing("sd15_singlefile_ldm"), {"modelspec.prediction_type": "v"}).variant
     assert (old.name, old.prediction) == ("sd1.5", "v_prediction")
 
 
 @pytest.mark.parametrize(("base", "turbo"), [("sdxl", "sdxl-turbo"), ("sd3.5-large", "sd3.5-large-turbo")])
 def test_only_metadata_tells_turbo(base: str, turbo: str) -> None:
-    unsaid = recognise(known(base), {"modelspec.title": "a model"})
+    unsaid = identify(known(base), {"modelspec.title": "a model"})
     assert unsaid.variant.name == base
     assert any(f"{turbo} has the same tensors" in line for line in unsaid.evidence)
-    assert recognise(known(base), {"modelspec.title": "SD Turbo 1.0"}).variant.name == turbo
+    assert identify(known(base), {"modelspec.title": "SD Turbo 1.0"}).variant.name == turbo
 
 
 def cut(base: str, ending: str) -> Shapes:
@@ -140,4 +140,4 @@ def cut(base: str, ending: str) -> Shapes:
 )  # fmt: skip
 def test_other_files_are_refused_with_a_reason(shapes: Callable[[], Shapes], says: str) -> None:
     with pytest.raises(FormatError, match=says):
-        recognise(shapes(), {})
+        identify(shapes(), {})

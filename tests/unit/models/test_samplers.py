@@ -57,7 +57,7 @@ def test_noise_only_falls(sampler: str, schedule: str, variant: str) -> None:
     flow = variant in VARIANTS[True]
     _, config = bundled.component_config(variant, "scheduler")
     made = samplers.make_scheduler(config, sampler, schedule, flow=flow)
-    times = samplers.set_steps(made, 7, CPU, tokens=1024 if flow else None, even=variant.startswith("flux"))
+    times = samplers.set_steps(made, 7, CPU, tokens=1024 if flow else None, even_sigmas=variant.startswith("flux"))
     assert len(times) == 7
     assert bool((times[1:] < times[:-1]).all())
     if hasattr(made, "sigmas"):
@@ -72,7 +72,7 @@ def test_a_flow_s_shift_grows_with_the_picture() -> None:
         second = []
         for tokens in (256, 4096):
             made = samplers.make_scheduler(config, sampler, "simple", flow=True)
-            samplers.set_steps(made, 4, CPU, tokens=tokens, even=True)
+            samplers.set_steps(made, 4, CPU, tokens=tokens, even_sigmas=True)
             second.append(float(made.sigmas[1]))
         assert second[0] < second[1] - 0.05, sampler
 
@@ -93,7 +93,7 @@ def test_names_of_other_programs(said: str, meant: tuple[str, str | None]) -> No
 
 def test_problems_name_what_would_work() -> None:
     assert "known are euler" in samplers.problems("nonsense", "simple", flow=False)[0]
-    assert "euler, dpm_solver_multistep, uni_pc do" in samplers.problems("ddim", "simple", flow=True)[0]
+    assert "use euler, dpm_solver_multistep, uni_pc" in samplers.problems("ddim", "simple", flow=True)[0]
     assert "it works with euler" in samplers.problems("dpm_solver_multistep", "karras", flow=True)[0]
     assert "unknown" in samplers.problems("euler", "nonsense", flow=False)[0]
     with pytest.raises(ConfigError, match="known are"):

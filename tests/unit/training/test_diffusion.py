@@ -17,8 +17,7 @@ from PIL import Image  # noqa: E402
 
 from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.families import Ask, condition  # noqa: E402
-from inweave.models.teaching import batched, encoded, token_inputs  # noqa: E402
+from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
 
@@ -30,14 +29,14 @@ FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell"
 def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None) -> None:
     model = shared_model(variant)
     text = "a red apple on a wooden table"
-    ask = Ask(((text, 1.0),), (), 1.0, 64, 64, clip_skip)
-    wanted = dict(condition(model, ask).inputs)
+    request = ConditioningRequest(((text, 1.0),), (), 1.0, 64, 64, clip_skip)
+    expected = dict(model.family.condition(model, request).inputs)
     with torch.no_grad():
-        found = encoded(model, token_inputs(model, text), clip_skip)
-    told = batched(model, found, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), (1, 4, 8, 8), 1.0)
-    assert told.keys() == wanted.keys()
-    for name in wanted:
-        torch.testing.assert_close(told[name], wanted[name], rtol=0, atol=1e-6, msg=name)
+        encoded = model.family.encode(model, model.family.token_ids(model, text), clip_skip)
+    inputs = model.family.batch_inputs(model, encoded, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), (1, 4, 8, 8), 1.0)
+    assert inputs.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(inputs[name], expected[name], rtol=0, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
@@ -144,7 +143,7 @@ def test_masks_that_are_all_black_are_refused(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {name: name for name in "abc"})
     for name in "ab":
         Image.new("L", (64, 64), 0).save(data / f"{name}-masklabel.png")
-    with pytest.raises(ConfigError, match=r"2 pictures have a mask, and all of them are black.*a\.png"):
+    with pytest.raises(ConfigError, match=r"2 images have a mask, and all of the masks are black.*a\.png"):
         task_on(data, masked_loss=True)
     task_on(data)
     Image.new("L", (64, 64), 1).save(data / "b-masklabel.png")
@@ -231,13 +230,13 @@ def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
         "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
     }  # fmt: skip
     own, left, folder = (task_on(place, **said) for place in (file, open_file, data))
-    assert own._forms(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
-    assert len(left._forms(0)) == 8 and len(left.captions[0]) > 1
+    assert own._views(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
+    assert len(left._views(0)) == 8 and len(left.captions[0]) > 1
     plain = task_on(data, buckets=False)
     assert all(torch.equal(value, drawn(plain, 0, (0,))[name]) for name, value in drawn(own, 0, (0,)).items())
     empty = drawn(left, 0, (0,))["text.encoder_hidden_states"]
     assert torch.equal(empty, left._text("")["encoder_hidden_states"]), "all captions are dropped"
-    assert left.captions == folder.captions and left._forms(0) == folder._forms(0)
+    assert left.captions == folder.captions and left._views(0) == folder._views(0)
     assert own.fingerprint() == plain.fingerprint(), "the settings that count are the same"
     assert left.fingerprint() == folder.fingerprint() != own.fingerprint()
 
@@ -302,9 +301,10 @@ def test_clip_learns_and_t5_does_not(variant: str, components: set[str], tmp_pat
 def test_sdxl_is_told_sizes_and_crops_exactly(tmp_path: Path) -> None:
     model = shared_model("sdxl")
     task = task_on(make_set(tmp_path / "set", size=(1365, 70)), model=model, buckets=False)
-    told = batched(model, {"encoder_hidden_states": torch.zeros(2, 77, 40)}, drawn(task)["facts"], (2, 4, 8, 8), 1.0)
-    assert told["time_ids"].dtype == torch.float32
-    height, width, top, left, *target = told["time_ids"][0].tolist()
+    text = {"encoder_hidden_states": torch.zeros(2, 77, 40)}
+    inputs = model.family.batch_inputs(model, text, drawn(task)["sizes"], (2, 4, 8, 8), 1.0)
+    assert inputs["time_ids"].dtype == torch.float32
+    height, width, top, left, *target = inputs["time_ids"][0].tolist()
     assert (height, width, target) == (70, 1365, [64, 64]) and top == 0 and left > 0
 
 
@@ -335,10 +335,10 @@ def test_what_is_cached_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
     firsts = [way for _, way in moves.log[:4]]
     assert firsts == ["out", "out", "out", "in"], "room is made first"
     moves.log.clear()
-    inject(model.unet, 2, 2, ["to_q"], name="x")
+    inject(model.denoiser, 2, 2, ["to_q"], name="x")
     task.offload_unused()
     assert set(moves.log) == {("vae", "out"), ("text_encoder", "out"), ("text_encoder_2", "out")}
-    assert lora_layers(model.unet), "a network with adapters is not moved: the optimizer knows its addresses"
+    assert lora_layers(model.denoiser), "a network with adapters is not moved: the optimizer knows its addresses"
 
 
 def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(

@@ -23,6 +23,7 @@ from inweave.errors import MemoryBudgetError  # noqa: E402
 from inweave.layers import inject  # noqa: E402
 from inweave.models import bundled  # noqa: E402
 from inweave.models.blueprint import Blueprint, Part  # noqa: E402
+from inweave.models.families import family_named  # noqa: E402
 from inweave.models.variants import find_variant  # noqa: E402
 from inweave.training.adapters.attach import add_networks  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
@@ -187,7 +188,7 @@ def published(variant: str) -> Blueprint:
         for folder, (class_name, config) in said.items()
         if not folder.startswith(("tokenizer", "scheduler"))
     }
-    return Blueprint(variant, known.family, parts, {}, said["scheduler"][1], Path(), known)
+    return Blueprint(variant, family_named(known.family), parts, {}, said["scheduler"][1], Path(), known)
 
 
 def config(**said: Any) -> TrainConfig:
@@ -306,7 +307,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     model = fresh_model()
     found = estimate(model, config(network=network, resolution=64, rank=4, precision="fp32"), 7)
     assert found["steps"] == 7 and found["kept_bytes"] > 0
-    learnt = add_networks({"unet": model.unet}, config(network=network, rank=4)).parameters
+    learnt = add_networks({"unet": model.denoiser}, config(network=network, rank=4)).parameters
     assert found["trained_parameters"] == sum(parameter.numel() for parameter in learnt.values())
 
 

@@ -119,8 +119,8 @@ def test_rules_give_rank_alpha_rate_and_skip() -> None:
     ]
     config = plain(targets="attention", alpha=2.0, learning_rate=1e-4, text_encoder_learning_rate=2e-5, rules=rules,
                    train_text_encoders=True, cache_text=False)  # fmt: skip
-    trained = add_networks({"unet": model.unet, "te1": model.text_encoder}, config)
-    unet, te = ranks_of(model.unet), ranks_of(model.text_encoder)
+    trained = add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
+    unet, te = ranks_of(model.denoiser), ranks_of(model.networks["text_encoder"])
     assert not [name for name in unet if re.search("mid_block.*to_q", name)]
     assert {v for n, v in unet.items() if re.search("down_blocks.*to_q", n)} == {(8, 8.0)}, "a rule's rank is its alpha"
     assert {v for n, v in unet.items() if re.search("down_blocks.*to_k", n)} == {(2, 1.0)}
@@ -193,7 +193,7 @@ def test_what_means_nothing_is_an_error(said: dict[str, Any], told: str) -> None
 def test_a_target_may_mean_modules_of_one_network_only() -> None:
     model = fresh_model()
     config = plain(targets=["to_q", "q_proj"], train_text_encoders=True, cache_text=False)
-    add_networks({"unet": model.unet, "te1": model.text_encoder}, config)
+    add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
     with pytest.raises(ConfigError, match="no module of te1"):
         other = fresh_model()
         lonely = plain(targets=["to_q"], train_text_encoders=True, cache_text=False)
@@ -272,15 +272,13 @@ def on_unet(model: Any, file: Path, **said: Any) -> None:
 
 def told(model: Any, seed: int = 0) -> torch.Tensor:
     """One prediction from text encoders and denoiser."""
-    from inweave.models.families import Conditioning, predict
-    from inweave.models.teaching import batched, encoded, token_inputs
-
     draw = torch.Generator().manual_seed(seed)
     latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=draw)
     with torch.no_grad():
-        text = encoded(model, token_inputs(model, "a red apple"), None)
-        given = batched(model, text, torch.tensor([[64.0, 64, 0, 0, 64, 64]]), tuple(latents.shape), 1.0)
-        return predict(model, latents, torch.tensor([500.0]), Conditioning(given, 0.0, guided=False))
+        family, sizes = model.family, torch.tensor([[64.0, 64, 0, 0, 64, 64]])
+        text = family.encode(model, family.token_ids(model, "a red apple"), None)
+        inputs = family.batch_inputs(model, text, sizes, tuple(latents.shape), 1.0)
+        return family.denoise(model, latents, torch.tensor([500.0]), inputs)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +326,7 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
     file = tiny.lora(tmp_path / "style.safetensors", "sd1.5", dialect="kohya")
     model = fresh_model()
     on_unet(model, file, dropout=0.25)
-    assert {layer.term(NAME).dropout for layer in lora_layers(model.unet).values()} == {0.25}
+    assert {layer.term(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
     index = file_index(shared_model())
     with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
         add_networks({"unet": fresh_model().unet}, plain(start_from=str(file)), index)
@@ -362,7 +360,7 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
     model = fresh_model()
     with pytest.raises(TargetError):
         on_unet(model, file)
-    assert not lora_layers(model.unet)
+    assert not lora_layers(model.denoiser)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +373,7 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
 def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, said: dict[str, Any]) -> None:
     model = fresh_model(variant)
     with pytest.raises(ConfigError, match="dialect"):
-        add_networks({"unet": model.denoiser, "te1": model.text_encoder}, plain(**said), file_index(model))
+        add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, plain(**said), file_index(model))
     other = fresh_model(variant)
     trained = add_networks({"unet": other.denoiser}, plain(targets="attention"), file_index(other))
     bare = fresh_model(variant)

@@ -18,7 +18,9 @@ from diffusers.training_utils import compute_snr  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
-from inweave.training.tasks.objective import Line, Objective, judged, make_objective  # noqa: E402
+from inweave.models.families import family_named  # noqa: E402
+from inweave.models.samplers import DynamicShift  # noqa: E402
+from inweave.training.tasks.objective import Objective, make_objective, mse_loss  # noqa: E402
 
 CPU = torch.device("cpu")
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -33,7 +35,9 @@ def model(scheduler: str = "DDPMScheduler", family: str = "sd", **config: Any) -
     made = getattr(diffusers, scheduler)(**config)
     flow = family in ("sd3", "flux")
     prediction = "flow" if flow else made.config.prediction_type
-    return SimpleNamespace(scheduler=made, flow=flow, family=family, name="a model", prediction=prediction)
+    return SimpleNamespace(
+        scheduler=made, flow=flow, family=family_named(family), name="a model", prediction=prediction
+    )
 
 
 def noise_and_all(count: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +55,7 @@ def test_diffusion_is_ddpm(schedule: str, kind: str) -> None:
     torch.testing.assert_close(noisy, ddpm.add_noise(latents, noise, times))
     wanted = noise if kind == "epsilon" else ddpm.get_velocity(latents, noise, times)
     torch.testing.assert_close(target, wanted)
-    assert torch.equal(found.asked_time(times), times)
+    assert torch.equal(found.timestep(times), times)
     if schedule == "zero":
         assert torch.equal(noisy[-1], noise[-1]), "the last step is pure noise"
     else:
@@ -75,7 +79,7 @@ def test_flow_is_scale_noise() -> None:
     levels = flow.sigmas[:50]
     noisy, target = found.noised(latents, noise, levels)
     torch.testing.assert_close(noisy, flow.scale_noise(latents, flow.timesteps, noise))
-    torch.testing.assert_close(found.asked_time(levels), flow.timesteps)
+    torch.testing.assert_close(found.timestep(levels), flow.timesteps)
     torch.testing.assert_close(target, noise - latents)
     # a whole step along the target leads from the noised latents to the clean ones
     torch.testing.assert_close(noisy - levels.reshape(-1, 1, 1, 1) * target, latents, rtol=1e-4, atol=1e-5)
@@ -159,7 +163,7 @@ def test_flux_shifts_by_size(tokens: int) -> None:
     found = make_objective(dev, "auto", CPU)
     assert found.timesteps == "shift" and found.shift is None
     mu = calculate_shift(tokens)
-    assert found.line.at(tokens) == pytest.approx(mu)
+    assert found.dynamic_shift.mu(tokens) == pytest.approx(mu)
     plain = draws(timesteps="sigmoid")
     level = found.draw_times(DRAWS, tokens, torch.Generator().manual_seed(2)).double()
     torch.testing.assert_close(level, math.exp(mu) / (math.exp(mu) + (1 / plain - 1)), rtol=1e-4, atol=1e-5)
@@ -170,7 +174,7 @@ def test_flux_shifts_by_size(tokens: int) -> None:
 
 def test_the_line_is_the_models_own() -> None:
     dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True, base_shift=0.2, max_shift=2.0)
-    assert make_objective(dev, "auto", CPU).line == Line((256, 4096), (0.2, 2.0))
+    assert make_objective(dev, "auto", CPU).dynamic_shift == DynamicShift((256, 4096), (0.2, 2.0))
     schnell = model("FlowMatchEulerDiscreteScheduler", "flux", shift=1.0)
     assert make_objective(schnell, "auto", CPU).shift == 1.0, "schnell was never shifted by size"
     sd3 = model("FlowMatchEulerDiscreteScheduler", "sd3", shift=3.0)
@@ -195,17 +199,19 @@ def test_a_mask_counts_only_its_open_part() -> None:
     answer, target = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
     mask = torch.zeros(2, 1, 6, 6)
     mask[0, :, :2], mask[1, :, 4:, 4:] = 1.0, 1.0
-    found = judged(answer, target, None, mask)
+    found = mse_loss(answer, target, None, mask)
     parts = [(answer - target)[0, :, :2].square().mean(), (answer - target)[1, :, 4:, 4:].square().mean()]
     torch.testing.assert_close(found, torch.stack(parts).mean())
     other = torch.where(mask.bool(), answer, 1000 * torch.randn_like(answer))
-    assert torch.equal(judged(other, target, None, mask), found)
-    assert not torch.equal(judged(other, target, None, None), judged(answer, target, None, None))
+    assert torch.equal(mse_loss(other, target, None, mask), found)
+    assert not torch.equal(mse_loss(other, target, None, None), mse_loss(answer, target, None, None))
     answer.requires_grad_()
-    judged(answer, target, None, mask).backward()
+    mse_loss(answer, target, None, mask).backward()
     assert answer.grad is not None and bool((answer.grad[(mask == 0).expand_as(answer)] == 0).all())
-    torch.testing.assert_close(judged(answer, target, None, torch.ones_like(mask)), judged(answer, target, None, None))
-    assert float(judged(answer, target, None, torch.zeros_like(mask))) == 0.0, (
+    torch.testing.assert_close(
+        mse_loss(answer, target, None, torch.ones_like(mask)), mse_loss(answer, target, None, None)
+    )
+    assert float(mse_loss(answer, target, None, torch.zeros_like(mask))) == 0.0, (
         "a closed mask teaches nothing, and breaks nothing"
     )
 
@@ -213,14 +219,14 @@ def test_a_mask_counts_only_its_open_part() -> None:
 def test_weights_count_pictures() -> None:
     torch.manual_seed(4)
     answer, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
-    each = [judged(answer[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
-    found = judged(answer, target, torch.tensor([1.0, 0.5, 0.0]), None)
+    each = [mse_loss(answer[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
+    found = mse_loss(answer, target, torch.tensor([1.0, 0.5, 0.0]), None)
     torch.testing.assert_close(found, (each[0] + 0.5 * each[1]) / 3)
 
 
 def test_half_precision_is_judged_in_float32() -> None:
     answer, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
-    assert float(judged(answer.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
+    assert float(mse_loss(answer.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
 
 
 class Denoiser(nn.Module):
@@ -252,7 +258,7 @@ def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked
 
     def loss() -> torch.Tensor:
         noisy, target = objective.noised(latents, noise, times)
-        return judged(network(noisy, objective.asked_time(times)), target, objective.weights(times), mask)
+        return mse_loss(network(noisy, objective.timestep(times)), target, objective.weights(times), mask)
 
     loss().backward()
     step = 1e-6

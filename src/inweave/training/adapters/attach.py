@@ -19,7 +19,7 @@ A target or a pattern that finds nothing is an error. All parameters are float32
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from inweave.exchange.convert import GENERIC, rewrite
 from inweave.exchange.load import load
 from inweave.layers import collect, inject, lora_layers
 from inweave.layers.match import nearest
+from inweave.models.families import FAMILIES
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
@@ -42,14 +43,23 @@ from inweave.training.config.types import Rule
 
 NAME = "trained"
 N = TypeVar("N", int, float)
-_ATTENTION = re.compile(
-    r"(.*\.)?(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out|[qkv]_proj|out_proj|o_proj|SelfAttention\.[qkvo]"
-    r"|c_attn|attn\.c_proj|query_key_value|attention\.dense|query|key|value)"
-)
-_MLP = re.compile(
-    r"(.*\.)?(ff(_context)?\.net\.\d+(\.proj)?|proj_mlp|single_transformer_blocks\.\d+\.proj_out|mlp\.fc[12]"
-    r"|DenseReluDense\.w[io](_\d)?|gate_proj|up_proj|down_proj|c_fc|mlp\.c_proj|mlp\.dense_\w+|fc[12])"
-)
+#: of text encoders and language models; those of denoisers are their families'
+_TEXT_ATTENTION = (
+    r"[qkv]_proj", "out_proj", "o_proj", r"SelfAttention\.[qkvo]", "c_attn", r"attn\.c_proj", "query_key_value",
+    r"attention\.dense", "query", "key", "value",
+)  # fmt: skip
+_TEXT_MLP = (
+    r"mlp\.fc[12]", r"DenseReluDense\.w[io](_\d)?", "gate_proj", "up_proj", "down_proj", "c_fc", r"mlp\.c_proj",
+    r"mlp\.dense_\w+", r"fc[12]",
+)  # fmt: skip
+
+
+def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({'|'.join(dict.fromkeys(patterns))})")
+
+
+_ATTENTION = _ends((*(each for family in FAMILIES for each in family.attention), *_TEXT_ATTENTION))
+_MLP = _ends((*(each for family in FAMILIES for each in family.feed_forward), *_TEXT_MLP))
 _BLOCKS = re.compile(r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|block|blocks|h)\..+")
 _CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
 

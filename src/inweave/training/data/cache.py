@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from inweave.errors import FormatError
-from inweave.models.blueprint import ENCODERS
+from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
 
 VERSION = 1  # raised when the same facts lead to other tensors

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from inweave.models.model import Model
-from inweave.models.teaching import chunks_needed
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import example_variants
 from inweave.training.data.types import Dataset, Example, printable_path, subset_defaults, with_defaults
@@ -30,7 +29,7 @@ def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
 
 def max_chunks(model: Model, captions: Sequence[Sequence[str]]) -> int:
     """Chunks of the longest caption."""
-    return chunks_needed(model, sorted({text for texts in captions for text in texts}))
+    return model.family.chunks_needed(model, sorted({text for texts in captions for text in texts}))
 
 
 def long_caption_warnings(
@@ -39,7 +38,7 @@ def long_caption_warnings(
     """A line where one caption slows all of them down."""
     if chunks <= MANY_CHUNKS:
         return []
-    longest = (n for n, texts in enumerate(captions) if chunks_needed(model, list(texts)) == chunks)
+    longest = (n for n, texts in enumerate(captions) if model.family.chunks_needed(model, list(texts)) == chunks)
     return [
         f"captions: the longest takes {chunks} chunks of the text encoder, and every caption is padded to that; "
         f"shorten it: {printable_path(examples[next(longest)].path)}"

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from inweave.errors import MemoryBudgetError
-from inweave.models.blueprint import ENCODERS, Blueprint
+from inweave.models.blueprint import Blueprint
+from inweave.models.families.base import ENCODERS
 from inweave.models.model import DTYPES, Model
-from inweave.models.teaching import T5
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import Measured, measure
@@ -198,8 +198,8 @@ def _added(sizes: _Sizes, config: TrainConfig, *, staged: bool) -> dict[str, Any
     working = sum(weights.values())
     if staged:
         assert sizes.blueprint is not None
-        family = sizes.blueprint.family
-        needed = encoders - weights.get(T5.get(family, ""), 0) if config.train_text_encoders else 0
+        frozen = sum(weights.get(folder, 0) for folder in sizes.blueprint.family.frozen_encoders)
+        needed = encoders - frozen if config.train_text_encoders else 0
         needed += 0 if config.cache_text or config.train_text_encoders else encoders
         working = weights[sizes.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
     trained = int(learnt * (8 + _STATE_BYTES[config.optimizer]) + (4 * learnt if config.ema_decay else 0))

@@ -26,10 +26,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.layers import lora_layers
+from inweave.models import vae
 from inweave.models.blueprint import Blueprint
-from inweave.models.families import Conditioning, predict
 from inweave.models.model import Model, on_meta
-from inweave.models.teaching import CLIPS, T5, batched, encoded, t5_room
 from inweave.training.adapters.attach import add_networks
 from inweave.training.config.schema import TrainConfig
 
@@ -143,34 +142,21 @@ def _finish(network: nn.Module, *, dora: bool) -> None:
 
 @torch.no_grad()
 def _encode(model: Model, side: int) -> None:
-    vae = model.vae
-    vae.encode(torch.empty(1, 3, side, side, dtype=vae.dtype, device=_META))
+    vae.encode_distribution(model.vae, torch.empty(1, 3, side, side, dtype=model.vae.dtype, device=_META))
 
 
 def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: FlopCounterMode, *, again: bool) -> None:
-    small, chunks = sizes[0] // model.latent_scale, sizes[1]
-    latents = torch.empty(1, model.vae.config.latent_channels, small, small, dtype=model.dtype, device=_META)
+    side, chunks = sizes
+    family = model.family
+    latents = torch.empty(model.latent_space.shape(side, side), dtype=model.dtype, device=_META)
     with torch.set_grad_enabled(config.train_text_encoders):
-        text = encoded(model, _tokens(model, chunks), config.clip_skip)
-    told = batched(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
-    times = torch.empty(1, device=_META)
+        text = family.encode(model, family.example_ids(model, chunks, _META), config.clip_skip)
+    inputs = family.batch_inputs(model, text, torch.empty(1, 6, device=_META), latents.shape, config.guidance)
     with counter:
-        answer = predict(model, latents, times, Conditioning(told, 0.0, guided=False))
-    loss = answer.float().square().mean()
+        prediction = family.denoise(model, latents, torch.empty(1, device=_META), inputs)
+    loss = prediction.float().square().mean()
     if again:
         torch.autograd.backward(loss)
-
-
-def _tokens(model: Model, chunks: int) -> dict[str, torch.Tensor]:
-    found = {}
-    for folder in CLIPS[model.family]:
-        length = model.networks[folder].config.max_position_embeddings  # type: ignore[union-attr]
-        found[folder] = torch.empty(1, chunks, int(length), dtype=torch.int64, device=_META)  # type: ignore[arg-type]
-    folder = T5.get(model.family, "")
-    if folder in model.networks:
-        width: Any = model.networks[folder].config.d_model  # type: ignore[union-attr]
-        found[folder] = torch.empty(1, t5_room(model), width, dtype=model.dtype, device=_META)
-    return found
 
 
 def _highest(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:

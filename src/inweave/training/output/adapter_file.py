@@ -40,11 +40,7 @@ from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_ARCHITECTURES = {
-    "sd": "stable-diffusion-v1", "sdxl": "stable-diffusion-xl-v1-base", "sd3": "stable-diffusion-3", "flux": "flux-1-dev",
-}  # fmt: skip
 _ROOM = "make room, or name another `output`, and go on from the last checkpoint with --resume auto"
-_BASE_VERSIONS = {"sd": "sd_v1", "sdxl": "sdxl_base_v1-0", "sd3": "sd3", "flux": "flux1"}
 
 
 def store(adapter: Adapter, path: Path, config: TrainConfig, index: ModelIndex, metadata: Mapping[str, str]) -> Path:
@@ -235,16 +231,9 @@ def described(
 ) -> dict[str, str]:
     """The metadata other programs look for, and our own configuration; ``steps``: done, of all, of an epoch."""
     step, total, epoch = steps
-    family = getattr(model, "family", "llm")
-    variant = model.blueprint.variant if hasattr(model, "blueprint") else None
-    version = "sd_v2" if variant is not None and variant.name.startswith("sd2") else _BASE_VERSIONS.get(family, family)
-    if variant is not None and variant.name.startswith("inweave/"):
-        version = variant.name
     prediction = getattr(model, "prediction", "")
-    architecture = {
-        "sd_v2": f"stable-diffusion-v2-{'768-v' if prediction == 'v_prediction' else '512'}",
-        "inweave/emoji": "inweave-emoji",
-    }.get(version, _ARCHITECTURES.get(family, family))
+    family = getattr(model, "family", None)
+    version, architecture = family.file_labels(model.blueprint.variant, prediction) if family else ("llm", "llm")
     found = {
         "ss_output_name": config.name,
         "ss_base_model_version": version,
@@ -276,7 +265,7 @@ def described(
         "ss_training_finished_at": f"{time.time():.3f}",
         "modelspec.sai_model_spec": "1.0.1",
         "modelspec.architecture": f"{architecture}/lora",
-        "modelspec.implementation": "diffusers" if family != "llm" else "transformers",
+        "modelspec.implementation": "diffusers" if family else "transformers",
         "modelspec.title": config.name,
         "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "inweave.version": __version__,

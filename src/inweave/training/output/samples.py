@@ -32,7 +32,7 @@ from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig
 from inweave.generate.pipeline import Pipeline
 from inweave.generate.prompt import parse
-from inweave.models.families import Conditioning
+from inweave.models.families.base import Conditioning
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import at_most, for_message, parse_toml, read_text_file

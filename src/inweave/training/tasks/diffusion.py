@@ -1,14 +1,14 @@
-"""Pictures and captions as a task: latents and text, encoded once, noised anew at every step.
+"""Images and captions as a task: latents and text conditioning, encoded once, with new noise at every step.
 
-    example ──resize, crop, flip──► picture ──VAE──► mean and spread of its latents     cached by content and settings
-    caption ──shuffle, drop────────► variants ──text encoders──► conditioning           cached by tokens and model
+    example ──resize, crop, flip──► image ──VAE──► mean and deviation of its latents     cached by content and settings
+    caption ──shuffle, drop──────► variants ──text encoders──► conditioning              cached by tokens and model
 
-A step draws from each mean and spread, so the autoencoder's own randomness is kept. Where text encoders are trained,
-captions travel as token numbers and are encoded inside the step; T5 is never trained, its answers stay cached.
+A step samples latents from each mean and deviation, so the autoencoder's own randomness is kept. Where text encoders are
+trained, captions travel as token ids and are encoded inside the step; the states of frozen encoders (T5) stay cached.
 
-What a table of the dataset's file says of its pictures counts; where it says nothing, the run's word does. The loss is
-masked for all pictures (`masked_loss`) or for those of a table with `alpha_mask`; where it is for any, the others, and
-those without a mask, have one that is open everywhere.
+A setting in a table of the dataset's file overrides the run's for the images of that table. The loss is masked for all
+images (`masked_loss`) or for those of a table with `alpha_mask`; where it is for any, the others, and those without a
+mask, have one that is open everywhere.
 
 What a step does not need may leave the device (`inweave.training.tasks.offload`): `prepare(staged=True)` has one encoder
 there at a time and the denoiser last, since adapters come afterwards.
@@ -27,10 +27,9 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
-from inweave.models.blueprint import COMPONENTS, ENCODERS
-from inweave.models.families import Conditioning, predict
+from inweave.models import vae
+from inweave.models.families.base import COMPONENTS, ENCODERS, on_encoders
 from inweave.models.model import Model
-from inweave.models.teaching import T5, batched, encoded, t5_states, text_inputs, token_inputs
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketRules, Placement
@@ -48,7 +47,7 @@ from inweave.training.data.types import (
 )
 from inweave.training.memory.oom import needing
 from inweave.training.tasks.base import Tensors, generator_for
-from inweave.training.tasks.objective import Objective, judged, make_objective
+from inweave.training.tasks.objective import Objective, make_objective, mse_loss
 from inweave.training.tasks.offload import Offloader
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
@@ -81,7 +80,7 @@ class DiffusionTask:
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
         self.captions = run_captions(config, dataset)
         self.chunks = max_chunks(model, self.captions)
-        self._numbers: dict[str, Tensors] = {}
+        self._token_ids: dict[str, Tensors] = {}
         self._identity = encoder_digests(model)
         self.offloader = Offloader(model.networks, model.device)
 
@@ -93,18 +92,18 @@ class DiffusionTask:
         ``beside``: what else the text encoders are asked while they are there.
         """
         placed = [number for number, place in enumerate(self.places) if place is not None]
-        jobs = [(number, flip, crop) for number in placed for flip, crop in self._forms(number)]
+        jobs = [(number, flip, crop) for number in placed for flip, crop in self._views(number)]
         jobs = jobs if self.config.cache_latents else []
-        texts = sorted({"", *(text for found in self.captions for text in found)}) if self._keeps_text else []
+        texts = sorted({"", *(text for texts in self.captions for text in texts)}) if self._caches_text else []
         total = len(jobs) + len(texts)
         if staged and jobs:
             self.offloader.keep_only({"vae"})
         for number, (example, flip, crop) in enumerate(jobs):
             self._latents(example, flip, crop)
             if tick is not None:
-                tick("encoding pictures", number + 1, total)
+                tick("encoding images", number + 1, total)
         if staged and (texts or beside):
-            self.offloader.keep_only({T5[self.model.family]} if self.trains_text else set(ENCODERS))
+            self.offloader.keep_only(set(self.model.family.frozen_encoders if self.trains_text else ENCODERS))
         if beside is not None:
             beside()
         for number, text in enumerate(texts):
@@ -116,53 +115,50 @@ class DiffusionTask:
 
     def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
         """Latents, noise, times and text of a batch, on the host."""
-        latents, masks, texts, facts, weights = [], [], [], [], []
+        latents, masks, texts, sizes, weights = [], [], [], [], []
         for number in batch:
             example = self.examples[number]
-            shown, dropped, picked = torch.rand(3, generator=generator).tolist()
-            forms = self._forms(number)
-            spread = self._latents(number, *forms[min(int(shown * len(forms)), len(forms) - 1)])
-            eps = torch.randn(spread["mean"].shape, generator=generator)
-            latents.append(spread["mean"] + spread["std"] * eps)
-            masks.append(spread["mask"])
+            view, drop, pick = torch.rand(3, generator=generator).tolist()
+            views = self._views(number)
+            encoded = self._latents(number, *views[min(int(view * len(views)), len(views) - 1)])
+            eps = torch.randn(encoded["mean"].shape, generator=generator)
+            latents.append(encoded["mean"] + encoded["std"] * eps)
+            masks.append(encoded["mask"])
             dropout = self._settings[number].caption_dropout or 0.0
-            texts.append(choose_caption(self.captions[number], dropout, dropped, picked))
-            facts.append(spread["facts"])
+            texts.append(choose_caption(self.captions[number], dropout, drop, pick))
+            sizes.append(encoded["sizes"])
             weights.append(self.config.prior_loss_weight if example.regularization else 1.0)
         shape = (len(batch), *latents[0].shape)
-        tokens = shape[2] * shape[3] // 4
-        found: Tensors = {
+        inputs: Tensors = {
             "latents": torch.stack(latents),
             "noise": self.objective.draw_noise(shape, generator),
-            "times": self.objective.draw_times(len(batch), tokens, generator),
-            "facts": torch.stack(facts),
+            "times": self.objective.draw_times(len(batch), self.model.family.image_tokens(shape), generator),
+            "sizes": torch.stack(sizes),
             "weights": torch.tensor(weights),
         }
         if any(self._masked):
-            found["mask"] = torch.stack(masks)
-        told = [self._text(text) for text in texts]
-        return found | {f"text.{name}": torch.cat([each[name] for each in told]) for name in told[0]}
+            inputs["mask"] = torch.stack(masks)
+        rows = [self._text(text) for text in texts]
+        return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        """What the denoiser answers, against what it should."""
-        dtype = self.model.dtype
+        """The denoiser's prediction against the objective's target."""
+        model, family = self.model, self.model.family
         latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
         noisy, target = self.objective.noised(latents, noise, times)
         text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
         if self.trains_text:
-            text = encoded(self.model, text, self.config.clip_skip)
-        told = batched(self.model, text, inputs["facts"], latents.shape, self.config.guidance)
-        answer = predict(
-            self.model, noisy.to(dtype), self.objective.asked_time(times), Conditioning(told, 0.0, guided=False)
-        )
+            text = family.encode(model, text, self.config.clip_skip)
+        conditioning = family.batch_inputs(model, text, inputs["sizes"], latents.shape, self.config.guidance)
+        prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
         weights = self.objective.weights(times)
         weights = inputs["weights"] if weights is None else weights * inputs["weights"]
-        return judged(answer, target, weights, inputs.get("mask"))
+        return mse_loss(prediction, target, weights, inputs.get("mask"))
 
     # what is cached
 
-    def _forms(self, number: int) -> list[tuple[bool, int]]:
-        """(mirrored, place of the crop) in all the ways an example is shown, each as often as the others."""
+    def _views(self, number: int) -> list[tuple[bool, int]]:
+        """(mirrored, position of the crop) of all views of an example, each as likely as the others."""
         settings, place = self._settings[number], self._place(number)
         flips = (False, True) if settings.flip else (False,)
         crops = (
@@ -180,59 +176,51 @@ class DiffusionTask:
     def _latents(self, number: int, flip: bool, crop: int) -> Tensors:
         example, place = self.examples[number], self._place(number)
         cut = left, top, width, height = crop_box(place, crop, example.sha256)
-        facts = {
-            "picture": example.sha256, "mask": self._masks[number], "resized": place.resized, "crop": cut, "flip": flip,
+        key = {
+            "image": example.sha256, "mask": self._masks[number], "resized": place.resized, "crop": cut, "flip": flip,
             "vae": self._identity["vae"],
         }  # fmt: skip
 
         def make() -> Tensors:
-            picture, mask = load_image(example, place, cut, flip=flip, masked=self._masked[number])
-            with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"):
-                spread = self._encoded(picture)
-            small = torch.nn.functional.interpolate(mask[None, None], size=spread[0].shape[-2:], mode="area")[0]
-            seen = place.resized[0] - left - width if flip else left  # counted in the picture as it is shown
-            size = torch.tensor([example.size[1], example.size[0], top, seen, height, width], dtype=torch.float32)
-            return {"mean": spread[0], "std": spread[1], "mask": small, "facts": size}
+            image, mask = load_image(example, place, cut, flip=flip, masked=self._masked[number])
+            with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"), torch.no_grad():
+                mean, std = (each[0].float().cpu() for each in vae.encode_distribution(self.model.vae, image[None]))
+            small = torch.nn.functional.interpolate(mask[None, None], size=mean.shape[-2:], mode="area")[0]
+            offset = place.resized[0] - left - width if flip else left  # in the image as the model sees it
+            sizes = torch.tensor([example.size[1], example.size[0], top, offset, height, width], dtype=torch.float32)
+            return {"mean": mean, "std": std, "mask": small, "sizes": sizes}
 
-        return self.cache.get(facts, make) if self.config.cache_latents else make()
-
-    @torch.no_grad()
-    def _encoded(self, picture: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        vae = self.model.vae
-        spread = vae.encode(picture[None].to(vae.device, vae.dtype)).latent_dist
-        shift, scale = getattr(vae.config, "shift_factor", None) or 0.0, vae.config.scaling_factor
-        found = ((spread.mean - shift) * scale)[0], (spread.std * scale)[0]
-        return found[0].float().cpu(), found[1].float().cpu()
+        return self.cache.get(key, make) if self.config.cache_latents else make()
 
     @property
-    def _keeps_text(self) -> bool:
-        """Whether some answer about a text stays the same for the whole run and is kept."""
-        return T5.get(self.model.family) in self.model.networks if self.trains_text else self.config.cache_text
+    def _caches_text(self) -> bool:
+        """Whether something about a text stays the same for the whole run and is cached."""
+        return bool(self.model.family.frozen_folders(self.model)) if self.trains_text else self.config.cache_text
 
     def _text(self, text: str) -> Tensors:
-        """What the step is given of a text: conditioning, or token numbers where encoders learn."""
-        if text not in self._numbers:
-            self._numbers[text] = token_inputs(self.model, text, self.chunks)
-        numbers = self._numbers[text]
-        facts: dict[str, Any] = {
-            "tokens": {n: ids.tolist() for n, ids in numbers.items()},
+        """What a step gets of a text: conditioning, or token ids where encoders are trained."""
+        model, family, skip = self.model, self.model.family, self.config.clip_skip
+        if text not in self._token_ids:
+            self._token_ids[text] = family.token_ids(model, text, self.chunks)
+        ids = self._token_ids[text]
+        key: dict[str, Any] = {
+            "tokens": {name: value.tolist() for name, value in ids.items()},
             "encoders": self._identity["text"],
         }
-        if self.trains_text:
-            with needing("encode a caption with T5", _ENCODERS_TOO_LARGE):
-                known = (
-                    self.cache.get(facts | {"t5": True}, lambda: t5_states(self.model, numbers))
-                    if self._keeps_text
-                    else {}
-                )
-            return numbers | known
-        skip = self.config.clip_skip
 
-        def make() -> Tensors:
-            return {name: value.cpu() for name, value in text_inputs(self.model, numbers, skip).items()}
+        @torch.no_grad()
+        def frozen_states() -> Tensors:
+            return family.frozen_states(model, ids)
+
+        @torch.no_grad()
+        def conditioning() -> Tensors:
+            encoded = family.encode(model, on_encoders(model, ids), skip)
+            return {name: value.cpu() for name, value in encoded.items()}
 
         with needing("encode a caption", _ENCODERS_TOO_LARGE):
-            return self.cache.get(facts | {"clip_skip": skip}, make) if self._keeps_text else make()
+            if self.trains_text:
+                return ids | (self.cache.get(key | {"frozen": True}, frozen_states) if self._caches_text else {})
+            return self.cache.get(key | {"clip_skip": skip}, conditioning) if self._caches_text else conditioning()
 
     # what is on the device
 
@@ -242,8 +230,8 @@ class DiffusionTask:
         trained = {folder for folder, network in self.model.networks.items() if network in self.networks.values()}
         encoders = {folder for folder in ENCODERS if folder in self.model.networks}
         if self.trains_text:
-            encoders -= {T5.get(self.model.family, "")}
-        elif self._keeps_text:
+            encoders -= set(self.model.family.frozen_encoders)
+        elif self._caches_text:
             encoders = set()
         vae = set() if self.config.cache_latents else {"vae"}
         return trained | encoders | vae | {self.model.blueprint.denoiser.folder}
@@ -256,14 +244,14 @@ class DiffusionTask:
         """These are on the device too inside the block, and what a step needs alone after it."""
         return self.offloader.also(self.needed, *more)
 
-    # what the run says of itself
+    # what the run reports about its data
 
     def notes(self) -> list[str]:
-        """What of the data makes the run slower than it need be, a line each."""
+        """What in the data makes the run slower than it need be, one line each."""
         return long_caption_warnings(self.model, self.examples, self.captions, self.chunks)
 
     def fingerprint(self) -> str:
-        told = [
+        entries = [
             [
                 e.sha256,
                 e.captions,
@@ -275,7 +263,7 @@ class DiffusionTask:
             ]
             for e, p, mask in zip(self.examples, self.places, self._masks, strict=True)
         ]
-        return hashlib.sha256(json.dumps(told, default=str).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(entries, default=str).encode()).hexdigest()
 
     def metadata(self) -> dict[str, str]:
         used: dict[str, int] = {}
@@ -292,21 +280,25 @@ class DiffusionTask:
 
 
 def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
-    """The networks that take adapters, by the component names adapters use; T5 takes none."""
+    """The networks that take adapters, by the component names adapters use; frozen encoders take none."""
     if model.inpaints:
         raise ConfigError(
-            f"{model.name}: an inpainting model sees a mask and a masked picture beside the latents, which training does not "
-            "make; train on the model it was made from (an adapter of that one fits this one too)"
+            f"{model.name}: an inpainting model takes a mask and a masked image beside the latents, which training does not "
+            "make; train on the model it was made from (an adapter for that one fits this one too)"
         )
-    found = {
+    if config.train_text_encoders and not model.family.trainable_encoders:
+        raise ConfigError(
+            f"train_text_encoders: the text encoder of {model.name} is too large to train; set train_text_encoders = false"
+        )
+    networks = {
         component: model.networks[folder]
         for folder, component in COMPONENTS.items()
-        if folder in model.networks and folder != T5.get(model.family)
+        if folder in model.networks and folder not in model.family.frozen_encoders
         and (config.train_denoiser if component == "unet" else config.train_text_encoders)
     }  # fmt: skip
-    if not found:
+    if not networks:
         raise ConfigError("nothing to train: train_denoiser and train_text_encoders are both off")
-    return found
+    return networks
 
 
 def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
@@ -323,14 +315,14 @@ def _check(
     places: Sequence[Placement | None],
     repeats: Sequence[int],
 ) -> None:
-    """What would only show later, or never."""
+    """Refuse what would only show later, or never."""
     problems = []
     if not sum(repeats):
-        problems.append("the dataset has no picture that can be trained on; `inweave train --check` says why")
+        problems.append("the dataset has no image that can be trained on; `inweave train --check` says why")
     uneven = {str(p.bucket) for p in places if p and (p.bucket.width % model.patch or p.bucket.height % model.patch)}
     if uneven:
         problems.append(
-            f"buckets of {', '.join(sorted(uneven))}: {model.name} takes sides that are multiples of {model.patch}; "
+            f"buckets of {', '.join(sorted(uneven))}: {model.name} needs sides that are multiples of {model.patch}; "
             "change bucket_reso_steps or resolution in the dataset's file"
         )
     problems += check_masks(config, examples)
@@ -339,24 +331,24 @@ def _check(
 
 
 def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:
-    """What is wrong with them."""
+    """What is wrong with the masks of a dataset."""
     used = [example for example in examples if example.mask is not None and uses_mask(config, example)]
     if config.masked_loss and not used:
         return [
-            "masked_loss: no picture has a mask; put name-masklabel.png beside name.png, or set alpha_mask in the dataset's "
+            "masked_loss: no image has a mask; put name-masklabel.png next to name.png, or set alpha_mask in the dataset's "
             "file"
         ]
     if used and all(example.mask_is_black for example in used):
         return [
-            f"masked_loss: {len(used)} pictures have a mask, and all of them are black, so nothing is learnt from these "
-            f"pictures, the first being {printable_path(used[0].path)}; make white what is to be learnt, or switch masked_loss (or "
+            f"masked_loss: {len(used)} images have a mask, and all of the masks are black, so nothing is trained on these "
+            f"images, the first being {printable_path(used[0].path)}; make white what is to be trained on, or turn masked_loss (or "
             "alpha_mask in the dataset's file) off"
         ]
     return []
 
 
 def held_out(examples: Sequence[Example], places: Sequence[Placement | None], config: TrainConfig) -> set[int]:
-    """Examples never trained on: a share of the pictures, chosen by the seed, never regularisation."""
+    """Examples never trained on: a share of the images, chosen by the seed, never regularization images."""
     subject = [n for n, example in enumerate(examples) if not example.regularization and places[n] is not None]
     count = min(round(len(subject) * config.validation_split), len(subject) - 1) if config.validation_split else 0
     shuffled = torch.randperm(len(subject), generator=generator_for(config.seed, -1)).tolist()
@@ -364,7 +356,7 @@ def held_out(examples: Sequence[Example], places: Sequence[Placement | None], co
 
 
 def _batches(numbers: Sequence[int], places: Sequence[Placement | None], size: int) -> list[tuple[int, ...]]:
-    """Those of one bucket together."""
+    """Batches of examples in the same bucket."""
     by_bucket: dict[object, list[int]] = {}
     for number in numbers:
         if (place := places[number]) is not None:

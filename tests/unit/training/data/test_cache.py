@@ -133,7 +133,7 @@ def counted(model: Any) -> Iterator[dict[str, int]]:
 
     handles = [
         model.vae.encoder.register_forward_hook(count("vae")),
-        model.text_encoder.register_forward_hook(count("text_encoder")),
+        model.networks["text_encoder"].register_forward_hook(count("text_encoder")),
     ]
     try:
         yield calls
@@ -174,7 +174,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     task_on(make_set(tmp_path / "set")).prepare(lambda *each: told.append(each))
     assert [number for _, number, _ in told] == [1, 2, 3, 4, 5] and {total for *_, total in told} == {5}
-    assert [text for text, *_ in told] == ["encoding pictures"] * 2 + ["encoding captions"] * 3
+    assert [text for text, *_ in told] == ["encoding images"] * 2 + ["encoding captions"] * 3
 
 
 def made_by(place: Path, cache_at: Path, model: Any = None, **said: Any) -> int:
@@ -273,7 +273,7 @@ def test_flips_are_cached_and_mirror_the_picture(tmp_path: Path) -> None:
     with counted(shared_model()) as calls:
         task.prepare()
         assert calls["vae"] == 2
-        seen = {drawn(task, step, (0,))["facts"].numpy().tobytes() for step in range(20)}
+        seen = {drawn(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
         shown = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
         assert calls["vae"] == 2 and len(shown) == 2 and len(seen) == 1
     mirrored = picture(0).transpose(0)
@@ -288,11 +288,11 @@ def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
     with counted(shared_model()) as calls:
         task.prepare()
         made = calls["vae"]
-        facts = [drawn(task, step, (0,))["facts"][0] for step in range(60)]
+        facts = [drawn(task, step, (0,))["sizes"][0] for step in range(60)]
         assert calls["vae"] == made
     lefts = {int(each[3]) for each in facts}
     assert 2 <= len(lefts) <= 8 and all(0 <= left <= 96 for left in lefts)
     assert {(int(each[0]), int(each[1]), int(each[4]), int(each[5])) for each in facts} == {(64, 160, 64, 64)}
     for crop in range(1, 5):  # where a mirrored picture is cut is counted from its other side
-        plain, mirrored = (int(task._latents(0, flip, crop)["facts"][3]) for flip in (False, True))
+        plain, mirrored = (int(task._latents(0, flip, crop)["sizes"][3]) for flip in (False, True))
         assert plain + mirrored == 160 - 64

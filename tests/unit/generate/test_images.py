@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from inweave.errors import RequestError
-from inweave.generate.pictures import open_mask, open_picture, pasted, to_picture, to_tensor, working_size
+from inweave.generate.images import open_image, open_mask, paste, to_image, to_tensor, working_size
 from inweave.generate.sheet import Sheet
 
 
@@ -37,7 +37,7 @@ def test_pixels_outside_the_mask_keep_their_bits(feather: int, seed: int) -> Non
     old, new = noise((61, 47), seed), noise((61, 47), seed + 1)
     hole = np.random.default_rng(seed).random((47, 61)) < 0.3
     mask = Image.fromarray((hole * 255).astype(np.uint8))
-    found = np.asarray(pasted(new, old, mask, feather))
+    found = np.asarray(paste(new, old, mask, feather))
     assert (found[~hole] == np.asarray(old)[~hole]).all()
     if feather == 0:
         assert (found[hole] == np.asarray(new)[hole]).all()
@@ -47,19 +47,19 @@ def test_feathering_fades_inside_the_mask() -> None:
     old, new = Image.new("RGB", (64, 64), "black"), Image.new("RGB", (64, 64), "white")
     mask = Image.new("L", (64, 64), 0)
     mask.paste(255, (32, 0, 64, 64))
-    row = np.asarray(pasted(new, old, mask, 12))[32, :, 0].astype(int)
+    row = np.asarray(paste(new, old, mask, 12))[32, :, 0].astype(int)
     assert (row[:32] == 0).all() and row[63] == 255
     assert 0 <= row[32] < 128 < row[44] and (np.diff(row) >= 0).all()
 
 
 def test_numbers_and_pixels_are_inverse() -> None:
     picture = noise((24, 16), 3)
-    assert to_picture(to_tensor(picture, (24, 16))).tobytes() == picture.tobytes()
+    assert to_image(to_tensor(picture, (24, 16))).tobytes() == picture.tobytes()
 
 
 def test_transparency_is_white_and_masks_are_black_and_white() -> None:
     clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
-    assert open_picture(clear, "init").getpixel((0, 0)) == (255, 255, 255)
+    assert open_image(clear, "init").getpixel((0, 0)) == (255, 255, 255)
     grey = Image.new("L", (4, 4), 127)
     grey.putpixel((1, 1), 128)
     mask = open_mask(grey, (8, 8))
@@ -68,15 +68,15 @@ def test_transparency_is_white_and_masks_are_black_and_white() -> None:
 
 def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"init .*gone.png: no such file"):
-        open_picture(tmp_path / "gone.png", "init")
+        open_image(tmp_path / "gone.png", "init")
     (tmp_path / "text.png").write_text("hello")
     with pytest.raises(RequestError, match=r"text.png: not a picture"):
-        open_picture(tmp_path / "text.png", "init")
+        open_image(tmp_path / "text.png", "init")
     whole = tmp_path / "cut.png"
     noise((64, 64), 1).save(whole)
     whole.write_bytes(whole.read_bytes()[:600])
     with pytest.raises(RequestError, match=r"cut.png: not a picture"):
-        open_picture(whole, "mask")
+        open_image(whole, "mask")
 
 
 def test_a_sheet_has_room_for_every_cell_and_label() -> None:

@@ -1,0 +1,92 @@
+"""Images in and out: any size in, multiples of the model's patch inside, the same size out.
+
+mask     white is repainted; anything lighter than half counts as white
+feather  alpha = 2 * blurred mask - 1, clamped to 0..1: new fades into old inside the mask only, so every pixel
+         outside keeps its bits
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+
+from inweave.errors import RequestError
+
+MAX_PIXELS = 64 * 1024 * 1024
+ImageInput = str | os.PathLike[str] | Image.Image
+
+
+def open_image(source: ImageInput, label: str) -> Image.Image:
+    """An image from a file or from memory, upright and in RGB; ``label`` names it in errors."""
+    if isinstance(source, Image.Image):
+        image = source
+    else:
+        try:
+            with Image.open(Path(source)) as file:
+                if file.width * file.height > MAX_PIXELS:
+                    raise RequestError(
+                        f"{label} {source}: {file.width}x{file.height} is larger than {MAX_PIXELS:,} pixels"
+                    )
+                image = file.copy()
+        except FileNotFoundError:
+            raise RequestError(f"{label} {source}: no such file") from None
+        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise RequestError(f"{label} {source}: not an image that can be read: {error}") from None
+    image = ImageOps.exif_transpose(image)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        background = Image.new("RGBA", image.size, "white")
+        background.alpha_composite(image.convert("RGBA"))
+        image = background
+    return image.convert("RGB")
+
+
+def open_mask(source: ImageInput, size: tuple[int, int]) -> Image.Image:
+    """A mask of black and white only, of the image's ``size``."""
+    mask = open_image(source, "mask").convert("L")
+    if mask.size != size:
+        mask = mask.resize(size, Image.Resampling.NEAREST)
+    return mask.point(lambda value: 255 if value >= 128 else 0)
+
+
+def working_size(image: tuple[int, int], native: int, patch: int) -> tuple[int, int]:
+    """The size to work at: the image's own, or the model's area where the image is much larger than that."""
+    width, height = image
+    limit = (1.5 * native) ** 2
+    scale = (native * native / (width * height)) ** 0.5 if width * height > limit else 1.0
+    scale = max(scale, 64 / min(width, height))
+    return tuple(min(max(round(side * scale / patch) * patch, 64), 4096) for side in (width, height))  # type: ignore[return-value]
+
+
+def to_tensor(image: Image.Image, size: tuple[int, int]) -> torch.Tensor:
+    """(1, 3, height, width) in -1..1."""
+    resized = image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)
+    values = np.asarray(resized, dtype=np.float32) / 255.0
+    return torch.from_numpy(values)[None].permute(0, 3, 1, 2) * 2.0 - 1.0
+
+
+def mask_tensor(mask: Image.Image, size: tuple[int, int]) -> torch.Tensor:
+    """(1, 1, height, width), one where to repaint."""
+    resized = mask if mask.size == size else mask.resize(size, Image.Resampling.NEAREST)
+    return (torch.from_numpy(np.asarray(resized, dtype=np.float32)) >= 128).float()[None, None]
+
+
+def to_image(values: torch.Tensor) -> Image.Image:
+    """The first image of a batch in -1..1."""
+    pixels = (values[0].float().cpu() / 2 + 0.5).clamp(0, 1).permute(1, 2, 0)
+    return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))
+
+
+def paste(new: Image.Image, old: Image.Image, mask: Image.Image, feather: int) -> Image.Image:
+    """``new`` where the mask is white, ``old`` bit for bit where it is black."""
+    alpha = np.asarray(mask, dtype=np.float32) / 255.0
+    if feather:
+        blurred = np.asarray(mask.filter(ImageFilter.GaussianBlur(feather / 2)), dtype=np.float32) / 255.0
+        alpha = np.clip(2.0 * blurred - 1.0, 0.0, 1.0) * (alpha > 0)
+    share = alpha[..., None]
+    resized = new if new.size == old.size else new.resize(old.size, Image.Resampling.LANCZOS)
+    mixed = np.asarray(resized, np.float32) * share + np.asarray(old, np.float32) * (1.0 - share)
+    return Image.fromarray(mixed.round().astype(np.uint8))

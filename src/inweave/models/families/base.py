@@ -1,0 +1,318 @@
+"""What a model family is: everything that generating and training need to know about it, in one object.
+
+A family is a subclass of `Family` with one instance, in one file of this package, listed in `inweave.models.families`.
+Nothing outside of this package asks for a family's name in order to decide something; it asks the family.
+
+    declared as data                                answered by methods
+    networks, tokenizers    folders and classes     recognizes    is this denoiser one of mine?
+    variants                published models        identify      which variant is this single file?
+    flow, latent_patch      objective, sizes        tokenize      weighted text -> token ids
+    steps, guidance         generating              encode        token ids -> text conditioning, with gradients
+    presets, timesteps      training                batch_inputs  + sizes of the images -> the denoiser's arguments
+    attention, feed_forward LoRA targets            denoise       one call of the denoiser, in the shape of the latents
+
+Contract
+- Files of this package import torch only inside methods, so that configurations are read without it.
+- Latents are (batch, channels, height, width) everywhere. A family that packs patches or adds a frame axis does so inside
+  `denoise` and undoes it there.
+- Times are those of the scheduler, 0 to 1000, also for flows; `denoise` rescales or reverses them. What it returns is
+  what the scheduler and the objective expect: noise, velocity, or for a flow noise minus image.
+- Token ids go by the folder of their encoder, with the batch as the first axis; a family may add tensors such as a mask
+  under "<folder>.<name>". Rows of a batch have one length: texts are padded to a number of chunks, which is whatever
+  unit the family pads by. Where a denoiser takes texts of different lengths, the family keeps a mask beside the padded
+  states and cuts inside `denoise`.
+- Text encoders are either trainable, and then run inside the training step, or frozen: the states of a frozen one are
+  computed once (`frozen_states`) and stand for its token ids in `encode`.
+- Everything a method returns depends on its arguments and the weights alone; nothing is kept on the family.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from inweave.models.blueprint import Blueprint
+    from inweave.models.model import Model
+
+Prediction = Literal["epsilon", "v_prediction", "flow"]
+Shape = tuple[int, ...]
+Tensors = dict[str, "torch.Tensor"]
+#: (text, weight) in order; a piece with the text BREAK starts a new chunk
+Pieces = Sequence[tuple[str, float]]
+
+#: folder of a network in diffusers' layout -> component of an adapter
+COMPONENTS = {
+    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
+}  # fmt: skip
+ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
+
+#: what a preset for images holds unless its family has a reason to differ
+IMAGE_PRESET: Mapping[str, Any] = {
+    "rank": 16,
+    "learning_rate": 1e-4,
+    "precision": "bf16",
+    "max_grad_norm": 1.0,
+    "targets": "attention-mlp",
+    "steps": 2000,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """One network of a family: its folder in diffusers' layout, and the class it is built as."""
+
+    folder: str
+    class_name: str
+    library: Literal["diffusers", "transformers"] = "diffusers"
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A published model of a family, and how it is used unless a request says otherwise.
+
+    Finer than a base of `inweave.targets.bases`: SDXL and SDXL Turbo have the same tensors, SD 2.1 and SD 2.1-base too,
+    yet they need another schedule, size or number of steps.
+    """
+
+    name: str
+    family: str
+    repo: str  # where its diffusers folder is published
+    size: int  # pixels per side
+    steps: int
+    guidance: float  # 0: none is used
+    prediction: Prediction = "epsilon"
+    inpaint: bool = False
+    zero_terminal_snr: bool = False  # trained on a schedule whose last step is pure noise
+    base: str = ""  # the base whose tensors it has, where that has another name
+    mark: str = ""  # the word in a file's metadata that tells it from its base
+    aliases: tuple[str, ...] = ()  # those `inweave.targets.bases` does not know, or knows as the base's
+
+    @property
+    def tensors(self) -> str:
+        """The base of `inweave.targets.bases` that lists this variant's tensors."""
+        return self.base or self.name
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """One text as token ids and weights of the same shape, by the folder of the encoder."""
+
+    ids: Tensors
+    weights: Tensors
+    chunks: int
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ConditioningRequest:
+    """Both prompts of an image, how strongly to guide, and the image's size in pixels."""
+
+    positive: Pieces
+    negative: Pieces
+    guidance: float
+    width: int
+    height: int
+    clip_skip: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioning:
+    """Arguments of the denoiser; where ``guided``, rows for the negative prompt come before those for the positive."""
+
+    inputs: Mapping[str, torch.Tensor]
+    guidance: float
+    guided: bool
+    warnings: tuple[str, ...] = ()
+
+
+class Family(ABC):
+    """One family of diffusion models; see the contract in the module's docstring."""
+
+    name: ClassVar[str]
+    networks: ClassVar[tuple[Network, ...]]
+    tokenizers: ClassVar[tuple[str, ...]]  # classes of transformers that a folder may name
+    variants: ClassVar[tuple[Variant, ...]] = ()
+
+    #: the name table of `inweave.targets` its denoiser is listed in, and the tensors to look for in a single file
+    table: ClassVar[str]
+    single_file: ClassVar[str]
+
+    flow: ClassVar[bool] = False  # trained by flow matching
+    even_sigmas: ClassVar[bool] = False  # sampled at evenly spaced noise levels instead of the trained timesteps
+    latent_patch: ClassVar[int] = 1  # latents per side that the denoiser sees as one token
+    masked_inputs: ClassVar[bool] = False  # whether an inpainting variant takes mask and masked image as channels
+
+    steps: ClassVar[int]  # for generating, where no variant is known
+    guidance: ClassVar[float]
+
+    trainable_encoders: ClassVar[tuple[str, ...]] = ()
+    frozen_encoders: ClassVar[tuple[str, ...]] = ()
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]]  # training settings that differ from the defaults
+    timesteps: ClassVar[str] = "uniform"  # how training samples them where neither user nor preset says
+    attention: ClassVar[tuple[str, ...]]  # regular expressions for the ends of module names
+    feed_forward: ClassVar[tuple[str, ...]]
+
+    pipeline: ClassVar[str]  # diffusers' class for text to image
+    inpaint_pipeline: ClassVar[str] = ""
+    index_options: ClassVar[Mapping[str, Any]] = {}  # what else its model_index.json says
+    inpaint_index_options: ClassVar[Mapping[str, Any]] = {}
+
+    def image_tokens(self, latents: tuple[int, ...]) -> int:
+        """How many tokens the denoiser sees of latents of this shape."""
+        return latents[2] * latents[3] // self.latent_patch**2
+
+    # which model this is
+
+    @abstractmethod
+    def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        """Whether a denoiser of this class and configuration belongs to the family."""
+
+    @abstractmethod
+    def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
+        """(variant, evidence) of a single file's denoiser, whose names are in the family's table.
+
+        None where they belong to another family that shares the table; `FormatError` where no known model has them.
+        """
+
+    def refine(
+        self, variant: Variant, tensors: Mapping[str, Shape], metadata: Mapping[str, str]
+    ) -> tuple[Variant, list[str]]:
+        """The variant that marks and metadata of the file point to, among those whose tensors are the same."""
+        for other in (each for each in self.variants if each.mark and each.base == variant.name):
+            for key in ("modelspec.architecture", "modelspec.title"):
+                if other.mark in metadata.get(key, "").lower():
+                    return other, [f"{key} is {metadata[key]!r}: {other.name}"]
+            return variant, [f"{other.name} has the same tensors and no metadata names it: {variant.name} is assumed"]
+        return variant, []
+
+    def variant(self, name: str) -> Variant:
+        """One of its own variants."""
+        return next(each for each in self.variants if each.name == name)
+
+    def preset_name(self, blueprint: Blueprint) -> str:
+        """Which of its presets suits a model."""
+        variant = blueprint.variant
+        return variant.name if variant is not None and variant.name in self.presets else self.name
+
+    @abstractmethod
+    def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
+        """(ss_base_model_version, modelspec.architecture) of an adapter trained on a model of the family."""
+
+    # text
+
+    @abstractmethod
+    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+        """Token ids of one text, padded to at least ``chunks``."""
+
+    @abstractmethod
+    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+        """The text conditioning of a batch of token ids, or of states that stand for a frozen encoder's ids.
+
+        Gradients flow where they are enabled; ``weights`` are those of `tokenize`.
+        """
+
+    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+        """The states of its frozen encoders for a batch of token ids, by the encoder's folder."""
+        return {}
+
+    @abstractmethod
+    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+        """Empty inputs for `encode` of one text of this length; states in place of a frozen encoder's ids."""
+
+    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+        """What of a request has no effect on this model."""
+        return []
+
+    def negative_text(self, model: Model, request: ConditioningRequest, negative: Tensors) -> Tensors:
+        """The conditioning of the negative prompt, of which ``negative`` is the encoded text."""
+        return negative
+
+    # the denoiser
+
+    def batch_inputs(
+        self, model: Model, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+    ) -> Tensors:
+        """All arguments of the denoiser for a batch.
+
+        ``sizes`` has one row per image: height and width of the original, top and left of the crop, height and width
+        of the result; ``latents`` is the shape of the latents.
+        """
+        return {name: value.to(model.dtype) if value.is_floating_point() else value for name, value in text.items()}
+
+    @abstractmethod
+    def denoise(
+        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """One prediction in the shape of the latents, without guidance."""
+
+    def is_guided(self, model: Model, guidance: float) -> bool:
+        """Whether this guidance takes a prediction for the negative prompt too."""
+        return guidance > 1.0
+
+    def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:
+        """Classifier-free guidance."""
+        return negative + guidance * (positive - negative)
+
+    # the same for all
+
+    def token_ids(self, model: Model, text: str, chunks: int | None = None) -> Tensors:
+        """Token ids of a plain text, for `encode`."""
+        return self.tokenize(model, ((text, 1.0),) if text else (), chunks).ids
+
+    def chunks_needed(self, model: Model, texts: Iterable[str]) -> int:
+        """How many chunks the longest of these texts takes."""
+        return max((self.tokenize(model, ((text, 1.0),)).chunks for text in texts if text), default=1)
+
+    def frozen_folders(self, model: Model) -> list[str]:
+        """Those of its frozen encoders that this model has."""
+        return [folder for folder in self.frozen_encoders if folder in model.networks]
+
+    def condition(self, model: Model, request: ConditioningRequest) -> Conditioning:
+        """Encode the prompts of an image."""
+        import torch
+
+        guided = self.is_guided(model, request.guidance)
+        positive = self.tokenize(model, request.positive)
+        warnings = [*self.prompt_warnings(model, request), *positive.warnings]
+        with torch.no_grad():
+            if guided:  # both with as many chunks
+                negative = self.tokenize(model, request.negative, positive.chunks)
+                positive = self.tokenize(model, request.positive, negative.chunks)
+                warnings += negative.warnings
+                below = self.encode(model, on_encoders(model, negative.ids), request.clip_skip, negative.weights)
+            text = self.encode(model, on_encoders(model, positive.ids), request.clip_skip, positive.weights)
+            if guided:
+                below = self.negative_text(model, request, below)
+                text = {name: torch.cat([below[name], value]) for name, value in text.items()}
+            rows = next(iter(text.values()))
+            size = (request.height, request.width)
+            sizes = torch.tensor([[*size, 0, 0, *size]], dtype=model.dtype, device=rows.device).repeat(len(rows), 1)
+            latents = model.latent_space.shape(request.width, request.height)
+            inputs = self.batch_inputs(model, text, sizes, latents, request.guidance)
+        return Conditioning(inputs, request.guidance, guided, tuple(warnings))
+
+    def predict(self, model: Model, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """One prediction, guided where the conditioning is."""
+        import torch
+
+        if not conditioning.guided:
+            return self.denoise(model, latents, t, conditioning.inputs)
+        negative, positive = self.denoise(model, torch.cat([latents, latents]), t, conditioning.inputs).chunk(2)
+        return self.guide(negative, positive, conditioning.guidance)
+
+
+def on_encoders(model: Model, ids: Tensors) -> Tensors:
+    """Token ids on the device of the encoder they are for."""
+    return {name: value.to(device_of(model.networks[name.partition(".")[0]])) for name, value in ids.items()}
+
+
+def device_of(network: Any) -> torch.device:
+    found: torch.device = network.device
+    return found

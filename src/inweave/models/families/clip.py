@@ -1,0 +1,114 @@
+"""Families that read prompts with CLIP, and some of them with T5 beside it.
+
+    trainable_encoders   CLIPs: token ids in chunks, (batch, chunks, length)
+    frozen_encoders      T5: token ids (batch, length), or its states (batch, length, width) in their place
+
+T5 is larger than most denoisers, so it is never trained; the states of a text are kept instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from inweave.models.families.base import Family, Pieces, PromptTokens, Tensors, device_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from inweave.models.model import Model
+
+CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
+T5_TOKENIZERS = ("T5Tokenizer", "T5TokenizerFast")
+
+
+class ClipFamily(Family):
+    """Tokenizes and encodes with CLIP and T5; subclasses join the states as their denoiser expects them."""
+
+    def clip_layer(self, clip_skip: int | None) -> int | None:
+        """The layer of CLIP whose states are used, counted from the end; None: its own output."""
+        return max(clip_skip or 2, 2)  # trained on the layer before the last
+
+    final_norm = False  # whether an earlier layer goes through CLIP's final norm
+
+    def t5_length(self, model: Model) -> int:
+        """How many tokens T5 reads."""
+        raise NotImplementedError(f"{self.name} has no T5")
+
+    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+        from inweave.models.encode import clip_tokens, t5_tokens
+
+        clips = {
+            folder: clip_tokens(model.tokenizers[tokenizer_of(folder)], pieces, chunks)
+            for folder in self.trainable_encoders
+        }
+        ids = {folder: tokens.ids[None] for folder, tokens in clips.items()}
+        weights = {folder: tokens.weights[None] for folder, tokens in clips.items()}
+        warnings: list[str] = []
+        for folder in self.frozen_folders(model):
+            length = self.t5_length(model)
+            tokens = t5_tokens(model.tokenizers[tokenizer_of(folder)], pieces, length)
+            ids[folder], weights[folder] = tokens.ids, tokens.weights
+            if tokens.needed > length:
+                warnings.append(
+                    f"the prompt has {tokens.needed} T5 tokens; T5 reads {length}, and the last "
+                    f"{tokens.needed - length} were ignored"
+                )
+        return PromptTokens(ids, weights, max(len(tokens.ids) for tokens in clips.values()), tuple(warnings))
+
+    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+        from inweave.models.encode import encode_t5
+
+        return {
+            folder: encode_t5(model.networks[folder], ids[folder].to(device_of(model.networks[folder])))
+            for folder in self.frozen_encoders
+            if folder in ids
+        }
+
+    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+        import torch
+
+        inputs: Tensors = {}
+        for folder in self.trainable_encoders:
+            length: Any = model.networks[folder].config.max_position_embeddings  # type: ignore[union-attr]
+            inputs[folder] = torch.empty(1, chunks, length, dtype=torch.int64, device=device)
+        for folder in self.frozen_folders(model):
+            width: Any = model.networks[folder].config.d_model  # type: ignore[union-attr]
+            inputs[folder] = torch.empty(1, self.t5_length(model), width, dtype=model.dtype, device=device)
+        return inputs
+
+    def clip_states(
+        self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """States of all CLIPs joined along the width, and what each pools."""
+        import torch
+
+        from inweave.models.encode import encode_clip
+
+        layer = self.clip_layer(clip_skip)
+        states = [
+            encode_clip(
+                model.networks[folder],
+                ids[folder],
+                None if weights is None else weights[folder],
+                layer=layer,
+                final_norm=self.final_norm,
+            )
+            for folder in self.trainable_encoders
+        ]
+        return torch.cat([hidden for hidden, _ in states], -1), [pooled for _, pooled in states if pooled is not None]
+
+    def t5_states(self, model: Model, ids: Tensors, weights: Tensors | None) -> torch.Tensor | None:
+        """What T5 makes of a text, or what was kept of it; None where the model has no T5."""
+        from inweave.models.encode import encode_t5
+
+        for folder in self.frozen_encoders:
+            if folder in ids and ids[folder].is_floating_point():
+                return ids[folder]
+            if folder in ids:
+                return encode_t5(model.networks[folder], ids[folder], None if weights is None else weights[folder])
+        return None
+
+
+def tokenizer_of(encoder: str) -> str:
+    """The folder of a text encoder's tokenizer."""
+    return encoder.replace("text_encoder", "tokenizer")

@@ -1,0 +1,146 @@
+"""FLUX.1 dev and schnell: a transformer over 2x2 patches of latents and T5's states, with what CLIP pools beside them.
+
+    hidden_states  (batch, rows * columns, channels * 4)     img_ids  (0, row, column) of every patch
+    timestep       t / 1000                                  txt_ids  zeros
+
+dev was distilled to take guidance as a number (`guidance_embeds`), schnell to need none: neither uses a negative prompt.
+Training leaves that distillation alone with a guidance of 1. Its timesteps are shifted by the size of the image.
+
+Single files name their blocks `double_blocks`; one with `guidance_in` is dev, without it schnell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from inweave.errors import FormatError
+from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Network, Shape, Tensors, Variant
+from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
+
+if TYPE_CHECKING:
+    import torch
+
+    from inweave.models.model import Model
+
+
+class Flux1(ClipFamily):
+    name = "flux"
+    networks = (
+        Network("transformer", "FluxTransformer2DModel"),
+        Network("vae", "AutoencoderKL"),
+        Network("text_encoder", "CLIPTextModel", "transformers"),
+        Network("text_encoder_2", "T5EncoderModel", "transformers"),
+    )
+    tokenizers = (*CLIP_TOKENIZERS, *T5_TOKENIZERS)
+    trainable_encoders = ("text_encoder",)
+    frozen_encoders = ("text_encoder_2",)
+    variants = (
+        Variant("flux1-dev", "flux", "black-forest-labs/FLUX.1-dev", 1024, 28, 3.5, "flow"),
+        Variant("flux1-schnell", "flux", "black-forest-labs/FLUX.1-schnell", 1024, 4, 0.0, "flow",
+                aliases=("schnell",)),
+    )  # fmt: skip
+    table = "flux"
+    single_file = "FLUX (double_blocks)"
+    flow = True
+    even_sigmas = True
+    latent_patch = 2
+    steps = 28
+    guidance = 3.5
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "flux": {**IMAGE_PRESET, "resolution": 1024, "timestep_sampling": "shift", "guidance": 1.0}
+    }
+    timesteps = "shift"
+    attention = (r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out")
+    feed_forward = (r"ff(_context)?\.net\.\d+(\.proj)?", "proj_mlp", r"single_transformer_blocks\.\d+\.proj_out")
+    pipeline = "FluxPipeline"
+
+    def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
+        return class_name == "FluxTransformer2DModel"
+
+    def identify(self, tensors: Mapping[str, Shape]) -> tuple[str, list[str]] | None:
+        if any(name.startswith("distilled_guidance_layer.") for name in tensors):
+            raise FormatError("FLUX with distilled_guidance_layer is Chroma; known are FLUX.1 dev and FLUX.1 schnell")
+        width = tensors.get("img_in.weight", (0, 0))[1]
+        if width != 64:
+            raise FormatError(
+                f"FLUX with an input of width {width}; expected 64 (FLUX.1 dev, schnell); 384 is FLUX.1 Fill, "
+                "128 is FLUX.1 Canny or Depth"
+            )
+        guided = any(name.startswith("guidance_in.") for name in tensors)
+        base = "flux1-dev" if guided else "flux1-schnell"
+        return base, [f"double_blocks {'with' if guided else 'without'} guidance_in: {base}"]
+
+    def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
+        return "flux1", "flux-1-dev"
+
+    def clip_layer(self, clip_skip: int | None) -> int | None:
+        return None  # only what CLIP pools is used
+
+    def t5_length(self, model: Model) -> int:
+        return 512 if model.denoiser.config.guidance_embeds else 256
+
+    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+        _, pooled = self.clip_states(model, ids, clip_skip, weights)
+        t5 = self.t5_states(model, ids, weights)
+        assert t5 is not None, "FLUX.1 models have a T5"
+        return {"encoder_hidden_states": t5, "pooled_projections": pooled[0].to(t5.dtype)}
+
+    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+        warnings = []
+        if request.negative:
+            warnings.append("FLUX.1 does not use a negative prompt; it was ignored")
+        if request.guidance > 0 and not model.denoiser.config.guidance_embeds:
+            warnings.append("FLUX.1 schnell does not use guidance; the value was ignored")
+        return warnings
+
+    def is_guided(self, model: Model, guidance: float) -> bool:
+        return False  # distilled: guidance is an input
+
+    def batch_inputs(
+        self, model: Model, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+    ) -> Tensors:
+        import torch
+
+        inputs = super().batch_inputs(model, text, sizes, latents, guidance)
+        hidden = inputs["encoder_hidden_states"]
+        inputs["txt_ids"] = hidden.new_zeros(hidden.shape[1], 3)
+        inputs["img_ids"] = patch_positions(latents[2] // 2, latents[3] // 2, hidden)
+        if model.denoiser.config.guidance_embeds:
+            inputs["guidance"] = torch.full((len(hidden),), guidance, dtype=torch.float32, device=hidden.device)
+        return inputs
+
+    def denoise(
+        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        step = t.expand(len(latents)).to(latents.dtype) / 1000
+        packed = pack(latents)
+        prediction = model.denoiser(hidden_states=packed, timestep=step, return_dict=False, **inputs)[0]
+        return unpack(prediction, latents.shape)
+
+
+def pack(latents: torch.Tensor) -> torch.Tensor:
+    """2x2 patches as rows: (batch, rows * columns, channels * 4)."""
+    batch, channels, height, width = latents.shape
+    patches = latents.view(batch, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
+    return patches.reshape(batch, height // 2 * width // 2, channels * 4)
+
+
+def unpack(packed: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Rows of patches as latents of this shape again."""
+    batch, channels, height, width = shape
+    patches = packed.view(batch, height // 2, width // 2, channels, 2, 2).permute(0, 3, 1, 4, 2, 5)
+    return patches.reshape(batch, channels, height, width)
+
+
+def patch_positions(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+    """(0, row, column) of every patch, in the dtype of ``like``."""
+    import torch
+
+    positions = torch.zeros(rows, columns, 3, device=like.device)  # made there: a training step copies nothing
+    positions[..., 1] = torch.arange(rows, device=like.device)[:, None]
+    positions[..., 2] = torch.arange(columns, device=like.device)[None, :]
+    return positions.reshape(-1, 3).to(like.dtype)
+
+
+FLUX = Flux1()

@@ -1,0 +1,137 @@
+"""Images to latents and back: the one place that knows how an autoencoder is used.
+
+    image (batch, 3, height, width) in -1..1
+      ──encode──► distribution ──sample, mode, or mean and deviation──► (x - shift) * factor = latents
+    latents (batch, channels, height / scale, width / scale) ──► x = latents / factor + shift ──decode──► image
+
+shift and factor are one number each (`shift_factor`, `scaling_factor`) or one per channel (`latents_mean`, 1 /
+`latents_std`). An autoencoder for video takes and gives a frame axis; it is added and removed here, so latents have four
+axes everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SMALLEST_TILE = 16  # latents per side: a smaller tile sees too little of the image
+_OVERLAP = 4  # the share of a tile that the next one repeats
+
+
+@dataclass(frozen=True, slots=True)
+class LatentSpace:
+    """What an autoencoder's configuration says about its latents."""
+
+    channels: int
+    scale: int  # pixels per latent, along each side
+    shift: tuple[float, ...] = (0.0,)  # one number, or one per channel
+    factor: tuple[float, ...] = (1.0,)
+    frames: bool = False  # whether the network has a frame axis
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> LatentSpace:
+        """From the configuration of diffusers' AutoencoderKL, or of a video autoencoder such as Qwen-Image's."""
+        if "latents_mean" in config and "z_dim" in config:
+            factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
+            scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
+            return LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
+        scale = 2 ** (len(config["block_out_channels"]) - 1)
+        shift = config.get("shift_factor") or 0.0
+        return LatentSpace(config["latent_channels"], scale, (shift,), (config["scaling_factor"],))
+
+    def shape(self, width: int, height: int, batch: int = 1) -> tuple[int, int, int, int]:
+        """The shape of latents for images of this size in pixels."""
+        return batch, self.channels, height // self.scale, width // self.scale
+
+    def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
+        return (hidden - _per_channel(self.shift, hidden)) * _per_channel(self.factor, hidden)
+
+    def denormalize(self, latents: torch.Tensor) -> torch.Tensor:
+        return latents / _per_channel(self.factor, latents) + _per_channel(self.shift, latents)
+
+
+def encode(vae: Any, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """Latents sampled for a batch of images; without a generator the most likely ones."""
+    space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
+    hidden = distribution.mode() if generator is None else distribution.sample(generator)
+    return space.normalize(_without_frames(hidden, space))
+
+
+def encode_distribution(vae: Any, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean, standard deviation) of the latents of a batch of images."""
+    space, distribution = LatentSpace.of(vae.config), _distribution(vae, image)
+    std = _without_frames(distribution.std, space)
+    return space.normalize(_without_frames(distribution.mean, space)), std * _per_channel(space.factor, std)
+
+
+def decode(vae: Any, latents: torch.Tensor, warn: Callable[[str], object] | None = None) -> torch.Tensor:
+    """The images of latents; where memory runs out, in tiles that overlap, half as large each time."""
+    space = LatentSpace.of(vae.config)
+    hidden = space.denormalize(latents.to(vae.dtype))
+    whole = side = max(hidden.shape[-2:])
+    while True:
+        try:
+            with _tiled(vae, side if side < whole else None, space.scale):
+                image: torch.Tensor = vae.decode(hidden[:, :, None] if space.frames else hidden, return_dict=False)[0]
+            if side < whole and warn is not None:
+                warn(
+                    "not enough memory to decode the image at once; it was decoded in tiles of "
+                    f"{side * space.scale} pixels"
+                )
+            return _without_frames(image, space)
+        except torch.OutOfMemoryError:
+            if side // 2 < SMALLEST_TILE:
+                raise
+        # outside of the handler: the error holds its frames, and they hold what was computed
+        torch.cuda.empty_cache()
+        side //= 2
+
+
+def _distribution(vae: Any, image: torch.Tensor) -> Any:
+    image = image.to(vae.device, vae.dtype)
+    return vae.encode(image[:, :, None] if LatentSpace.of(vae.config).frames else image).latent_dist
+
+
+def _without_frames(tensor: torch.Tensor, space: LatentSpace) -> torch.Tensor:
+    return tensor[:, :, 0] if space.frames else tensor
+
+
+def _per_channel(values: tuple[float, ...], like: torch.Tensor) -> float | torch.Tensor:
+    """A plain number where all channels share it."""
+    if len(values) == 1:
+        return values[0]
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, -1, 1, 1)
+
+
+@contextmanager
+def _tiled(vae: Any, side: int | None, scale: int) -> Iterator[None]:
+    """Tiles of ``side`` latents inside the block; None: the image as one."""
+    if side is None:
+        yield
+        return
+    pixels = side * scale
+    if hasattr(vae, "tile_latent_min_size"):
+        before = vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size
+        vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = True, side, pixels
+        try:
+            yield
+        finally:
+            vae.use_tiling, vae.tile_latent_min_size, vae.tile_sample_min_size = before
+        return
+    stride = pixels - pixels // _OVERLAP
+    sizes = vae.tile_sample_min_height, vae.tile_sample_min_width
+    strides = vae.tile_sample_stride_height, vae.tile_sample_stride_width
+    tiling = vae.use_tiling
+    vae.use_tiling = True
+    vae.tile_sample_min_height = vae.tile_sample_min_width = pixels
+    vae.tile_sample_stride_height = vae.tile_sample_stride_width = stride
+    try:
+        yield
+    finally:
+        vae.use_tiling = tiling
+        vae.tile_sample_min_height, vae.tile_sample_min_width = sizes
+        vae.tile_sample_stride_height, vae.tile_sample_stride_width = strides

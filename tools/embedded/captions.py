@@ -1,8 +1,8 @@
-"""Words for pictures: the list of emoji, and the captions one emoji may have.
+"""Captions for images: the list of emoji, and the captions one emoji may have.
 
     name       "cat face": emojibase's label, lower case, plain letters
     tags       keywords of emojibase and emojilib, at most twelve
-    weight     how often a picture is drawn: skin tones, symbols and "man ..." / "woman ..." are many and alike
+    weight     how often an image is sampled: skin tones, symbols and "man ..." / "woman ..." are many and alike
 
 Left out: country flags, keycaps, letter buttons, half-hour clocks and family groupings.
 """
@@ -63,8 +63,8 @@ def from_dict(row: dict[str, Any]) -> Emoji:
 
 def plain(text: str) -> str:
     """Lower case, with letters, digits and the punctuation that captions use."""
-    kept = re.sub(r"[^a-z0-9 ,'\-!?]", " ", text.lower().translate(_PLAIN))
-    return re.sub(r"\s+", " ", kept).strip()
+    letters = re.sub(r"[^a-z0-9 ,'\-!?]", " ", text.lower().translate(_PLAIN))
+    return re.sub(r"\s+", " ", letters).strip()
 
 
 def all_emoji(work: Path, *, tones: bool = True) -> list[Emoji]:
@@ -73,7 +73,7 @@ def all_emoji(work: Path, *, tones: bool = True) -> list[Emoji]:
     rows = json.loads((base / "en" / "data.json").read_text())
     subgroups = {int(k): v for k, v in json.loads((base / "meta" / "groups.json").read_text())["subgroups"].items()}
     library = json.loads((npm_folder(work, "emojilib") / "dist" / "emoji-en-US.json").read_text())
-    found: list[Emoji] = []
+    emojis: list[Emoji] = []
     for row in rows:
         if row.get("group") not in GROUPS or (subgroup := subgroups[row["subgroup"]]) in _DROPPED:
             continue
@@ -82,14 +82,14 @@ def all_emoji(work: Path, *, tones: bool = True) -> list[Emoji]:
             continue
         tags = _keywords(name, [*row.get("tags", []), *library.get(row["emoji"], [])[1:]])
         group = GROUPS[row["group"]]
-        found.append(Emoji(row["hexcode"].lower(), name, tags, group, subgroup, order=row.get("order", 9999)))
+        emojis.append(Emoji(row["hexcode"].lower(), name, tags, group, subgroup, order=row.get("order", 9999)))
         if tones and not _ONE_TONE.match(name) and subgroup != "family":
             for skin in row.get("skins", []):
                 if isinstance(tone := skin.get("tone"), int) and tone in TONES:
                     toned = f"{name}, {TONES[tone]} skin tone"
                     order = skin.get("order", 9999)
-                    found.append(Emoji(skin["hexcode"].lower(), toned, tags, group, subgroup, tone, order))
-    return sorted(found, key=lambda emoji: emoji.order)
+                    emojis.append(Emoji(skin["hexcode"].lower(), toned, tags, group, subgroup, tone, order))
+    return sorted(emojis, key=lambda emoji: emoji.order)
 
 
 def _keywords(name: str, words: Iterable[str]) -> tuple[str, ...]:
@@ -111,16 +111,16 @@ def plural(words: str) -> str:
 
 
 def fixed_captions(emoji: Emoji) -> list[str]:
-    """The variants a vocabulary is learned from."""
+    """The captions that the vocabulary is built from."""
     name, tags = emoji.name, emoji.tags
-    found = [name, f"{name} emoji", f"an emoji of {with_article(name)}", with_article(name)]
+    variants = [name, f"{name} emoji", f"an emoji of {with_article(name)}", with_article(name)]
     if tags:
-        found += [f"{name}, {', '.join(tags[:3])}", ", ".join(tags[:4])]
-    return [*found, f"{emoji.group} emoji, {name}"]
+        variants += [f"{name}, {', '.join(tags[:3])}", ", ".join(tags[:4])]
+    return [*variants, f"{emoji.group} emoji, {name}"]
 
 
 def random_caption(emoji: Emoji, rng: random.Random, adjective: str = "") -> str:
-    """One caption for one picture; ``adjective`` is "blue", "small blue", ... and then always said."""
+    """One caption for one picture; ``adjective`` is "blue", "small blue", ... and then always included."""
     name = f"{adjective} {emoji.name}".strip()
     chance = rng.random()
     if chance < 0.38:

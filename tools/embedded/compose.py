@@ -1,7 +1,7 @@
-"""Pictures made from sprites: recolouring, backgrounds, small ones, pairs and counts.
+"""Pictures made from sprites: recoloring, backgrounds, small ones, pairs and counts.
 
 over(p, b)      p_rgb + (1 - p_alpha) * b, in [-1, 1]: what the networks see
-recolour(p, c)  shades of one colour by luminance y, stretched so that the sprite's mean lies at 1/2:
+recolor(p, c)  shades of one color by luminance y, stretched so that the sprite's mean lies at 1/2:
                 black .. c for the darker half, c .. white for the lighter half
 arrange(kind)   full, small, pair (side by side), stack (one above the other), two, three, four
 """
@@ -13,20 +13,20 @@ import random
 import torch
 from torch.nn import functional
 
-COLOURS: dict[str, tuple[float, float, float]] = {
+COLORS: dict[str, tuple[float, float, float]] = {
     "red": (0.86, 0.13, 0.13), "orange": (0.96, 0.52, 0.10), "yellow": (0.98, 0.82, 0.15), "green": (0.20, 0.66, 0.25),
     "blue": (0.13, 0.40, 0.88), "purple": (0.54, 0.22, 0.76), "pink": (0.97, 0.50, 0.70), "brown": (0.50, 0.31, 0.18),
     "gray": (0.55, 0.55, 0.57), "teal": (0.08, 0.60, 0.60),
 }  # fmt: skip
 BACKGROUNDS: dict[str, tuple[float, float, float]] = {
-    **COLOURS, "black": (0.08, 0.08, 0.09), "light blue": (0.66, 0.85, 0.97), "light green": (0.72, 0.91, 0.69),
+    **COLORS, "black": (0.08, 0.08, 0.09), "light blue": (0.66, 0.85, 0.97), "light green": (0.72, 0.91, 0.69),
 }  # fmt: skip
 WHITE = (1.0, 1.0, 1.0)
 _LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def over(sprites: torch.Tensor, backgrounds: torch.Tensor) -> torch.Tensor:
-    """RGB in [-1, 1] of premultiplied ``sprites`` on one colour each: (n, 3), or (1, 3) for all."""
+    """RGB in [-1, 1] of premultiplied ``sprites`` on one color each: (n, 3), or (1, 3) for all."""
     return (sprites[:, :3] + (1 - sprites[:, 3:]) * backgrounds[:, :, None, None]) * 2 - 1
 
 
@@ -34,8 +34,8 @@ def on_white(sprites: torch.Tensor) -> torch.Tensor:
     return over(sprites.float(), torch.ones(1, 3, device=sprites.device))
 
 
-def recolour(sprites: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
-    """Each sprite in shades of its colour (n, 3); light and dark parts stay light and dark."""
+def recolor(sprites: torch.Tensor, colors: torch.Tensor) -> torch.Tensor:
+    """Each sprite in shades of its color (n, 3); light and dark parts stay light and dark."""
     alpha = sprites[:, 3:]
     rgb = sprites[:, :3] / alpha.clamp_min(1e-4)
     light = (rgb * rgb.new_tensor(_LUMINANCE)[None, :, None, None]).sum(1, keepdim=True)
@@ -43,22 +43,22 @@ def recolour(sprites: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
     mean = mean.clamp(0.15, 0.9)
     upper = 0.5 + 0.5 * (light - mean) / (1 - mean).clamp_min(0.1)
     tone = torch.where(light < mean, 0.5 * light / mean, upper).clamp(0, 1)
-    colour = colours[:, :, None, None]
-    shades = colour * (0.15 + 1.7 * tone)
-    tints = colour + (1 - colour) * (2 * tone - 1) * 0.9
+    color = colors[:, :, None, None]
+    shades = color * (0.15 + 1.7 * tone)
+    tints = color + (1 - color) * (2 * tone - 1) * 0.9
     return torch.cat([torch.where(tone < 0.5, shades, tints).clamp(0, 1) * alpha, alpha], 1)
 
 
-def recolour_some(sprites: torch.Tensor, names: list[str | None]) -> torch.Tensor:
-    """``names[i]`` is the colour of sprite i, or None to leave it as it is."""
+def recolor_some(sprites: torch.Tensor, names: list[str | None]) -> torch.Tensor:
+    """``names[i]`` is the color of sprite i, or None to leave it as it is."""
     chosen = [i for i, name in enumerate(names) if name]
     if chosen:
-        wanted = sprites.new_tensor([COLOURS[names[i] or ""] for i in chosen])
-        sprites[chosen] = recolour(sprites[chosen], wanted)
+        targets = sprites.new_tensor([COLORS[names[i] or ""] for i in chosen])
+        sprites[chosen] = recolor(sprites[chosen], targets)
     return sprites
 
 
-def background_colours(names: list[str | None], device: torch.device) -> torch.Tensor:
+def background_colors(names: list[str | None], device: torch.device) -> torch.Tensor:
     return torch.tensor([BACKGROUNDS[name] if name else WHITE for name in names], device=device)
 
 

@@ -2,7 +2,7 @@
 
     recall   share of names whose picture is nearest, at 32x32 pixels, to that very emoji among all of the set
     PSNR     10 log10(1 / mean squared error), against the true picture (median) and of the VAE alone (mean)
-    edges    mean absolute difference of neighbouring pixels, as a share of the true pictures'
+    edges    mean absolute difference of neighboring pixels, as a share of the true pictures'
 
 Writes scores.json and, with --sheet, a picture of the test prompts.
 """
@@ -42,11 +42,11 @@ def small(pictures: torch.Tensor) -> torch.Tensor:
 
 def score(model: Any, sprites: Sprites, names: int, guidance: float, steps: int) -> dict[str, float]:
     """Generate ``names`` of the set's names and compare each with its own picture and with all others."""
-    plain = [i for i, emoji in enumerate(sprites.shown) if emoji.tone == 0]
+    plain = [i for i, emoji in enumerate(sprites.emojis) if emoji.tone == 0]
     random.Random(3).shuffle(plain)
     chosen = plain[:names]
-    parts = (model.denoiser, model.networks["text_encoder"], model.tokenizer)
-    captions = [sprites.shown[i].name for i in chosen]
+    parts = (model.unet, model.text_encoder, model.tokenizer)
+    captions = [sprites.emojis[i].name for i in chosen]
     made = decode(model.vae, sample_latents(*parts, captions, guidance, steps=steps, seed=100, at_once=64))
     true = on_white(sprites.pictures[chosen])
     references = torch.cat([small(on_white(part)) for part in sprites.pictures.split(256)])
@@ -89,9 +89,7 @@ def main() -> None:
     (options.work / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     if options.sheet is not None:
         prompts = list(PROMPTS)
-        latents = sample_latents(
-            model.denoiser, model.networks["text_encoder"], model.tokenizer, prompts, 2.5, steps=options.steps
-        )
+        latents = sample_latents(model.unet, model.text_encoder, model.tokenizer, prompts, 2.5, steps=options.steps)
         sheet(to_images(decode(model.vae, latents)), columns=6).save(options.sheet)
 
 

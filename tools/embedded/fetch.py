@@ -77,9 +77,9 @@ def download(package: Package) -> bytes:
     """The archive of ``package``, checked against its pinned digest."""
     with urllib.request.urlopen(package.url, timeout=120) as answer:
         archive: bytes = answer.read()
-    found = base64.b64encode(hashlib.sha512(archive).digest()).decode()
-    if found != package.integrity:
-        raise SystemExit(f"{package.url}: sha512 {found}, expected {package.integrity}; the archive is not used")
+    digest = base64.b64encode(hashlib.sha512(archive).digest()).decode()
+    if digest != package.integrity:
+        raise SystemExit(f"{package.url}: sha512 {digest}, expected {package.integrity}; the archive is not used")
     return archive
 
 

@@ -67,9 +67,9 @@ def fit(
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        kept = min(decay, (1 + step) / (10 + step))
+        ema_decay = min(decay, (1 + step) / (10 + step))
         with torch.no_grad():
-            torch._foreach_lerp_(average, [parameter.detach() for parameter in parameters], 1 - kept)
+            torch._foreach_lerp_(average, [parameter.detach() for parameter in parameters], 1 - ema_decay)
         step += 1
         if step in (1, 10, 50) or step % report_every == 0:
             spent = time.monotonic() - start

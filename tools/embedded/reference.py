@@ -29,13 +29,13 @@ APART = 0.06  # root mean square difference of two thumbnails, in [0, 1]
 def thumbnails(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """(n, 32, 32, 3): means of 4x4 pixels of the pictures on white."""
     factor = pictures.shape[1] // SIDE
-    found = [on_white(picture).reshape(SIDE, factor, SIDE, factor, 3).mean((1, 3)) for picture in pictures]
-    return (np.stack(found) * 255).round().astype(np.uint8)
+    thumbnails = [on_white(picture).reshape(SIDE, factor, SIDE, factor, 3).mean((1, 3)) for picture in pictures]
+    return (np.stack(thumbnails) * 255).round().astype(np.uint8)
 
 
-def choose(shown: list[Emoji], small: NDArray[np.uint8]) -> list[int]:
+def choose(emojis: list[Emoji], small: NDArray[np.uint8]) -> list[int]:
     """COUNT pictures, evenly over the named groups, each apart from all chosen before it."""
-    able = [i for i, emoji in enumerate(shown) if emoji.group in GROUPS and emoji.weight >= 1 and not emoji.tone]
+    able = [i for i, emoji in enumerate(emojis) if emoji.group in GROUPS and emoji.weight >= 1 and not emoji.tone]
     values = small.reshape(len(small), -1) / 255
     distinct: list[int] = []
     for i in able:
@@ -49,13 +49,13 @@ def main() -> None:
     add_work(parser)
     parser.add_argument("--out", type=Path, default=SHIPPED)
     options = parser.parse_args()
-    pictures, shown = read_set(options.work, "noto")
+    pictures, emojis = read_set(options.work, "noto")
     small = thumbnails(pictures)
-    chosen = choose(shown, small)
+    chosen = choose(emojis, small)
     rows = small[chosen].reshape(-1, COLUMNS, SIDE, SIDE, 3).swapaxes(1, 2)
     image = Image.fromarray(rows.reshape(-1, COLUMNS * SIDE, 3))
     image.save(options.out / "reference.png", optimize=True)
-    names = [shown[i].name for i in chosen]
+    names = [emojis[i].name for i in chosen]
     document = {"side": SIDE, "columns": COLUMNS, "captions": names}
     (options.out / "reference.json").write_text(json.dumps(document, indent=1) + "\n")
     print(f"{len(names)} thumbnails, {(options.out / 'reference.png').stat().st_size / 1e3:.0f} kB")

@@ -3,7 +3,7 @@
     <work>/sprites/<set>.npz    images: uint8 (n, size, size, 4), straight alpha
     <work>/sprites/<set>.json   what each picture shows, in the same order
 
-An emoji is found in a set by its code points, else by its name spelt as the set spells names.
+An emoji is found in a set by its code points, else by its name spelled as the set spells names.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def render(work: Path, name: str, limit: int = 0) -> tuple[NDArray[np.uint8], li
     """All emoji of a set, each picture once; skin tones only in the set the model learns to draw."""
     find, draw = bitmap_set(work) if name == "3d" else vector_set(work, name)
     pictures: list[NDArray[np.uint8]] = []
-    shown: list[Emoji] = []
+    emojis: list[Emoji] = []
     seen: set[str] = set()
     for emoji in all_emoji(work, tones=name == "noto"):
         key = find(emoji)
@@ -95,10 +95,10 @@ def render(work: Path, name: str, limit: int = 0) -> tuple[NDArray[np.uint8], li
         if picture[..., 3].max() < 32:  # nothing to see
             continue
         pictures.append(picture)
-        shown.append(emoji)
-        if limit and len(shown) == limit:
+        emojis.append(emoji)
+        if limit and len(emojis) == limit:
             break
-    return np.stack(pictures), shown
+    return np.stack(pictures), emojis
 
 
 def main() -> None:
@@ -108,12 +108,12 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=0, help="only the first emoji of each set (0: all)")
     options = parser.parse_args()
     for name in options.sets:
-        pictures, shown = render(options.work, name, options.limit)
+        pictures, emojis = render(options.work, name, options.limit)
         path = sprite_file(options.work, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, images=pictures)
-        path.with_suffix(".json").write_text(json.dumps([emoji.as_dict() for emoji in shown]))
-        print(f"{name}: {len(shown)} pictures, {path.stat().st_size / 1e6:.1f} MB")
+        path.with_suffix(".json").write_text(json.dumps([emoji.as_dict() for emoji in emojis]))
+        print(f"{name}: {len(emojis)} pictures, {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

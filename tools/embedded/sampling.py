@@ -27,7 +27,7 @@ def sample_latents(
     """Scaled latents for ``captions``; ``guidance`` is one number, or one for each caption."""
     device, size = unet.device, unet.config.sample_size
     strengths = torch.as_tensor(guidance, dtype=torch.float32, device=device).expand(len(captions))
-    found = []
+    batches = []
     for start in range(0, len(captions), at_once):
         some = captions[start : start + at_once]
         draw = torch.Generator().manual_seed(seed + start)
@@ -40,10 +40,12 @@ def sample_latents(
         for time in scheduler.timesteps:
             with mixed(device):
                 both = unet(torch.cat([latents, latents]), time, text).sample.float()
-            asked, empty = both.chunk(2)
-            latents = scheduler.step(empty + strength * (asked - empty), time, latents).prev_sample
-        found.append(latents)
-    return torch.cat(found)
+            conditional, unconditional = both.chunk(2)
+            latents = scheduler.step(
+                unconditional + strength * (conditional - unconditional), time, latents
+            ).prev_sample
+        batches.append(latents)
+    return torch.cat(batches)
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Which compositions are drawn, and what they are called: "a blue cat face", "two rockets", "pizza and beer mug".
 
-A scene is a kind (see `compose.arrange`), one or two emoji, a colour for each and a background; its caption says
+A scene is a kind (see `compose.arrange`), one or two emoji, a color for each and a background; its caption says
 all of it. The combinations of the test prompts are never drawn, so that they show what the model puts together
 by itself.
 """
@@ -17,19 +17,19 @@ import torch
 from tools.embedded.captions import Emoji, plural, random_caption, with_article
 from tools.embedded.compose import (
     BACKGROUNDS,
-    COLOURS,
+    COLORS,
     arrange,
-    background_colours,
+    background_colors,
     over,
-    recolour_some,
+    recolor_some,
 )
 from tools.embedded.sprites import Sprites
 
 KINDS = {"full": 52, "small": 10, "pair": 16, "stack": 8, "two": 5, "three": 4, "four": 5}
 DOUBLE = ("pair", "stack")
-_SAID_COLOURS = {*COLOURS, "black", "white", "golden", "gold", "silver", "dark", "light", "medium", "rainbow", "grey"}
+_COLOR_WORDS = {*COLORS, "black", "white", "golden", "gold", "silver", "dark", "light", "medium", "rainbow", "grey"}
 
-HELD_COLOURS = {
+HELD_OUT_COLORS = {
     ("blue", "cat face"), ("purple", "pizza"), ("green", "rocket"), ("pink", "elephant"), ("red", "frog"),
     ("teal", "fox"), ("blue", "octopus"), ("green", "dog face"),
 }  # fmt: skip
@@ -60,87 +60,87 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Indices into a sprite set, colour names and a background name (None: as it is, white)."""
+    """Indices into a sprite set, color names and a background name (None: as it is, white)."""
 
     kind: str
     first: int
     second: int
-    colour: str | None = None
-    other_colour: str | None = None
+    color: str | None = None
+    other_color: str | None = None
     background: str | None = None
 
-    def held_out(self, shown: list[Emoji]) -> bool:
+    def held_out(self, emojis: list[Emoji]) -> bool:
         """Whether this is one of the combinations kept for testing, or no scene at all."""
-        one, two = shown[self.first].name, shown[self.second].name
+        one, two = emojis[self.first].name, emojis[self.second].name
         double = self.kind in DOUBLE
         return (
-            (self.colour, one) in HELD_COLOURS
+            (self.color, one) in HELD_OUT_COLORS
             or (one, self.background) in HELD_BACKGROUNDS
-            or (double and (self.other_colour, two) in HELD_COLOURS)
+            or (double and (self.other_color, two) in HELD_OUT_COLORS)
             or (double and frozenset((one, two)) in HELD_PAIRS)
             or (double and self.first == self.second)
         )
 
-    def caption(self, shown: list[Emoji], rng: random.Random) -> str:
-        one = f"{self.colour or ''} {shown[self.first].name}".strip()
-        two = f"{self.other_colour or ''} {shown[self.second].name}".strip()
+    def caption(self, emojis: list[Emoji], rng: random.Random) -> str:
+        one = f"{self.color or ''} {emojis[self.first].name}".strip()
+        two = f"{self.other_color or ''} {emojis[self.second].name}".strip()
         if self.kind == "full":
-            said = random_caption(shown[self.first], rng, self.colour or "")
+            text = random_caption(emojis[self.first], rng, self.color or "")
         elif self.kind == "small":
             size = rng.choice(["small", "small", "tiny"])
-            said = random_caption(shown[self.first], rng, f"{size} {self.colour or ''}".strip())
+            text = random_caption(emojis[self.first], rng, f"{size} {self.color or ''}".strip())
         elif self.kind == "pair":
             joined = f"{one} and {two}"
             with_articles = f"{with_article(one)} and {with_article(two)}"
             sides = [f"{one} next to {two}", f"{one} left of {two}", f"{two} right of {one}"]
-            said = rng.choice([joined, joined, with_articles, *sides])
+            text = rng.choice([joined, joined, with_articles, *sides])
         elif self.kind == "stack":
-            said = rng.choice([f"{one} above {two}", f"{one} on top of {two}", f"{two} below {one}"])
+            text = rng.choice([f"{one} above {two}", f"{one} on top of {two}", f"{two} below {one}"])
         else:
-            said = f"{self.kind} {plural(one) if rng.random() < 0.7 else one}"
+            text = f"{self.kind} {plural(one) if rng.random() < 0.7 else one}"
         if self.background is None:
-            return said
+            return text
         ground = f" on {with_article(self.background)} background"
         others = [f", {self.background} background", f" with {with_article(self.background)} background"]
-        return said + rng.choice([ground, ground, *others])
+        return text + rng.choice([ground, ground, *others])
 
 
 class Drawer:
     """Draws random emoji by weight, and scenes of them."""
 
-    def __init__(self, shown: list[Emoji], rng: random.Random) -> None:
-        self.shown, self.rng = shown, rng
+    def __init__(self, emojis: list[Emoji], rng: random.Random) -> None:
+        self.emojis, self.rng = emojis, rng
         # people are a third of all emoji and hard to compose: fewer of them
-        self._sums = list(accumulate(emoji.weight * (0.4 if emoji.group == "person" else 1.0) for emoji in shown))
-        self.colourless = [not set(re.findall(r"[a-z]+", emoji.name)) & _SAID_COLOURS for emoji in shown]
+        self._sums = list(accumulate(emoji.weight * (0.4 if emoji.group == "person" else 1.0) for emoji in emojis))
+        self.colorless = [not set(re.findall(r"[a-z]+", emoji.name)) & _COLOR_WORDS for emoji in emojis]
 
     def emoji(self) -> int:
-        return min(bisect_left(self._sums, self.rng.random() * self._sums[-1]), len(self.shown) - 1)
+        return min(bisect_left(self._sums, self.rng.random() * self._sums[-1]), len(self.emojis) - 1)
 
     def scene(self, kind: str) -> Scene:
         """One scene that is neither held out nor just the plain picture."""
         while True:
             scene = self._any_scene(kind)
-            plain = kind == "full" and scene.colour is None and scene.background is None
-            if not plain and not scene.held_out(self.shown):
+            plain = kind == "full" and scene.color is None and scene.background is None
+            if not plain and not scene.held_out(self.emojis):
                 return scene
 
     def _any_scene(self, kind: str) -> Scene:
         rng, first, second = self.rng, self.emoji(), self.emoji()
-        colour = rng.choice(list(COLOURS)) if rng.random() < (0.6 if kind == "full" else 0.2) else None
-        other = rng.choice(list(COLOURS)) if kind in DOUBLE and rng.random() < 0.2 else None
-        colour = colour if self.colourless[first] else None
-        other = other if self.colourless[second] else None
-        needed = kind == "full" and colour is None
+        color = rng.choice(list(COLORS)) if rng.random() < (0.6 if kind == "full" else 0.2) else None
+        other = rng.choice(list(COLORS)) if kind in DOUBLE and rng.random() < 0.2 else None
+        color = color if self.colorless[first] else None
+        other = other if self.colorless[second] else None
+        needed = kind == "full" and color is None
         background = rng.choice(list(BACKGROUNDS)) if needed or rng.random() < 0.3 else None
-        return Scene(kind, first, second, colour, other, background if background != colour else None)
+        return Scene(kind, first, second, color, other, background if background != color else None)
 
 
 def draw_scenes(sprites: Sprites, scenes: list[Scene], rng: random.Random) -> torch.Tensor:
     """Pictures in [-1, 1] of ``scenes``, all of one kind."""
     first = sprites.pictures[[scene.first for scene in scenes]].float()
     second = sprites.pictures[[scene.second for scene in scenes]].float()
-    first = recolour_some(first, [scene.colour for scene in scenes])
-    second = recolour_some(second, [scene.other_colour for scene in scenes])
-    grounds = background_colours([scene.background for scene in scenes], first.device)
+    first = recolor_some(first, [scene.color for scene in scenes])
+    second = recolor_some(second, [scene.other_color for scene in scenes])
+    grounds = background_colors([scene.background for scene in scenes], first.device)
     return over(arrange(scenes[0].kind, first, second, rng), grounds)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 
 _GAP = 4
-_GREY = (200, 200, 200)
+_GRAY = (200, 200, 200)
 
 
 def to_images(pictures: torch.Tensor) -> list[Image.Image]:
@@ -30,7 +30,7 @@ def sheet(
     left, top = (150 if rows else 0), (18 if heads else 0)
     count = -(-len(images) // columns)
     size = (left + columns * (width + _GAP), top + count * (height + _GAP))
-    canvas = Image.new("RGB", size, _GREY if not (rows or heads) else "white")
+    canvas = Image.new("RGB", size, _GRAY if not (rows or heads) else "white")
     pen = ImageDraw.Draw(canvas)
     for i, image in enumerate(images):
         row, column = divmod(i, columns)

@@ -19,10 +19,10 @@ from tools.embedded.places import sprite_file
 @dataclass(frozen=True, slots=True)
 class Sprites:
     pictures: torch.Tensor
-    shown: list[Emoji]
+    emojis: list[Emoji]
 
     def __len__(self) -> int:
-        return len(self.shown)
+        return len(self.emojis)
 
 
 def read_set(work: Path, name: str) -> tuple[NDArray[np.uint8], list[Emoji]]:
@@ -37,16 +37,16 @@ def read_set(work: Path, name: str) -> tuple[NDArray[np.uint8], list[Emoji]]:
 
 def load_sprites(work: Path, name: str, device: torch.device, limit: int = 0) -> Sprites:
     """A set on ``device``; with ``limit`` that many pictures without skin tone, spread over the whole set."""
-    pictures, shown = read_set(work, name)
+    pictures, emojis = read_set(work, name)
     if limit:
-        plain = [i for i, emoji in enumerate(shown) if emoji.tone == 0]
+        plain = [i for i, emoji in enumerate(emojis) if emoji.tone == 0]
         chosen = [plain[int(i)] for i in np.linspace(0, len(plain) - 1, min(limit, len(plain)))]
-        pictures, shown = pictures[chosen], [shown[i] for i in chosen]
+        pictures, emojis = pictures[chosen], [emojis[i] for i in chosen]
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     size = pictures.shape[1]
-    result = torch.empty((len(shown), 4, size, size), dtype=dtype, device=device)
-    for start in range(0, len(shown), 512):
+    result = torch.empty((len(emojis), 4, size, size), dtype=dtype, device=device)
+    for start in range(0, len(emojis), 512):
         part = torch.from_numpy(pictures[start : start + 512]).to(device).permute(0, 3, 1, 2).float() / 255
         part[:, :3] *= part[:, 3:]
         result[start : start + 512] = part
-    return Sprites(result, shown)
+    return Sprites(result, emojis)

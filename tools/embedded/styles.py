@@ -1,8 +1,8 @@
 """Make the two style datasets: the same 24 emoji, drawn as pixel art and in ink.
 
-    pixel   16x16 cells, each one latent cell; a cell has the colour, of six levels a channel, that holds the largest
-            share of it, shares weighted by how far a colour stands out from its surroundings: eyes stay
-    ink     1 - max(outline, lines, darkness): slopes of alpha and of the strongest colour channel, and dark areas
+    pixel   16x16 cells, each one latent cell; a cell has the color, of six levels a channel, that holds the largest
+            share of it, shares weighted by how far a color stands out from its surroundings: eyes stay
+    ink     1 - max(outline, lines, darkness): slopes of alpha and of the strongest color channel, and dark areas
 
 Both are computed from Noto's pictures, so that a style changes how a thing is drawn and never what it looks like.
 The names of UNSEEN are in no dataset: they show whether a style was learned or the pictures were.
@@ -73,15 +73,15 @@ def on_white(sprite: NDArray[np.uint8]) -> Floats:
 
 def pixel(sprite: NDArray[np.uint8]) -> NDArray[np.uint8]:
     size = sprite.shape[0] // CELLS
-    colours = _cells(on_white(sprite) * 255)
+    colors = _cells(on_white(sprite) * 255)
     cover = _cells(sprite[..., 3:] / 255)[..., 0]
     solid = cover.mean(-1) > 0.45
-    means = (colours * cover[..., None]).sum(2) / np.maximum(cover.sum(2), 1e-3)[..., None]
+    means = (colors * cover[..., None]).sum(2) / np.maximum(cover.sum(2), 1e-3)[..., None]
     around = np.stack([blur(means[..., i], 1.2) for i in range(3)], -1)
-    drawn = np.full((CELLS, CELLS, 3), 255, np.uint8)
+    pixels = np.full((CELLS, CELLS, 3), 255, np.uint8)
     for row, column in np.argwhere(solid):
-        drawn[row, column] = _chief_colour(colours[row, column], cover[row, column], around[row, column])
-    return drawn.repeat(size, 0).repeat(size, 1)
+        pixels[row, column] = _dominant_color(colors[row, column], cover[row, column], around[row, column])
+    return pixels.repeat(size, 0).repeat(size, 1)
 
 
 def _cells(planes: Floats) -> Floats:
@@ -91,21 +91,21 @@ def _cells(planes: Floats) -> Floats:
     return cut.reshape(CELLS, CELLS, size * size, -1)
 
 
-def _chief_colour(colours: Floats, cover: Floats, around: Floats) -> Floats:
+def _dominant_color(colors: Floats, cover: Floats, around: Floats) -> Floats:
     """The level, of those the pixels of one cell have, with the largest weighted share."""
-    levels, member = np.unique(np.round(colours / LEVEL), axis=0, return_inverse=True)
+    levels, member = np.unique(np.round(colors / LEVEL), axis=0, return_inverse=True)
     shares = np.bincount(member.ravel(), weights=cover + 1e-3)
     standing_out = np.abs(levels * LEVEL - around).mean(1) / 255
     return np.asarray(levels[np.argmax(shares * (1 + SALIENCE * standing_out))] * LEVEL)
 
 
 def ink(sprite: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    colour = on_white(sprite)
+    color = on_white(sprite)
     outline = ramp(slope(sprite[..., 3] / 255, 1.3), 0.08, 0.18)
-    lines = ramp(np.max([slope(colour[..., i], 1.0) for i in range(3)], axis=0), 0.06, 0.13)
-    darkness = 1 - ramp(blur(colour @ np.array(_LUMINANCE), 0.6), 0.22, 0.36)
-    grey = 255 * (1 - np.max([outline, lines, darkness], axis=0))
-    return np.repeat(grey.round().astype(np.uint8)[..., None], 3, -1)
+    lines = ramp(np.max([slope(color[..., i], 1.0) for i in range(3)], axis=0), 0.06, 0.13)
+    darkness = 1 - ramp(blur(color @ np.array(_LUMINANCE), 0.6), 0.22, 0.36)
+    gray = 255 * (1 - np.max([outline, lines, darkness], axis=0))
+    return np.repeat(gray.round().astype(np.uint8)[..., None], 3, -1)
 
 
 STYLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {"pixel": pixel, "ink": ink}
@@ -113,8 +113,8 @@ STYLES: dict[str, Callable[[NDArray[np.uint8]], NDArray[np.uint8]]] = {"pixel": 
 
 def write_style(work: Path, name: str, out: Path) -> int:
     """Write one dataset; returns its size in bytes."""
-    pictures, shown = read_set(work, "noto")
-    index = {emoji.name: i for i, emoji in enumerate(shown)}
+    pictures, emojis = read_set(work, "noto")
+    index = {emoji.name: i for i, emoji in enumerate(emojis)}
     out.mkdir(parents=True, exist_ok=True)
     total = 0
     for caption in NAMES:

@@ -191,8 +191,8 @@ def corpus(work: Path) -> list[str]:
     for emoji in all_emoji(work, tones=False):
         lines += [*fixed_captions(emoji), *[emoji.name] * 4, *emoji.tags]
     lines += EXTRA_WORDS * 12
-    colours = ("red", "blue", "green", "yellow", "purple", "pink", "orange", "black", "white")
-    return lines + [f"{colour} {thing}" for colour in colours for thing in ("background", "cat", "heart")] * 4
+    colors = ("red", "blue", "green", "yellow", "purple", "pink", "orange", "black", "white")
+    return lines + [f"{color} {thing}" for color in colors for thing in ("background", "cat", "heart")] * 4
 
 
 def learn_merges(lines: list[str]) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import time
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from tools.embedded.captions import with_article
-from tools.embedded.compose import BACKGROUNDS, COLOURS
+from tools.embedded.compose import BACKGROUNDS, COLORS
 from tools.embedded.fit import Group, Length, add_training, fit, mixed, prepare
 from tools.embedded.networks import (
     SCALING,
@@ -41,17 +41,17 @@ _AT_ONCE = 512
 
 
 def known_scene(drawer: Drawer, rng: random.Random) -> tuple[Scene, str]:
-    """A picture that its caption says exactly: plain, of one colour, or on a background."""
+    """A picture that its caption says exactly: plain, of one color, or on a background."""
     while True:
         chance, first = rng.random(), drawer.emoji()
-        colour = rng.choice(list(COLOURS)) if chance < 0.2 and drawer.colourless[first] else None
+        color = rng.choice(list(COLORS)) if chance < 0.2 and drawer.colorless[first] else None
         background = rng.choice(list(BACKGROUNDS)) if 0.2 <= chance < 0.4 else None
-        scene = Scene("full", first, first, colour, None, background)
-        if not scene.held_out(drawer.shown):
+        scene = Scene("full", first, first, color, None, background)
+        if not scene.held_out(drawer.emojis):
             break
-    name = f"{colour or ''} {drawer.shown[first].name}".strip()
-    said = rng.choice([name, name, f"{name} emoji", with_article(name)])
-    return scene, said + (f" on {with_article(background)} background" if background else "")
+    name = f"{color or ''} {drawer.emojis[first].name}".strip()
+    caption = rng.choice([name, name, f"{name} emoji", with_article(name)])
+    return scene, caption + (f" on {with_article(background)} background" if background else "")
 
 
 def generated_bank(
@@ -66,7 +66,7 @@ def generated_bank(
     rng: random.Random,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(generated latents, the true pictures as uint8)."""
-    drawer, start, tried = Drawer(sprites.shown, rng), time.monotonic(), 0
+    drawer, start, tried = Drawer(sprites.emojis, rng), time.monotonic(), 0
     latents: list[torch.Tensor] = []
     pictures: list[torch.Tensor] = []
     while tried < size and (time.monotonic() - start < seconds or not tried):

@@ -27,7 +27,7 @@ DESCRIPTIONS = {
     "pixel": "Pixel art: 16x16 flat cells, six levels a channel, hard edges.",
     "ink": "Ink: black outlines and dark areas on white.",
 }
-LICENCE = "Apache-2.0; trained on pictures derived from Noto Emoji by Google Inc"
+LICENSE = "Apache-2.0; trained on pictures derived from Noto Emoji by Google Inc"
 
 
 def train(name: str, steps: int, out: Path) -> None:
@@ -41,8 +41,10 @@ def train(name: str, steps: int, out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         path = out / done.path.name
         adapter = inweave.load(done.path)
-        told = {"modelspec.description": DESCRIPTIONS[name], "modelspec.license": LICENCE}
-        inweave.save(replace(adapter, metadata={**adapter.metadata, **told}), path, dialect="kohya", base=embedded.NAME)
+        metadata = {"modelspec.description": DESCRIPTIONS[name], "modelspec.license": LICENSE}
+        inweave.save(
+            replace(adapter, metadata={**adapter.metadata, **metadata}), path, dialect="kohya", base=embedded.NAME
+        )
     last = sum(done.losses[-50:]) / len(done.losses[-50:])
     print(
         f"{path}: {path.stat().st_size} bytes, {done.step} steps in {done.seconds:.0f} s, loss of the last 50: {last:.4f}"

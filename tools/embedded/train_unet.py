@@ -57,9 +57,9 @@ class Lessons:
         device, plain_size = self.plain.device, int(size * PLAIN_SHARE)
         which = torch.multinomial(self.weights, plain_size, replacement=True)
         words = torch.randint(CAPTIONS_EACH, (plain_size,), device=device)
-        drawn = torch.randint(len(self.pool), (size - plain_size,), device=device)
-        latents = torch.cat([self.plain[which], self.pool[drawn]]).float()
-        ids = torch.cat([self.plain_ids[which, words], self.pool_ids[drawn]])
+        picks = torch.randint(len(self.pool), (size - plain_size,), device=device)
+        latents = torch.cat([self.plain[which], self.pool[picks]]).float()
+        ids = torch.cat([self.plain_ids[which, words], self.pool_ids[picks]])
         silent = torch.rand(size, device=device) < EMPTY_SHARE
         return latents, torch.where(silent[:, None], self.empty_ids, ids)
 
@@ -68,21 +68,21 @@ def make_lessons(
     vae: AutoencoderKL, tokenizer: CLIPTokenizer, sprites: Sprites, pool_size: int, rng: random.Random
 ) -> Lessons:
     device = sprites.pictures.device
-    kept = torch.float16 if device.type == "cuda" else torch.float32
-    plain = torch.cat([encode(vae, on_white(part)).to(kept) for part in sprites.pictures.split(64)])
-    said = [
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    plain = torch.cat([encode(vae, on_white(part)).to(dtype) for part in sprites.pictures.split(64)])
+    plain_captions = [
         random_caption(emoji, rng) + (" on a white background" if rng.random() < 0.04 else "")
-        for emoji in sprites.shown
+        for emoji in sprites.emojis
         for _ in range(CAPTIONS_EACH)
     ]
-    plain_ids = token_ids(tokenizer, said, device).view(len(sprites), CAPTIONS_EACH, -1)
-    weights = torch.tensor([emoji.weight for emoji in sprites.shown], device=device)
-    drawer, pool, captions = Drawer(sprites.shown, rng), [], []
+    plain_ids = token_ids(tokenizer, plain_captions, device).view(len(sprites), CAPTIONS_EACH, -1)
+    weights = torch.tensor([emoji.weight for emoji in sprites.emojis], device=device)
+    drawer, pool, captions = Drawer(sprites.emojis, rng), [], []
     while len(captions) < pool_size:
         kind = rng.choices(list(KINDS), weights=list(KINDS.values()))[0]
         scenes = [drawer.scene(kind) for _ in range(min(_SCENES_AT_ONCE, pool_size - len(captions)))]
-        pool.append(encode(vae, draw_scenes(sprites, scenes, rng)).to(kept))
-        captions += [scene.caption(sprites.shown, rng) for scene in scenes]
+        pool.append(encode(vae, draw_scenes(sprites, scenes, rng)).to(dtype))
+        captions += [scene.caption(sprites.emojis, rng) for scene in scenes]
     empty = token_ids(tokenizer, [""], device)
     return Lessons(plain, plain_ids, weights, torch.cat(pool), token_ids(tokenizer, captions, device), empty)
 
@@ -104,20 +104,20 @@ def main() -> None:
     text_encoder = new_text_encoder(tokenizer).to(device)
     sizes = f"UNet {parameters_of(unet) / 1e6:.2f}, text encoder {parameters_of(text_encoder) / 1e6:.2f} million"
     print(f"{sizes} parameters; {len(lessons.plain)} pictures, {len(lessons.pool)} compositions")
-    kept = new_scheduler().alphas_cumprod.to(device)
+    alphas = new_scheduler().alphas_cumprod.to(device)
 
     def v_loss(latents: torch.Tensor, ids: torch.Tensor, times: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        signal, spread = kept[times].sqrt()[:, None, None, None], (1 - kept[times]).sqrt()[:, None, None, None]
-        noisy = (signal * latents + spread * noise).contiguous(memory_format=torch.channels_last)
+        signal, sigma = alphas[times].sqrt()[:, None, None, None], (1 - alphas[times]).sqrt()[:, None, None, None]
+        noisy = (signal * latents + sigma * noise).contiguous(memory_format=torch.channels_last)
         with mixed(device):
-            made = unet(noisy, times, text_encoder(ids)[0]).sample
-        return (made.float() - (signal * noise - spread * latents)).square().mean()
+            prediction = unet(noisy, times, text_encoder(ids)[0]).sample
+        return (prediction.float() - (signal * noise - sigma * latents)).square().mean()
 
     step = torch.compile(v_loss) if options.compile else v_loss
 
     def batch_loss() -> torch.Tensor:
         latents, ids = lessons.batch(options.batch)
-        times = torch.randint(len(kept), (len(latents),), device=device)
+        times = torch.randint(len(alphas), (len(latents),), device=device)
         return step(latents, ids, times, torch.randn_like(latents))
 
     groups = [Group(list(unet.parameters()), UNET_RATE), Group(list(text_encoder.parameters()), TEXT_RATE)]

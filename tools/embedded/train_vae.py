@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKL
-from tools.embedded.compose import BACKGROUNDS, COLOURS, arrange, on_white, over, recolour
+from tools.embedded.compose import BACKGROUNDS, COLORS, arrange, on_white, over, recolor
 from tools.embedded.fit import Group, Length, add_training, fit, mixed, prepare
 from tools.embedded.networks import LATENT_CHANNELS, SCALING, keep_weights, new_vae, parameters_of
 from tools.embedded.places import add_work
@@ -28,11 +28,11 @@ KL_WEIGHT = 5e-4
 LATENT_NOISE = 0.2
 LEARNING_RATE = 6e-4
 _KINDS = {"full": 50, "small": 5, "pair": 8, "stack": 4, "two": 3, "three": 2, "four": 4, "shift": 24}
-_SWAPS = ((0, 2, 1, 3), (1, 0, 2, 3), (1, 2, 0, 3), (2, 0, 1, 3), (2, 1, 0, 3))  # channels, for other colours
+_SWAPS = ((0, 2, 1, 3), (1, 0, 2, 3), (1, 2, 0, 3), (2, 0, 1, 3), (2, 1, 0, 3))  # channels, for other colors
 
 
 def varied_batch(sets: list[torch.Tensor], size: int, rng: random.Random) -> torch.Tensor:
-    """Pictures in [-1, 1]: mirrored, recoloured, arranged, shifted, pixelated, on many backgrounds."""
+    """Pictures in [-1, 1]: mirrored, recolored, arranged, shifted, pixelated, on many backgrounds."""
     device, eighth = sets[0].device, max(1, size // 8)
     weights = [3.0] + [1.0] * (len(sets) - 1)
     chosen = rng.choices(range(len(sets)), weights=weights, k=8)
@@ -43,9 +43,9 @@ def varied_batch(sets: list[torch.Tensor], size: int, rng: random.Random) -> tor
     def chance(share: float) -> torch.Tensor:
         return (torch.rand(count, device=device) < share)[:, None, None, None]
 
-    colours = torch.tensor(list(COLOURS.values()), device=device)
+    colors = torch.tensor(list(COLORS.values()), device=device)
     sprites = torch.where(chance(0.5), sprites.flip(-1), sprites)
-    dyed = recolour(sprites, colours[torch.randint(len(colours), (count,), device=device)])
+    dyed = recolor(sprites, colors[torch.randint(len(colors), (count,), device=device)])
     sprites = torch.where(chance(0.12), dyed, sprites)
     sprites = torch.cat([_rearranged(part, rng) for part in sprites.split(-(-count // 4))])
     return over(sprites, _backgrounds(count, device))
@@ -67,10 +67,10 @@ def _rearranged(sprites: torch.Tensor, rng: random.Random) -> torch.Tensor:
 
 
 def _backgrounds(count: int, device: torch.device) -> torch.Tensor:
-    """A fifth of the named colours, a tenth of any colour, else white."""
-    named = torch.tensor(list(BACKGROUNDS.values()), device=device)
+    """A fifth of the named colors, a tenth of any color, else white."""
+    palette = torch.tensor(list(BACKGROUNDS.values()), device=device)
     which = torch.rand(count, 1, device=device)
-    some = named[torch.randint(len(named), (count,), device=device)]
+    some = palette[torch.randint(len(palette), (count,), device=device)]
     other = torch.where(which < 0.3, torch.rand(count, 3, device=device), torch.ones(count, 3, device=device))
     return torch.where(which < 0.2, some, other)
 
@@ -99,7 +99,7 @@ def vae_loss(vae: AutoencoderKL, pictures: torch.Tensor, spread: torch.Tensor) -
 
 
 @torch.no_grad()
-def normalise_latents(vae: AutoencoderKL, sprites: torch.Tensor) -> None:
+def normalize_latents(vae: AutoencoderKL, sprites: torch.Tensor) -> None:
     """Fold (z - mean) / (spread * scaling) into `quant_conv`, and its inverse into `post_quant_conv`."""
     means = [vae.encode(on_white(part)).latent_dist.mean for part in sprites.split(64)]
     latents = torch.cat(means)
@@ -137,7 +137,7 @@ def main() -> None:
 
     fit("vae", [Group(list(vae.parameters()), LEARNING_RATE)], batch_loss, Length(options.steps, options.seconds))
     vae.eval()
-    normalise_latents(vae, sets[0])
+    normalize_latents(vae, sets[0])
     keep_weights(vae, options.work, "vae")
 
 

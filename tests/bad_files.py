@@ -12,9 +12,12 @@ import os
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 PAIR = {
     "lora_unet_x.lora_down.weight": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
@@ -53,6 +56,22 @@ def armed(directory: Path) -> dict[str, object]:
 
 def executed(directory: Path) -> bool:
     return (directory / "executed").exists()
+
+
+@contextmanager
+def without_root() -> Iterator[None]:
+    """Root may read everything; be somebody else inside the block."""
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("this root cannot become another user")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def pickled(protocol: int, name: str, *, bare: bool = False) -> Callable[[Path], Path]:

@@ -1,4 +1,4 @@
-"""What every test shares: the size of the suite, and signals that a shell may have switched off.
+"""What every test shares: the size of the suite, and an environment that is the same on every machine.
 
 `pytest` runs a sample of what takes long: fewer fuzzed files, fewer drawn examples, one of several variants. `pytest
 --full` (`make test-all`) runs all of it. Two means: `@pytest.mark.full` (also on one `pytest.param`) for tests that run
@@ -14,6 +14,14 @@ import pytest
 
 from tests.support import FULL
 
+#: what a terminal, a CI service or a cluster may have set, and what would change output or start a run among several
+CLEARED = (
+    "COLUMNS", "LINES", "TERMINAL_WIDTH", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "PY_COLORS", "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE", "GITHUB_ACTIONS",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "ACCELERATE_USE_CPU",
+)  # fmt: skip
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full size")
@@ -22,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--full"):
         os.environ[FULL] = "1"  # read while modules are collected, and by processes that tests start
+    for name in CLEARED:
+        os.environ.pop(name, None)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may depend on a network, or wait for one
     # a shell that starts something with `&` makes it and its children ignore Ctrl-C; these tests send it
     for name in ("SIGINT", "SIGHUP"):
         number = getattr(signal, name, None)

@@ -14,7 +14,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from tests.bad_files import (
     peft_directory,
     pickled,
     shards,
+    without_root,
 )
 
 SOURCE = Path(inweave.__file__).parent
@@ -85,22 +85,6 @@ def test_a_named_pipe_never_blocks(where: str, tmp_path: Path) -> None:
     assert len(tried) == 3
 
 
-@contextmanager
-def _without_rights() -> Iterator[None]:
-    """Root may read everything; be somebody else for a moment."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("cannot give up root here")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 @pytest.mark.parametrize("kind", ["file", "index", "shard", "config", "directory"])
 def test_what_may_not_be_read(kind: str) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to others
@@ -114,7 +98,7 @@ def test_what_may_not_be_read(kind: str) -> None:
         open_container(path)
         closed.chmod(0o000)
         try:
-            with _without_rights(), pytest.raises(FormatError, match="Permission denied"):
+            with without_root(), pytest.raises(FormatError, match="Permission denied"):
                 open_container(path)
         finally:
             closed.chmod(0o755)

@@ -193,30 +193,46 @@ def test_loss_follows_float32_on_a_regression() -> None:
 
 
 def interpreted() -> None:
-    """What the subprocess runs: kernel and reference side by side, the tensors that differ printed."""
+    """What the subprocess runs: kernel and reference side by side; prints what differs by more than it may.
+
+    Moments, codes and scales are made by additions, products, quotients and comparisons, which IEEE 754 rounds the same
+    way everywhere: equal bits. A root is correctly rounded in the interpreter, but on x86-64 torch takes it from MKL,
+    which promises one unit in the last place. It enters a step's change alone, |x c - x'|:
+
+        root EPS, times 1 / sqrt(1 - beta2^t) EPS, plus epsilon EPS, quotient EPS, times the rate EPS    5 EPS |x c - x'|
+        x c, from values that differ already, and the difference: one rounding each                      2 EPS |x'|
+    """
     from inweave.ops.adam8bit import triton as kernel
 
-    names = ("values", "m_codes", "m_scales", "v_codes", "v_scales")
+    names = ("m_codes", "m_scales", "v_codes", "v_scales")
     rows = {}
     for size in SIZES:
         ours, plain = ([wide(size, 11), *fresh(size, CPU)] for _ in range(2))
+        room = torch.zeros(size)
         for count in range(1, 9):
             rate = torch.rand(-(-size // 256) if count % 2 else ()) * 1e-2
             ok = torch.tensor(count != 5)
             grads = wide(size, count) if ok else torch.full((size,), float("inf"))
             options = {**SETTINGS, "weight_decay": 0.1, "inverse": corrections(torch.tensor(count), 0.9, 0.999)}
             options |= {"lr": rate, "ok": ok, "grad_scale": torch.tensor(0.7)}
+            before = plain[0].clone()
             reference.step(plain[0], grads, *plain[1:], **options)
             kernel.step(ours[0], grads, *ours[1:], **options, rows=2 ** (count % 4), coarse=count % 5)
-        rows[size] = [name for name, a, b in zip(names, ours, plain, strict=True) if not torch.equal(a, b)]
+            if ok:
+                each = rate if rate.dim() == 0 else rate.repeat_interleave(256)[:size]
+                room += EPS * (
+                    5 * (before * (1 - each * 0.1) - plain[0]).abs() + 2 * torch.maximum(before.abs(), plain[0].abs())
+                )
+        rows[size] = [name for name, a, b in zip(names, ours[1:], plain[1:], strict=True) if not torch.equal(a, b)]
+        rows[size] += ["values"] * bool(((ours[0] - plain[0]).abs() > room).any())
     print(json.dumps(rows))
 
 
-def test_kernel_equals_the_reference_in_the_interpreter() -> None:
+def test_kernel_agrees_with_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     program = "from tests.unit.ops.test_adam8bit import interpreted; interpreted()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout.splitlines()[-1])
-    assert rows == {str(size): [] for size in SIZES}, "bit for bit: the interpreter fuses no multiply-adds"
+    assert rows == {str(size): [] for size in SIZES}, "codes and scales bit for bit, values within a few roundings"

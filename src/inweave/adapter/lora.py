@@ -12,6 +12,7 @@ Linear, Conv1x1 and Conv kxk are the same line: dimensionality is never branched
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -35,10 +36,7 @@ class Lora(Factors):
     @property
     def groups(self) -> int:
         """How many diagonal blocks the product has; 0 if the two ranks cannot meet."""
-        inner, rank = self.up.shape[1] if len(self.up.shape) > 1 else 0, self.down.shape[0]
-        if inner == 0 or rank == 0 or rank % inner or self.up.shape[0] % (rank // inner):
-            return 0
-        return rank // inner
+        return block_count(self.up.shape, self.down.shape)
 
     def shape(self) -> tuple[int, ...]:
         kernel = self.mid.shape[2:] if self.mid else self.down.shape[2:]
@@ -60,3 +58,11 @@ class Lora(Factors):
             down=down,
             magnitude=magnitude_rows(self.magnitude, out, start, length),
         )
+
+
+def block_count(up: Sequence[int], down: Sequence[int]) -> int:
+    """How many diagonal blocks factors of these shapes make; 0 if the two ranks cannot meet."""
+    inner, rank = up[1] if len(up) > 1 else 0, down[0]
+    if inner == 0 or rank == 0 or rank % inner or up[0] % (rank // inner):
+        return 0
+    return rank // inner

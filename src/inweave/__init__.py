@@ -7,7 +7,8 @@
 
     weaver = inweave.Weaver({"unet": unet})                  # hot swap in a live model
     weaver.apply([("style.safetensors", 0.8)])
-    inweave.inject(model, rank=16, targets=["to_q", "to_v"]) # LoRA layers for any torch model
+    inweave.inject(model, rank=16, targets=["to_q", "to_v"]) # new LoRA layers for any torch model
+    inweave.attach(model, "style.safetensors", name="style") # or those of a file
     pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
     pipe("a red apple", seed=7).save("apple.png")
     inweave.train(inweave.TrainConfig.load("style.toml"))       # a folder of pictures becomes an adapter
@@ -40,7 +41,7 @@ _EXPORTS = {
     "inweave.weights.stack": "Strength",
     "inweave.weights.merged": "MergedSource",
     "inweave.weights.build": "build",
-    "inweave.layers": "activate collect disabled eject inject merge trainable unmerge",
+    "inweave.layers": "AdapterSpec LayerKind LinearKind activate attach collect disabled eject inject merge register_layer set_strength trainable unmerge",
     "inweave.generate.config": "GenerateConfig",
     "inweave.generate.pipeline": "pipeline",
     "inweave.training.config.schema": "TrainConfig",
@@ -50,6 +51,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 
 __all__ = [
     "Adapter",
+    "AdapterSpec",
     "AlreadyMerged",
     "CancelledError",
     "ConfigError",
@@ -58,6 +60,8 @@ __all__ = [
     "FormatError",
     "GenerateConfig",
     "InweaveError",
+    "LayerKind",
+    "LinearKind",
     "LostPeerError",
     "MemoryBudgetError",
     "MergeStateError",
@@ -72,6 +76,7 @@ __all__ = [
     "Weaver",
     "WeightSource",
     "activate",
+    "attach",
     "bake",
     "build",
     "check",
@@ -87,9 +92,11 @@ __all__ = [
     "load",
     "merge",
     "pipeline",
+    "register_layer",
     "resize",
     "resolve",
     "save",
+    "set_strength",
     "train",
     "trainable",
     "unmerge",
@@ -118,7 +125,22 @@ if TYPE_CHECKING:
     from inweave.exchange.resolve import resolve
     from inweave.generate.config import GenerateConfig
     from inweave.generate.pipeline import pipeline
-    from inweave.layers import activate, collect, disabled, eject, inject, merge, trainable, unmerge
+    from inweave.layers import (
+        AdapterSpec,
+        LayerKind,
+        LinearKind,
+        activate,
+        attach,
+        collect,
+        disabled,
+        eject,
+        inject,
+        merge,
+        register_layer,
+        set_strength,
+        trainable,
+        unmerge,
+    )
     from inweave.targets.index import ModelIndex
     from inweave.targets.plan import Plan
     from inweave.training.config.schema import TrainConfig

@@ -6,7 +6,7 @@ The tolerance of the first law is derived, not chosen. The truth is the formula 
 Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change beside the
 weight, and with the change added to it. Our error, merged or not, may be at most twice the larger of the two errors.
 Where plain torch is lucky, its error counts as what rounding the exact terms of the result (the base's output and each
-change) may cost: half a unit in the last place when a term is made and half when it is added. Errors are the largest
+change) may cost: half a unit in the last place when a branch is made and half when it is added. Errors are the largest
 over one output tensor.
 """
 
@@ -22,7 +22,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, layer_of, product_of
+from tests.unit.layers.zoo import DTYPES, KINDS, Conv1D, base_bits, bits, changed_weight, injected, layer_of, product_of
 from torch import nn
 from torch.nn import functional
 
@@ -40,8 +40,8 @@ from inweave.layers import (
     trainable,
     unmerge,
 )
-from inweave.layers.lora import Pair
-from inweave.layers.term import Term
+from inweave.layers.branch import Branch
+from inweave.layers.lora import LoraBranch
 from inweave.ops.delta import change
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
@@ -117,9 +117,9 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
             options["network"] = draw(st.sampled_from(["lora", "loha", "lokr"]))
         if options.get("network") == "lokr":
             options["factor"], options["decompose_both"] = draw(st.sampled_from([-1, 2, 3])), draw(st.booleans())
-        inject(model, draw(st.integers(1, 7)), alpha, ["layer"], name=name, dtype=stored, **options)
-        term, weight = layer_of(model).term(name), draw(WEIGHTS)
-        for role, parameter in term.named_parameters():
+        injected(model, draw(st.integers(1, 7)), alpha, ["layer"], name=name, dtype=stored, **options)
+        branch, weight = layer_of(model).branch(name), draw(WEIGHTS)
+        for role, parameter in branch.named_parameters():
             value = (
                 parameter.detach().float() * noise(parameter.shape).abs()
                 if role == "magnitude"
@@ -127,7 +127,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
             )
             parameter.data = value.to(stored)
         set_strength(model, name, weight)
-        text.append(f"{name}: {type(term).__name__}({term.extra_repr()}) weight={weight} in {stored}")
+        text.append(f"{name}: {type(branch).__name__}({branch.extra_repr()}) weight={weight} in {stored}")
     x = (
         torch.randint(layer.num_embeddings, shape, generator=generator)
         if kind == "embedding"
@@ -138,7 +138,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
 
 def applied(layer: LoraLayer, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The layer's own function with another weight (out, in, ...) and no bias, by torch alone."""
-    if layer.embedding:
+    if layer.kind.embedding:
         return weight.T[x]
     if weight.dim() == 2:
         return functional.linear(x, weight)
@@ -147,11 +147,11 @@ def applied(layer: LoraLayer, x: torch.Tensor, weight: torch.Tensor) -> torch.Te
 
 def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     """up(down(x)), group by group."""
-    if layer.embedding or down.dim() == 2:
+    if layer.kind.embedding or down.dim() == 2:
         return functional.linear(applied(layer, x, down), up)
     one = copy.deepcopy(layer.base)
     one.groups = 1
-    pairs = zip(x.chunk(layer.groups, dim=1), up.chunk(layer.groups), strict=True)
+    pairs = zip(x.chunk(layer.geometry.groups, dim=1), up.chunk(layer.geometry.groups), strict=True)
     return torch.cat(
         [
             torch.einsum("or,nr...->no...", part.flatten(1), one._conv_forward(given, down, None))
@@ -161,16 +161,16 @@ def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torc
     )
 
 
-def beside_the_weight(layer: LoraLayer, x: torch.Tensor, term: Term, dtype: torch.dtype) -> torch.Tensor:
+def beside_the_weight(layer: LoraLayer, x: torch.Tensor, branch: Branch, dtype: torch.dtype) -> torch.Tensor:
     """scale * op(x, product): a pair in two steps, the others as a weight of their own."""
-    if isinstance(term, Pair):
-        return term.scale * in_two_steps(layer, x, term.up.detach().to(dtype), term.down.detach().to(dtype))
-    return term.scale * applied(layer, x, product_of(term, dtype).reshape(layer.out, *layer.into))
+    if isinstance(branch, LoraBranch):
+        return branch.scale * in_two_steps(layer, x, branch.up.detach().to(dtype), branch.down.detach().to(dtype))
+    return branch.scale * applied(layer, x, product_of(branch, dtype).reshape(layer.out, *layer.into))
 
 
 def with_bias(layer: LoraLayer, y: torch.Tensor) -> torch.Tensor:
     bias = layer._parameters.get("bias")
-    return y if bias is None else y + layer.along_outputs(bias.to(y.dtype))
+    return y if bias is None else y + layer.kind.along_outputs(layer.base, bias.to(y.dtype))
 
 
 def exactly(case: Case) -> tuple[torch.Tensor, float]:
@@ -181,14 +181,16 @@ def exactly(case: Case) -> tuple[torch.Tensor, float]:
     total, plain = weight.clone(), applied(layer, x, weight)
     terms = with_bias(layer, plain).abs()
     for name in layer.active:
-        term, strength = layer.term(name), layer.strengths[name]
-        changed = changed_weight(layer, term, weight, 1.0)
+        branch, strength = layer.branch(name), layer.strengths[name]
+        changed = changed_weight(layer, branch, weight, 1.0)
         total += strength * (changed - weight)
-        product = applied(layer, x, term.scale * product_of(term).reshape(weight.shape))
-        if term.magnitude is None:
+        product = applied(layer, x, branch.scale * product_of(branch).reshape(weight.shape))
+        if branch.magnitude is None:
             terms += (strength * product).abs()
         else:
-            factor = layer.along_outputs(term.magnitude.detach().double() / layer.norms(term).double())
+            factor = layer.kind.along_outputs(
+                layer.base, branch.magnitude.detach().double() / layer.norms(branch).double()
+            )
             terms += abs(strength) * ((factor.abs() + 1) * plain.abs() + (factor * product).abs())
     return with_bias(layer, applied(layer, x, total)), float(terms.max())
 
@@ -200,14 +202,14 @@ def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     plain = applied(layer, case.x, weight)
     beside, added = with_bias(layer, plain), weight.clone()
     for name in layer.active:
-        term, strength = layer.term(name), layer.strengths[name]
-        delta = term.scale * product_of(term, weight.dtype).reshape(weight.shape)
-        product = beside_the_weight(layer, case.x, term, weight.dtype)
-        if term.magnitude is not None:
+        branch, strength = layer.branch(name), layer.strengths[name]
+        delta = branch.scale * product_of(branch, weight.dtype).reshape(weight.shape)
+        product = beside_the_weight(layer, case.x, branch, weight.dtype)
+        if branch.magnitude is not None:
             turned = weight + delta
-            factor = term.magnitude.detach().to(weight.dtype) / turned.flatten(1).norm(dim=1)
+            factor = branch.magnitude.detach().to(weight.dtype) / turned.flatten(1).norm(dim=1)
             delta = factor.reshape(-1, *[1] * (weight.dim() - 1)) * turned - weight
-            factor = layer.along_outputs(factor)
+            factor = layer.kind.along_outputs(layer.base, factor)
             product = (factor - 1) * plain + factor * product
         beside = beside + strength * product
         added = added + strength * delta
@@ -247,16 +249,18 @@ def test_the_tolerance_can_fail() -> None:
     model = KINDS["linear"].module()
     inject(model, 3, 5.0, ["layer"])
     layer = layer_of(model)
-    layer.pair("default").up.data.normal_(generator=torch.Generator().manual_seed(0))
+    layer.branch("default").up.data.normal_(generator=torch.Generator().manual_seed(0))
     case = Case(model, KINDS["linear"].input(), "")
     assert max(ratio(copy.deepcopy(case))) <= 2
     with torch.no_grad():
         exact, size = exactly(case)
         allowed = max(torch.finfo(torch.float32).eps * size, *(error(y, exact) for y in textbook(case)))
-        layer.pair("default").scale *= 1.001
+        layer.branch("default").scale *= 1.001
         assert error(model["layer"](case.x), exact) > 100 * allowed
-        layer.pair("default").scale /= 1.001
-        assert error(model["layer"](case.x) * layer.pair("default").scale, exact) > 1000 * allowed  # candle-lora's bug
+        layer.branch("default").scale /= 1.001
+        assert (
+            error(model["layer"](case.x) * layer.branch("default").scale, exact) > 1000 * allowed
+        )  # candle-lora's bug
 
 
 @RELAXED
@@ -288,7 +292,7 @@ def test_a_merged_source_is_inject_and_merge(data: st.DataObject) -> None:
     exact, plain, size = rows.double(), rows.clone(), rows.double().abs()
     for name in layer.active:
         strength = layer.strengths[name]
-        changed = changed_weight(layer, layer.term(name), rows.double(), 1.0)
+        changed = changed_weight(layer, layer.branch(name), rows.double(), 1.0)
         exact = exact + strength * (changed - rows)
         plain = plain + strength * (changed - rows.double()).to(weight.dtype)
         size = size + abs(strength) * (changed.abs() + rows.abs())
@@ -353,12 +357,12 @@ class Steps:
         targets = self.random.sample(list(self.inputs), self.random.randint(1, len(self.inputs)))
         name = f"n{next(self.names)}"
         networks = ["lora"] if "embedding" in targets else ["lora", "loha", "lokr"]
-        inject(self.model, self.random.randint(1, 4), self.random.uniform(0.5, 9), targets, name=name,
+        injected(self.model, self.random.randint(1, 4), self.random.uniform(0.5, 9), targets, name=name,
                network=self.random.choice(networks), dora=self.random.random() < 0.3,
                dtype=self.random.choice([None, torch.bfloat16]))  # fmt: skip
         for layer in lora_layers(self.model).values():
             if name in layer.adapters:
-                for parameter in layer.term(name).roles().values():
+                for parameter in layer.branch(name).roles().values():
                     parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(next(self.names)))
         return None
 
@@ -458,8 +462,8 @@ def test_trained_base_weights_come_back_as_they_were_trained(chosen: list[str]) 
     with torch.no_grad():
         model[chosen[0]].weight.add_(1.0)
         for layer in lora_layers(model).values():
-            layer.pair("default").up.fill_(0.5)
-            layer.pair("default").down.fill_(0.25)
+            layer.branch("default").up.fill_(0.5)
+            layer.branch("default").down.fill_(0.25)
     held = base_bits(model)
     merge(model)
     assert base_bits(model) != held

@@ -113,7 +113,8 @@ def test_every_loss_is_that_of_diffusers_and_peft(tmp_path: Path) -> None:
     theirs = Theirs()
     layers: dict[str, Any] = lora_layers(run.task.networks["unet"])
     factors = {
-        n: (layer.term(NAME).down.detach().clone(), layer.term(NAME).up.detach().clone()) for n, layer in layers.items()
+        n: (layer.branch(NAME).down.detach().clone(), layer.branch(NAME).up.detach().clone())
+        for n, layer in layers.items()
     }
     assert all(not up.any() and down.any() for down, up in factors.values())
     theirs.start_from(factors)
@@ -126,10 +127,10 @@ def test_every_loss_is_that_of_diffusers_and_peft(tmp_path: Path) -> None:
     assert len(found) == len(wanted) == STEPS
     apart = [abs(mine - other) / other for mine, other in zip(found, wanted, strict=True)]
     assert max(apart) < CLOSE, f"step {apart.index(max(apart))} is {max(apart):.2%} apart"
-    moved = sum(float((layer.term(NAME).up.detach() - factors[name][1]).norm()) for name, layer in layers.items())
+    moved = sum(float((layer.branch(NAME).up.detach() - factors[name][1]).norm()) for name, layer in layers.items())
     assert moved > STEPS / 100, "nothing was trained: equal losses would prove nothing"
     modules = {n: m for n, m in theirs.unet.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
     for name, layer in layers.items():
         torch.testing.assert_close(
-            layer.term(NAME).up.detach(), modules[name].lora_B["default"].weight.detach(), rtol=0.05, atol=5e-3
+            layer.branch(NAME).up.detach(), modules[name].lora_B["default"].weight.detach(), rtol=0.05, atol=5e-3
         )

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from inweave.errors import FormatError, TargetError  # noqa: E402
 from inweave.formats.read import read  # noqa: E402
-from inweave.layers import inject, merge  # noqa: E402
+from inweave.layers import attach, merge  # noqa: E402
 from inweave.targets.index import ModelIndex, component_from_names  # noqa: E402
 from inweave.targets.resolve import resolve  # noqa: E402
 from inweave.weights.checkpoint_files import Pieces, network_at  # noqa: E402
@@ -214,7 +214,7 @@ def test_merged_source_equals_inject_and_merge(dtype: torch.dtype) -> None:
     base = {name: value.clone() for name, value in net.state_dict().items()}
     index = ModelIndex({"unet": component_from_names("unet", {n: tuple(v.shape) for n, v in base.items()})})
     source = MergedSource(DictSource(base), [(resolve(read(pairs()), index), 1.0)])
-    inject(net, read(pairs()))
+    attach(net, read(pairs()))
     merge(net)
     state = {name.replace(".base.", ".").replace(".base_layer.", "."): v for name, v in net.state_dict().items()}
     for name in base:
@@ -261,7 +261,7 @@ def test_layers_of_a_model_nobody_knows_are_saved_as_peft_and_injected_again(tmp
     x = torch.randn(4, 10)
     before = net.second(net.first(x))
     inweave.save(inweave.collect(net), tmp_path / "peft", dialect="peft")
-    again = inweave.inject(Net(), inweave.load(tmp_path / "peft"))
+    again = inweave.attach(Net(), inweave.load(tmp_path / "peft"))
     torch.testing.assert_close(again.second(again.first(x)), before)
     with_index = inweave.save(inweave.collect(net), tmp_path / "candle.safetensors", dialect="candle")
     assert with_index.tensors == 4

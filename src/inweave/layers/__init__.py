@@ -1,21 +1,27 @@
-"""LoRA, LoHa and LoKr layers on live modules: named adapters that are trained, switched, weighted, merged and taken out.
+"""LoRA, LoHa and LoKr layers on live modules: named adapters that are trained, switched, scaled, merged and removed.
 
-    inject(model, 16, targets=["to_q", "to_v"])     or  inject(model, adapter)
+    inject(model, 16, targets=["to_q", "to_v"])     new adapters; attach(model, "style.safetensors") for a loaded one
     activate(model, {"style": 0.8, "detail": 0.5})  with disabled(model): ...
     merge(model); unmerge(model)                    bit for bit
     adapter = collect(model); eject(model)          the original modules again
+    register_layer(MyLinear, kind="linear")         layers of one's own
 
 A layer knows one module (`LoraLayer`); the functions here do the same to every layer of a model.
 """
 
+from inweave.layers.algorithms import ALGORITHMS
 from inweave.layers.collect import collect
+from inweave.layers.eligible import geometry_of
 from inweave.layers.from_adapter import model_index
-from inweave.layers.inject import eject, inject
+from inweave.layers.inject import attach, eject, inject
 from inweave.layers.layer import LoraLayer
+from inweave.layers.spec import AdapterSpec
 from inweave.layers.state import activate, delete, disabled, lora_layers, merge, set_strength, unmerge
 from inweave.layers.training import freeze, trainable
+from inweave.ops.kinds import LayerKind, LinearKind, register_layer
 
 __all__ = [
-    "LoraLayer", "activate", "collect", "delete", "disabled", "eject", "freeze", "inject", "lora_layers", "merge",
-    "model_index", "set_strength", "trainable", "unmerge",
+    "ALGORITHMS", "AdapterSpec", "LayerKind", "LinearKind", "LoraLayer", "activate", "attach", "collect", "delete",
+    "disabled", "eject", "freeze", "geometry_of", "inject", "lora_layers", "merge", "model_index",
+    "register_layer", "set_strength", "trainable", "unmerge",
 ]  # fmt: skip

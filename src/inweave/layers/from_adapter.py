@@ -1,13 +1,13 @@
-"""An adapter's factors, one set a module of a live model.
+"""An adapter's factors, one set per module of a live model.
 
-    resolve(adapter, names and shapes of the model)  ->  placements  ->  {module: Lora | Loha | Lokr}
+    resolve(adapter, names and shapes of the model)  ->  placements  ->  [(site, factors)]
 
     source rows   some rows of a fused change belong here: `Factors.rows`
     target rows   several parts make up one fused weight: `inweave.targets.cut.join`, zeros where no part is
     swap          halves exchanged: `inweave.targets.cut.swapped`
 
-Whether a weight is stored as (in, out) is seen on the module: PEFT's `fan_in_fan_out` names the whole model.
-What is none of the three cannot be a layer: it is refused with every module's name, and can be merged instead.
+Whether a weight is stored as (in, out) is known from the module: PEFT's `fan_in_fan_out` speaks of the whole model.
+What cannot be a layer is refused with every module's name, and can be merged instead.
 """
 
 from __future__ import annotations
@@ -18,42 +18,45 @@ from torch import nn
 
 from inweave.adapter import Adapter, Factors
 from inweave.errors import ConfigError, TargetError
-from inweave.layers.factors import obstacle
-from inweave.layers.kinds import kind_of, unfit
+from inweave.layers.algorithms import obstacle
+from inweave.layers.eligible import geometry_of, ineligible
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, sites
+from inweave.ops.kinds import transposed_weights
 from inweave.targets.cut import join, swapped
 from inweave.targets.index import ModelIndex, index_from_names
 from inweave.targets.links import Shape
 from inweave.targets.plan import Placement
 from inweave.targets.resolve import resolve
 
-_SHOWN = 5
+_LISTED = 5
 
 
 def model_index(model: nn.Module) -> ModelIndex:
-    """The names of a live model, as adapters are resolved on them; LoRA layers do not show."""
+    """The names of a live model, as adapters are resolved on them; LoRA layers do not appear."""
     return _index(model)[0]
 
 
-def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str | None) -> list[tuple[Site, Factors]]:
+def factors_by_site(
+    model: nn.Module, adapter: Adapter, all_sites: list[Site], component: str | None
+) -> list[tuple[Site, Factors]]:
     """What each module of ``model`` receives from ``adapter``."""
-    index, own = _index(model)
+    index, own = _index(model, logical=True)
     chosen = adapter if component is None else _of_component(adapter, component)
     try:
         plan = resolve(chosen, index)
     except TargetError as error:
         components = {entry.ref.component for entry in adapter}
         if component is None and len(components) > 1:
-            named = ", ".join(sorted(name or "(unnamed)" for name in components))
-            raise TargetError(f"{error}\nthe adapter holds {named}: choose one with component=...") from None
+            names = ", ".join(sorted(name or "(unnamed)" for name in components))
+            raise TargetError(f"{error}\nthe adapter holds {names}: choose one with component=...") from None
         raise
-    homes = {name: site for site in found for name in site.names}
+    by_name = {name: site for site in all_sites for name in site.names}
     received: list[tuple[Site, Factors]] = []
     problems: list[str] = []
     for (_, tensor), placements in plan.by_tensor().items():
         name, _, leaf = own.get(tensor, tensor).rpartition(".")
-        site = homes.get(name)
+        site = by_name.get(name)
         factors = _factors(placements, site, leaf)
         if any(site is other for other, _ in received):
             factors = "the same module receives factors under another of its names"
@@ -62,9 +65,9 @@ def placed(model: nn.Module, adapter: Adapter, found: list[Site], component: str
         else:
             received.append((site, factors))
     if problems:
-        more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
+        more = [f"and {len(problems) - _LISTED} more"] if len(problems) > _LISTED else []
         head = f"{len(problems)} of {len(problems) + len(received)} weights cannot take this adapter as layers; merge it instead:"
-        raise TargetError("\n  ".join([head, *problems[:_SHOWN], *more]))
+        raise TargetError("\n  ".join([head, *problems[:_LISTED], *more]))
     return received
 
 
@@ -72,7 +75,7 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Facto
     """What a module receives, or why it cannot."""
     if site is None or leaf != "weight":
         return "only the weights of modules take LoRA"
-    if reason := unfit(site.module) or site.unused():
+    if reason := ineligible(site.module) or site.unused():
         return reason
     parts: list[tuple[Placement, Factors]] = []
     for placement in placements:
@@ -89,10 +92,7 @@ def _factors(placements: list[Placement], site: Site | None, leaf: str) -> Facto
                 "(different algorithms, factors or scales, or a magnitude on some rows only)"
             )
         factors = joined
-    kind = kind_of(site.module)
-    assert kind is not None
-    layer = site.module if isinstance(site.module, LoraLayer) else kind(site.module, site.names)
-    return obstacle(factors, layer.out, layer.into, layer.groups, embedding=layer.embedding) or factors
+    return obstacle(factors, geometry_of(site.module)) or factors
 
 
 def _part(placement: Placement) -> Factors | str:
@@ -132,18 +132,22 @@ def _joined(parts: list[tuple[Placement, Factors]]) -> Factors | None:
 
 
 def _of_component(adapter: Adapter, component: str) -> Adapter:
-    """The entries of one network; "te1" also takes entries that only say "te"."""
-    wanted = {component, ""} | ({"te"} if component.startswith("te") else set())
-    kept = tuple(entry for entry in adapter if entry.ref.component in wanted)
-    if not kept:
+    """The entries of one network; "te1" also takes entries that are for "te", no number given."""
+    names = {component, ""} | ({"te"} if component.startswith("te") else set())
+    entries = tuple(entry for entry in adapter if entry.ref.component in names)
+    if not entries:
         has = ", ".join(sorted({entry.ref.component or "(unnamed)" for entry in adapter}))
         raise ConfigError(f"the adapter has nothing for component {component!r}; it has {has}")
-    keys = {key for entry in kept for key in entry.keys}
-    return replace(adapter, entries=kept, carried={}, tensors={k: t for k, t in adapter.tensors.items() if k in keys})
+    keys = {key for entry in entries for key in entry.keys}
+    tensors = {key: tensor for key, tensor in adapter.tensors.items() if key in keys}
+    return replace(adapter, entries=entries, carried={}, tensors=tensors)
 
 
-def _index(model: nn.Module) -> tuple[ModelIndex, dict[str, str]]:
-    """The index, and where its names differ from the model's: {name in the index: the model's own}."""
+def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict[str, str]]:
+    """The index, and where its names differ from the model's: {name in the index: the model's own}.
+
+    ``logical``: weights that a registered module stores as (in, out) have the shape (out, in), as files expect it.
+    """
     hidden = tuple(
         f"{name}.adapters." for site in sites(model) if isinstance(site.module, LoraLayer) for name in site.names
     )
@@ -152,6 +156,8 @@ def _index(model: nn.Module) -> tuple[ModelIndex, dict[str, str]]:
         for name, value in model.state_dict().items()
         if not (hidden and ".adapters." in name and name.startswith(hidden))
     }
+    if logical:
+        shapes |= {name: shapes[name][::-1] for name in transposed_weights(model) if name in shapes}
     if "embeddings.token_embedding.weight" in shapes and not any(name.startswith("text_model.") for name in shapes):
         own = {f"text_model.{name}": name for name in shapes}  # CLIP has it in its files, but not in memory
         return index_from_names({disk: shapes[name] for disk, name in own.items()}), own

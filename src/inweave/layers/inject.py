@@ -1,8 +1,8 @@
-"""Put LoRA, LoHa or LoKr into a live model, and take it out again.
+"""Put LoRA, LoHa or LoKr layers into a live model, and take them out again.
 
-    inject(model, rank, alpha, targets)   new adapters on the modules meant (`inweave.layers.init`)
-    inject(model, adapter)                an adapter from a file, placed by its names (`inweave.layers.from_adapter`)
-    eject(model)                          the original modules, the same objects, back in their places
+    inject(model, rank, alpha, targets)   new adapters on the targets (`inweave.layers.init`)
+    attach(model, adapter)                a loaded adapter, placed by its names (`inweave.layers.from_adapter`)
+    eject(model)                          the original modules, the same objects, back where they were
 
 Everything is checked before the model is touched. The base is frozen; what then requires a gradient is the
 adapters' parameters. `eject` gives every parameter back the `requires_grad` it had.
@@ -10,94 +10,93 @@ adapters' parameters. `eject` gives every parameter back the `requires_grad` it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, TypeVar
+import os
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, MergeStateError, TargetError
-from inweave.layers.factors import to_term
-from inweave.layers.from_adapter import placed
-from inweave.layers.init import Network, Options, check_sizes, fresh_term, meant
-from inweave.layers.kinds import kind_of, unfit
+from inweave.exchange.load import load
+from inweave.layers.algorithms import ALGORITHMS, only_lora, to_branch
+from inweave.layers.branch import Branch
+from inweave.layers.eligible import ineligible, layer_kind
+from inweave.layers.from_adapter import factors_by_site
+from inweave.layers.init import Request, check_common, fresh_branch, select_sites
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
 from inweave.layers.sites import Site, keep_called, sites, ties
+from inweave.layers.spec import AdapterSpec
 from inweave.layers.state import all_layers
 from inweave.layers.training import freeze_base, thaw_base
 
 Model = TypeVar("Model", bound=nn.Module)
-_NONE: Mapping[str, Any] = MappingProxyType({})
+_DEFAULTS = AdapterSpec()
 
 
 def inject(
     model: Model,
-    rank: int | Adapter = 16,
+    rank: int = 16,
     alpha: float | None = None,
     targets: Targets = ALL_LINEAR,
     *,
     name: str = "default",
-    dropout: float = 0.0,
-    network: Network = "lora",
-    factor: int = -1,
-    decompose_both: bool = False,
-    dora: bool = False,
-    rslora: bool = False,
-    rank_pattern: Mapping[str, int] = _NONE,
-    alpha_pattern: Mapping[str, float] = _NONE,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
+    spec: AdapterSpec = _DEFAULTS,
     allow_tied: bool = False,
     freeze: bool = True,
-    component: str | None = None,
 ) -> Model:
-    """Add an adapter called ``name`` to ``model`` and return the model.
+    """Add a new adapter called ``name`` to the targets in ``model``, and return the model.
 
-    ``rank`` may be an `Adapter`, which brings its own modules and numbers: then only ``name``, ``dropout``,
-    ``dtype``, ``allow_tied``, ``freeze`` and ``component`` may be given. Without ``alpha`` the scale is 1.
+    Without ``alpha`` the scale is 1.
 
-    ``network``      "lora", "loha" or "lokr", as LyCORIS names and starts them; the last two not on embeddings
-    ``factor``       LoKr: the size of the small factor, where it divides; -1 cuts each axis most evenly
-    ``decompose_both``  LoKr: the small factor too is low-rank where that is smaller. Where both factors come out
-                     full, ``alpha`` has nothing to be divided by and the scale is 1
-    ``dtype``        of the new parameters; float32 unless the base is wider, or as the adapter stores them
+    ``spec``         the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
     ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
                      and a merge gives it a weight of its own
     ``freeze``       stop training the base
+    """
+    if isinstance(rank, Adapter | str | os.PathLike):
+        raise ConfigError("inject creates new adapters; attach(model, adapter) puts a loaded one on")
+    _check_name(model, name)
+    all_sites = sites(model)
+    request = Request(rank, alpha, spec)
+    chosen = select_sites(model, all_sites, targets, request)
+    layers = _wrap(chosen, all_sites, allow_tied, spec.network)
+    return _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)
+
+
+def attach(
+    model: Model,
+    adapter: Adapter | str | os.PathLike[str],
+    *,
+    name: str = "default",
+    component: str | None = None,
+    dropout: float = 0.0,
+    dtype: torch.dtype | None = None,
+    allow_tied: bool = False,
+    freeze: bool = True,
+) -> Model:
+    """Add an adapter that was loaded, or the file it is in, to ``model`` as layers, and return the model.
+
+    It brings its own modules, algorithms, ranks and scales.
+
     ``component``    one network of an adapter made for several: "unet", "te1", ...
+    ``dtype``        of the parameters; by default as the adapter stores them
+    ``allow_tied``, ``freeze``: as in `inject`
     """
     _check_name(model, name)
-    found = sites(model)
-    if isinstance(rank, Adapter):
-        given = {"alpha": alpha, "dora": dora, "rslora": rslora, "rank_pattern": rank_pattern,
-                 "alpha_pattern": alpha_pattern, "seed": seed, "network": network != "lora", "factor": factor != -1,
-                 "decompose_both": decompose_both}  # fmt: skip
-        _check_alone(given | ({} if targets is ALL_LINEAR else {"targets": True}), dropout, dtype)
-        plan = placed(model, rank, found, component)
-        layers = _wrapped([site for site, _ in plan], found, allow_tied)
-        terms = [
-            to_term(factors, layer.out, layer.into, dtype=dtype, device=layer.device, dropout=dropout)
-            for layer, (_, factors) in zip(layers.values(), plan, strict=True)
-        ]
-    else:
-        if component is not None:
-            raise ConfigError("component chooses a part of an adapter from a file; a new adapter has none")
-        options = Options(rank, alpha, dropout, dora, rslora, rank_pattern, alpha_pattern, seed, dtype,
-                          network, factor, decompose_both)  # fmt: skip
-        layers = _wrapped(meant(model, found, targets, options), found, allow_tied, network)
-        terms = [fresh_term(layer, options) for layer in layers.values()]
-    if freeze:
-        freeze_base(model)
-    homes = {id(site.module): site for site in found}
-    for (module, layer), term in zip(layers.items(), terms, strict=True):
-        if layer is not module:
-            homes[id(module)].replace(layer)
-        layer.add(name, term)
-    keep_called(found)
-    return model
+    if problems := check_common(dropout, dtype):
+        raise ConfigError(problems)
+    loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
+    all_sites = sites(model)
+    assigned = factors_by_site(model, loaded, all_sites, component)
+    layers = _wrap([site for site, _ in assigned], all_sites, allow_tied)
+    branches = [
+        to_branch(factors, layer.geometry, dtype=dtype, device=layer.device, dropout=dropout)
+        for layer, (_, factors) in zip(layers, assigned, strict=True)
+    ]
+    return _add(model, all_sites, layers, name, branches, freeze)
 
 
 def eject(model: Model, *, keep_merged: bool = False) -> Model:
@@ -107,7 +106,7 @@ def eject(model: Model, *, keep_merged: bool = False) -> Model:
     if merged and not keep_merged:
         raise MergeStateError(
             f"{len(merged)} layers are merged, {merged[0].label} the first: unmerge before ejecting, "
-            "or say keep_merged=True to leave the merged weights in place"
+            "or use keep_merged=True to leave the merged weights in place"
         )
     for site in sites(model):
         if isinstance(site.module, LoraLayer):
@@ -121,7 +120,7 @@ def _check_name(model: nn.Module, name: str) -> None:
         raise ConfigError(f"{name!r} cannot be an adapter's name: any word without dots will do")
     for site in sites(model):
         if isinstance(site.module, LoraLayer):
-            site.module.require_unmerged("inject")
+            site.module.require_unmerged("add an adapter")
             if name in site.module.adapters:
                 raise ConfigError(
                     f"an adapter {name!r} is already injected (on {site.module.label}); "
@@ -129,35 +128,46 @@ def _check_name(model: nn.Module, name: str) -> None:
                 )
 
 
-def _check_alone(given: Mapping[str, object], dropout: float, dtype: torch.dtype | None) -> None:
-    """An adapter from a file brings its own modules, ranks and scales."""
-    problems = [f"{option}: the adapter brings its own; it cannot be given" for option, value in given.items() if value]
-    problems += check_sizes(dropout, dtype)
-    if problems:
-        raise ConfigError(problems)
-
-
-def _wrapped(
-    chosen: list[Site], found: list[Site], allow_tied: bool, network: Network = "lora"
-) -> dict[nn.Module, LoraLayer]:
-    """module -> its layer, not yet in the model; raises with every module that cannot have one."""
-    tied, problems = ties(found), []
+def _wrap(chosen: list[Site], all_sites: list[Site], allow_tied: bool, network: str = "lora") -> list[LoraLayer]:
+    """The layer of each site, not yet in the model; raises with every module that cannot have one."""
+    tied, problems = ties(all_sites), []
+    targets = {id(site.module) for site in chosen}
     for site in chosen:
-        if reason := unfit(site.module) or site.unused():
-            problems.append(f"{' = '.join(site.names)}: {reason}")
-        elif network != "lora" and (kind := kind_of(site.module)) is not None and kind.embedding:
-            problems.append(f"{' = '.join(site.names)}: an embedding takes LoRA only, not {network}")
+        kind, label = layer_kind(site.module), " = ".join(site.names)
+        if reason := ineligible(site.module) or site.unused():
+            problems.append(f"{label}: {reason}")
+        elif kind is not None and kind.embedding and not ALGORITHMS[network].takes_embeddings:
+            problems.append(f"{label}: {only_lora(network)}")
+        elif any(id(child) in targets for child in site.module.modules() if child is not site.module):
+            problems.append(f"{label}: modules inside of it are targets too; choose it or them")
         elif (others := tied.get(id(site.module))) and not allow_tied:
             problems.append(
-                f"{' = '.join(site.names)}: its weight is also that of {', '.join(others)}, which would not be "
-                "adapted; leave it out, or say allow_tied=True"
+                f"{label}: its weight is also that of {', '.join(others)}, which would not be adapted; leave it out, or "
+                "use allow_tied=True"
             )
     if problems:
         raise TargetError("\n".join(problems))
-    layers: dict[nn.Module, LoraLayer] = {}
-    for site in chosen:
-        kind = kind_of(site.module)
-        assert kind is not None
-        known = site.module if isinstance(site.module, LoraLayer) else None
-        layers[site.module] = known or kind(site.module, site.names, tied=id(site.module) in tied)
-    return layers
+    return [_layer(site, tied=id(site.module) in tied) for site in chosen]
+
+
+def _layer(site: Site, *, tied: bool) -> LoraLayer:
+    if isinstance(site.module, LoraLayer):
+        return site.module
+    kind = layer_kind(site.module)
+    assert kind is not None
+    return LoraLayer(site.module, kind, site.names, tied=tied)
+
+
+def _add(
+    model: Model, all_sites: list[Site], layers: Sequence[LoraLayer], name: str, branches: list[Branch], freeze: bool
+) -> Model:
+    """Put the layers into the model, and one branch on each."""
+    if freeze:
+        freeze_base(model)
+    by_module = {id(site.module): site for site in all_sites}
+    for layer, branch in zip(layers, branches, strict=True):
+        if id(layer) not in by_module:
+            by_module[id(layer.base)].replace(layer)
+        layer.add(name, branch)
+    keep_called(all_sites)
+    return model

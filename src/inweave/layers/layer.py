@@ -1,22 +1,23 @@
 """A module with adapters: the state of one layer, and the one forward formula.
 
-    y = base(x) + sum over the live adapters of  weight * scale * op(dropout(x), product)
+    y = base(x) + sum over the live adapters of  strength * scale * apply(dropout(x), product)
 
-    live: active, of a weight other than 0, and the layer neither merged nor disabled
-    op:   the layer's own function with another weight and no bias (`through`); a low-rank pair goes in two steps,
-          up(down(x)), and its product is never made (`low_rank`)
-    DoRA: V = W + scale * product;  c = magnitude / |V|      |V| over the inputs, no gradient through it
-          y = base(x) + weight * ((c - 1) * (base(x) - bias) + c * scale * op(dropout(x), product))
+    live:  active, of a strength other than 0, and the layer neither merged nor disabled
+    apply: the layer's own function with another weight and no bias (`LayerKind.apply`); a low-rank pair goes in two
+           steps, up(down(x)), and its product is never made (`LayerKind.apply_low_rank`)
+    DoRA:  V = W + scale * product;  c = magnitude / |V|      |V| over the inputs, no gradient through it
+           y = base(x) + strength * ((c - 1) * apply(x, W) + c * scale * apply(dropout(x), product))
+           where apply(x, W) = base(x) - bias, unless the module's class is registered and has a forward of its own
 
 The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
-for every network: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it. LoHa's and LoKr's products
-are made anew in each forward, in float32, and rounded once to the input's dtype.
+for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it. LoHa's and LoKr's products
+are computed again in each forward, in float32, and rounded once to the input's dtype.
 
 A layer takes its module's place in the model and shares its parameter table: the same `Parameter` objects under
 the same names (`<module>.weight`), so nothing is copied and a state dict of the base loads and saves as before.
 An adapter's own parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_a`, ... by role.
 
-    merge    W <- round(W + sum of the changes), taken from the original W in float32; in place, one rounding
+    merge    W <- round(W + sum of the changes), computed from the original W in float32; in place, one rounding
     unmerge  W <- the saved bits; nothing is ever subtracted
 """
 
@@ -24,110 +25,106 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from inweave.adapter import Factors
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
-from inweave.layers.factors import to_factors
-from inweave.layers.lora import Pair
-from inweave.layers.term import Term
+from inweave.layers.branch import Branch, Geometry
 from inweave.ops.delta import change
+from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 
 
 class LoraLayer(nn.Module):
-    """Base of the layer kinds (`inweave.layers.kinds`); holds any number of named adapters.
+    """Stands for a module of any kind (`inweave.ops.kinds`); holds any number of named adapters.
 
-    ``names``: where the module stands in the model; several for a shared module.
+    ``names``: where the module is in the model; several for a shared module.
     ``tied``: the weight is also another module's; a merge then gives this one a weight of its own.
     """
 
     base: nn.Module
     adapters: nn.ModuleDict
-    #: the weight is stored as (in, out)
-    transposed: ClassVar[bool] = False
-    #: inputs are numbers of rows, not vectors
-    embedding: ClassVar[bool] = False
 
-    def __init__(self, base: nn.Module, names: Iterable[str] = (), *, tied: bool = False) -> None:
+    def __init__(self, base: nn.Module, kind: LayerKind, names: Iterable[str] = (), *, tied: bool = False) -> None:
         super().__init__()
         self.__dict__["base"] = base  # not a child: its parameters are ours
         self._parameters = base._parameters
         self._buffers = base._buffers
         self._non_persistent_buffers_set = base._non_persistent_buffers_set
+        self._modules.update(base._modules)  # a registered module may have children
         self.training = base.training
+        self.kind = kind
         self.names = tuple(names)
         self.tied = tied
         self.adapters = nn.ModuleDict()
         self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
+        self._custom = registered_kind(base) is not None and type(base).forward not in STANDARD_FORWARDS
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
         self._live: tuple[str, ...] = ()
-        self._acting: tuple[tuple[Term, float], ...] = ()  # the same, looked up: forward asks no dictionary
-        rows, columns, *kernel = self.weight.shape
-        self.out, self.into = (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
+        self._acting: tuple[tuple[Branch, float], ...] = ()  # the same, looked up: forward asks no dictionary
+        self.out, self.into = kind.shape(self.weight)
 
-    # what a kind says about itself
+    # what it is put on
 
     @property
     def device(self) -> torch.device:
         """Where adapters belong: with the weight; on the CPU while the model has no data yet."""
-        found: torch.device = self.weight.device
-        return torch.device("cpu") if found.type == "meta" else found
+        device: torch.device = self.weight.device
+        return torch.device("cpu") if device.type == "meta" else device
 
     @property
-    def groups(self) -> int:
-        return 1
+    def transposed(self) -> bool:
+        """Whether the weight is stored as (in, out)."""
+        return self.kind.transposed
 
-    def low_rank(self, x: torch.Tensor, pair: Pair, dtype: torch.dtype) -> torch.Tensor:
-        """up(down(x)), without the scale."""
-        raise NotImplementedError(type(self).__name__)
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(self.out, self.into, self.kind.groups(self.base), self.kind.embedding)
 
-    def through(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """The layer's own function with this weight (out, into...), without a bias."""
-        raise NotImplementedError(type(self).__name__)
-
-    def along_outputs(self, vector: torch.Tensor) -> torch.Tensor:
-        """One number an output, so that it broadcasts over the layer's result."""
-        return vector
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """A stored weight as (out, all inputs)."""
+        return weight.T if self.kind.transposed else weight.flatten(1)
 
     # forward
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        plain: torch.Tensor = self.base(x)
+    def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        plain: torch.Tensor = self.base(x, *args, **kwargs)
         result = plain
-        for term, strength in self._acting:
-            given = functional.dropout(x, term.dropout, self.training) if term.dropout and not self.embedding else x
+        for branch, strength in self._acting:
+            dropped = branch.dropout and not self.kind.embedding
+            inputs = functional.dropout(x, branch.dropout, self.training) if dropped else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
-            if isinstance(term, Pair):
-                branch = self.low_rank(given, term, dtype)
+            added = branch.output(self.kind, self.base, inputs, dtype)
+            if isinstance(plain, torch.Tensor):
+                added = added.to(plain.dtype)
+            if branch.magnitude is None:
+                result = self.kind.add(result, added, strength * branch.scale)
             else:
-                branch = self.through(given, term.product().to(dtype).reshape(self.out, *self.into))
-            branch = branch.to(plain.dtype)
-            if term.magnitude is None:
-                result = torch.add(result, branch, alpha=strength * term.scale)
-            else:
-                result = torch.add(result, self._decomposed(plain, branch, term), alpha=strength)
+                result = self.kind.add(result, self._decomposed(x, plain, added, branch), strength)
         return result
 
-    def _decomposed(self, plain: torch.Tensor, branch: torch.Tensor, term: Term) -> torch.Tensor:
-        """(c - 1) * (base(x) - bias) + c * scale * branch"""
-        assert term.magnitude is not None
-        factor = self.along_outputs(term.magnitude / self.norms(term))
-        if (bias := self._parameters.get("bias")) is not None:
-            plain = plain - self.along_outputs(bias)
-        return (factor - 1).to(plain.dtype) * plain + (factor * term.scale).to(plain.dtype) * branch
+    def _decomposed(self, x: torch.Tensor, plain: torch.Tensor, added: torch.Tensor, branch: Branch) -> torch.Tensor:
+        """(c - 1) * apply(x, W) + c * scale * added"""
+        assert branch.magnitude is not None
+        factor = self.kind.along_outputs(self.base, branch.magnitude / self.norms(branch))
+        if self._custom:
+            weight = self.rows(self.weight).reshape(self.out, *self.into)
+            plain = self.kind.apply(self.base, x, weight.to(added.dtype))
+        elif (bias := self._parameters.get("bias")) is not None:
+            plain = plain - self.kind.along_outputs(self.base, bias)
+        return (factor - 1).to(plain.dtype) * plain + (factor * branch.scale).to(plain.dtype) * added
 
     @torch.no_grad()
-    def norms(self, term: Term) -> torch.Tensor:
-        """|W + scale * product| over the inputs, one a row, in float32."""
-        changed = term.product() * term.scale
-        weight = self.weight.T if self.transposed else self.weight.flatten(1)
-        norm: torch.Tensor = torch.linalg.vector_norm(changed + weight, dim=1)
+    def norms(self, branch: Branch) -> torch.Tensor:
+        """|W + scale * product| over the inputs, one per row, in float32."""
+        changed = branch.product() * branch.scale
+        norm: torch.Tensor = torch.linalg.vector_norm(changed + self.rows(self.weight), dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
     # adapters
@@ -136,20 +133,20 @@ class LoraLayer(nn.Module):
     def label(self) -> str:
         return " = ".join(self.names) or type(self).__name__
 
-    def term(self, name: str) -> Term:
+    def branch(self, name: str) -> Branch:
         """What the adapter called ``name`` adds here."""
-        return cast("Term", self.adapters[name])
+        return cast("Branch", self.adapters[name])
 
-    def pair(self, name: str) -> Pair:
-        """The same, of an adapter that is known to be LoRA."""
-        return cast("Pair", self.adapters[name])
+    def factors(self, name: str) -> Factors:
+        """The same as data."""
+        return self.branch(name).to_factors(transposed=self.kind.transposed, embedding=self.kind.embedding)
 
-    def add(self, name: str, term: Term, strength: float = 1.0) -> None:
+    def add(self, name: str, branch: Branch, strength: float = 1.0) -> None:
         """A new adapter, active from the start."""
         self.require_unmerged("add an adapter")
         if name in self.adapters:
-            raise ConfigError(f"{self.label}: an adapter {name!r} is already there; delete it or take another name")
-        self.adapters[name] = term
+            raise ConfigError(f"{self.label}: an adapter {name!r} already exists; delete it or choose another name")
+        self.adapters[name] = branch
         self.strengths[name] = strength
         self.active = (*self.active, name)
         self._refresh()
@@ -162,7 +159,7 @@ class LoraLayer(nn.Module):
         self._refresh()
 
     def activate(self, names: Iterable[str] | Mapping[str, float]) -> None:
-        """Exactly these adapters act, together; a mapping gives their weights too."""
+        """Exactly these adapters act, together; a mapping also sets their strengths."""
         self.require_unmerged("switch adapters")
         chosen = tuple(dict.fromkeys(names))
         self._require_known(chosen)
@@ -189,7 +186,7 @@ class LoraLayer(nn.Module):
     def _refresh(self) -> None:
         stopped = self._off or self._merged
         self._live = () if stopped else tuple(name for name in self.active if self.strengths[name] != 0)
-        self._acting = tuple((self.term(name), self.strengths[name]) for name in self._live)
+        self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]
@@ -216,6 +213,12 @@ class LoraLayer(nn.Module):
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
         woven = None
         if self._live:
+            if self._custom and not adds_to_output(self.base, self.kind):
+                raise TargetError(
+                    f"{self.label}: {type(self.base).__name__} does more with its weight than its registered kind, so a "
+                    "merge would give another output than the adapter; leave it unmerged, or register a LayerKind whose "
+                    "apply computes what a change of the weight adds"
+                )
             weight = self.weight
             woven = self._woven(weight.detach()).to(weight.dtype)
             if not bool(woven.isfinite().all()) and bool(weight.isfinite().all()):
@@ -247,8 +250,7 @@ class LoraLayer(nn.Module):
     def _woven(self, weight: torch.Tensor) -> torch.Tensor:
         total = weight.to(torch.promote_types(weight.dtype, torch.float32), copy=True)
         for name in self._live:
-            factors = to_factors(self.term(name), transposed=self.transposed, embedding=self.embedding)
-            total += change(factors, weight, self.strengths[name])
+            total += change(self.factors(name), weight, self.strengths[name])
         return total
 
     # being the module it stands for

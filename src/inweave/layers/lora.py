@@ -1,42 +1,98 @@
 """LoRA: two factors, or three with a Tucker core.
 
-    product = flat(up) @ flat(down)            down (rank, into...)    up (out, rank, 1...)
+    product   `inweave.ops.delta.lora`         down (rank, into...)    up (out, rank, 1...)
+    output    up(down(x)), in two steps: the product is never made
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
     with fewer columns in `up` than rows in `down`: that many diagonal blocks (see `inweave.adapter.lora`)
 
-A fresh pair starts as the field starts it: down uniform within 1 / sqrt(fan in), up zero; on an embedding down
+A fresh branch starts as the field starts it: down uniform within 1 / sqrt(fan in), up zero; on an embedding down
 zero, up normal.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+import math
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import nn
 
 from inweave.adapter import Factors, Lora
-from inweave.layers.term import Shared, Term, kaiming, seeded
+from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, kaiming
+from inweave.ops.decode import Reader
+from inweave.ops.delta import lora
+from inweave.ops.kinds import LayerKind
 
 
-class Pair(Term):
+class LoraBranch(Branch):
     """Parameters `down`, `up`, and where the adapter has one `mid`."""
 
     down: nn.Parameter
     up: nn.Parameter
     mid: nn.Parameter | None
     rank: int
-    canonical: ClassVar[type[Factors]] = Lora
+    factors_type: ClassVar[type[Factors]] = Lora
+    formula = staticmethod(lora.product)
+    takes_embeddings: ClassVar[bool] = True
 
     def __init__(
-        self, down: torch.Tensor, up: torch.Tensor, *, mid: torch.Tensor | None = None, **shared: Unpack[Shared]
+        self, down: torch.Tensor, up: torch.Tensor, *, mid: torch.Tensor | None = None, **scaling: Unpack[Scaling]
     ) -> None:
-        super().__init__({"down": down, "up": up, "mid": mid}, down.shape[0], **shared)
+        super().__init__({"down": down, "up": up, "mid": mid}, down.shape[0], **scaling)
+
+    @classmethod
+    def initial(cls, start: Start, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        geometry, rank = start.geometry, start.rank
+        up = torch.zeros(geometry.out, rank, *[1] * (len(geometry.into) - 1))
+        if geometry.embedding:
+            return {"down": torch.zeros(rank, *geometry.into), "up": up.normal_(generator=generator)}
+        return {"down": kaiming(generator, rank, *geometry.into), "up": up}
+
+    @classmethod
+    def from_factors(cls, factors: Factors, geometry: Geometry, read: Reader, **scaling: Unpack[Scaling]) -> Self:
+        """The factors get the axes of the layer: a file may have a matrix for a convolution, and the reverse."""
+        assert isinstance(factors, Lora)
+        into, ones = geometry.into, [1] * (len(geometry.into) - 1)
+        rank, columns = factors.down.shape[0], factors.up.shape[1]
+        return cls(
+            read(factors.down).reshape(rank, *((into[0], *ones) if factors.mid is not None else into)),
+            read(factors.up).reshape(geometry.out, columns, *ones),
+            mid=None if factors.mid is None else read(factors.mid).reshape(columns, rank, *into[1:]),
+            **scaling,
+        )
+
+    @classmethod
+    def obstacle(cls, factors: Factors, geometry: Geometry) -> str | None:
+        assert isinstance(factors, Lora)
+        if reason := changes_another_shape((factors.up.shape[0], math.prod(factors.shape()[1:])), geometry):
+            return reason
+        if factors.mid is not None:
+            ranks = (factors.up.shape[1], factors.down.shape[0])
+            return None if factors.mid.shape[:2] == ranks else f"its core {factors.mid.shape} does not meet {ranks}"
+        if factors.groups not in ((1, geometry.groups) if geometry.groups > 1 else range(1, factors.rank + 1)):
+            return f"its {factors.groups} blocks do not meet the layer's {geometry.groups} groups"
+        return None
 
     @property
     def blocks(self) -> int:
         """How many diagonal blocks the product has."""
         return self.rank // self.up.shape[1] if self.mid is None else 1
+
+    def algorithm(self) -> str:
+        if self.magnitude is not None:
+            return "dora"
+        kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]
+        return "locon" if any(size > 1 for size in kernel) else "lora"
+
+    def further_fields(self, embedding: bool) -> dict[str, Any]:
+        return {"embedding": embedding}
+
+    @classmethod
+    def suffixes(cls, embedding: bool) -> dict[str, str]:
+        names = {"down": "lora_A.weight", "up": "lora_B.weight", "mid": "lora_mid.weight"}
+        if embedding:
+            names = {"down": "lora_embedding_A", "up": "lora_embedding_B"}
+        return names | {"magnitude": "lora_magnitude_vector"}
 
     def effective_down(self) -> torch.Tensor:
         """`down` with the layer's own kernel: mid @ down where there is a Tucker core."""
@@ -44,18 +100,5 @@ class Pair(Term):
             return self.down
         return torch.einsum("ab...,bi->ai...", self.mid, self.down.flatten(1))
 
-    def product(self) -> torch.Tensor:
-        dtype = torch.promote_types(self.down.dtype, torch.float32)
-        down, up = self.effective_down().flatten(1).to(dtype), self.up.flatten(1).to(dtype)
-        up = up.reshape(self.blocks, -1, up.shape[1])
-        return torch.bmm(up, down.reshape(self.blocks, up.shape[2], -1)).flatten(0, 1)
-
-
-def fresh_pair(
-    out: int, into: tuple[int, ...], rank: int, *, seed: int, name: str, embedding: bool
-) -> dict[str, torch.Tensor]:
-    """The factors of a new adapter on the module ``name``, in float32 on the CPU."""
-    generator, flat = seeded(seed, name), [1] * (len(into) - 1)
-    if embedding:
-        return {"down": torch.zeros(rank, *into), "up": torch.empty(out, rank, *flat).normal_(generator=generator)}
-    return {"down": kaiming(generator, rank, *into), "up": torch.zeros(out, rank, *flat)}
+    def output(self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return kind.apply_low_rank(module, x, self.effective_down(), self.up, self.blocks, dtype)

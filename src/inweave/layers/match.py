@@ -1,4 +1,4 @@
-"""Which modules are meant: the rules PEFT users know.
+"""Which modules a target names: the rules PEFT users know.
 
     targets = "all-linear"        every Linear and Conv1D but the model's output head
             | "regex" | Pattern   the whole dotted name must match; a plain name is also tried as a list entry
@@ -6,7 +6,7 @@
 
     rank_pattern, alpha_pattern   {regex: number}; `(.*\\.)?(regex)$` on the dotted name, the first match wins
 
-An entry or a pattern that matches nothing is an error that names what comes nearest.
+An entry or a pattern that matches nothing is an error that names the closest module names.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ ALL_LINEAR = "all-linear"
 
 
 def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Those of ``names`` that ``targets`` means, in their order; ``known``: what to suggest from."""
+    """Those of ``names`` that ``targets`` matches, in their order; ``known``: what to suggest from."""
     names = list(names)
     entries = [targets] if isinstance(targets, str | re.Pattern) else list(targets)
     if not entries:
-        raise ConfigError("targets is empty: name the modules that take LoRA, or say 'all-linear'")
+        raise ConfigError("targets is empty: name the modules that take LoRA, or use 'all-linear'")
     whole = isinstance(targets, str)
-    problems, found = [], set()
+    problems, matched = [], set()
     for entry in entries:
-        hits = {name for name in names if _means(entry, name, whole=whole)}
+        hits = {name for name in names if _matches(entry, name, whole=whole)}
         if not hits:
             problems.append(_nothing(entry, known, "target"))
-        found |= hits
+        matched |= hits
     if problems:
         raise ConfigError(problems)
-    return [name for name in names if name in found]
+    return [name for name in names if name in matched]
 
 
-def _means(entry: str | re.Pattern[str], name: str, *, whole: bool) -> bool:
+def _matches(entry: str | re.Pattern[str], name: str, *, whole: bool) -> bool:
     if isinstance(entry, re.Pattern):
         return entry.fullmatch(name) is not None
     if name == entry or name.endswith(f".{entry}"):

@@ -1,7 +1,7 @@
-"""The places of a model: every module once, with all its names and parents; taking one out, putting one in.
+"""The sites of a model: every module once, with all its names and parents; taking one out, putting one in.
 
-A module that stands at several places is one site with several names: its weight exists once, so it is adapted
-once, everywhere. A weight two *different* modules hold (an embedding and the output head) is tied.
+A module used in several places is one site with several names: its weight exists once, so it is adapted once,
+everywhere. A weight that two *different* modules hold (an embedding and the output head) is tied.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Site:
     parents: list[tuple[nn.Module, str]] = field(default_factory=list)
 
     def replace(self, module: nn.Module) -> None:
-        """Put ``module`` at every place of this site."""
+        """Put ``module`` wherever this one was."""
         for parent, leaf in self.parents:
             parent.register_module(leaf, module)
 
@@ -35,13 +35,13 @@ class Site:
 
 def sites(model: nn.Module) -> list[Site]:
     """All modules below ``model``, and itself first; the inside of a LoRA layer is not looked into."""
-    found: dict[int, Site] = {id(model): Site(model, [""])}
+    by_id: dict[int, Site] = {id(model): Site(model, [""])}
     for parent, leaf, name, module in _walk(model, "", ()):
-        site = found.setdefault(id(module), Site(module))
+        site = by_id.setdefault(id(module), Site(module))
         site.names.append(name)
-        if not any(parent is other and leaf == taken for other, taken in site.parents):
+        if not any(parent is other and leaf == known for other, known in site.parents):
             site.parents.append((parent, leaf))
-    return list(found.values())
+    return list(by_id.values())
 
 
 def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:
@@ -53,10 +53,10 @@ def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tu
             yield from _walk(child, f"{prefix}{leaf}.", (*above, id(module)))
 
 
-def ties(found: list[Site]) -> dict[int, list[str]]:
+def ties(all_sites: list[Site]) -> dict[int, list[str]]:
     """id of a module -> the names of other modules that hold its weight."""
     holders: dict[object, list[Site]] = {}
-    for site in found:
+    for site in all_sites:
         weight = site.module._parameters.get("weight")
         if weight is not None and not isinstance(weight, nn.UninitializedParameter):
             holders.setdefault(_storage(weight), []).append(site)
@@ -74,9 +74,9 @@ def _storage(weight: torch.Tensor) -> object:
     return weight.device, weight.data_ptr()
 
 
-def keep_called(found: list[Site]) -> None:
+def keep_called(all_sites: list[Site]) -> None:
     """torch's TransformerEncoderLayer has a fast path that reads its linear layers' weights; a hook turns it off."""
-    for site in found:
+    for site in all_sites:
         if isinstance(site.module, nn.TransformerEncoderLayer):
             for child in site.module._modules.values():
                 if isinstance(child, LoraLayer) and not child._forward_pre_hooks:

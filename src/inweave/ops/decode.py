@@ -1,8 +1,9 @@
-"""From stored bytes to numbers: the only place where an adapter's tensor becomes a torch tensor.
+"""From stored bytes to numbers and back: the only place where an adapter's tensor becomes a torch tensor.
 
-    bytes --view--> stored dtype --device--> --float32, if 8-bit float--> wanted dtype
+    decode   bytes --view--> stored dtype --device--> --float32, if 8-bit float--> requested dtype
+    encode   the bits of a torch tensor, in its own dtype
 
-Nothing is copied when the stored dtype is the wanted one, the buffer is writable and its address is
+Nothing is copied when the stored dtype is the requested one, the buffer is writable and its address is
 aligned. A read-only buffer (`bytes`, a file mapped with ACCESS_READ) is copied once: torch has no
 read-only tensors, and a write through one would end the process.
 """
@@ -28,12 +29,13 @@ TORCH: dict[str, torch.dtype] = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
     "C64": torch.complex64,
 }  # fmt: skip
+_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 
 def decode(
     tensor: Tensor, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
 ) -> torch.Tensor:
-    """``tensor`` in ``dtype`` on ``device`` (the CPU unless said otherwise)."""
+    """``tensor`` in ``dtype`` on ``device`` (the CPU by default)."""
     stored = _stored(tensor)
     if stored.is_complex() and not dtype.is_complex:
         raise FormatError(f"a {tensor.dtype} tensor of shape {tensor.shape} cannot be read as {dtype}")
@@ -42,6 +44,12 @@ def decode(
     if tensor.dtype.startswith("F8") and stored.dtype != dtype:
         stored = stored.to(torch.float32)
     return stored.to(dtype)
+
+
+def encode(tensor: torch.Tensor) -> Tensor:
+    """The bits of ``tensor``, copied to the host."""
+    host = tensor.detach().cpu().contiguous()
+    return Tensor(_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
 
 
 def _stored(tensor: Tensor) -> torch.Tensor:

@@ -25,11 +25,11 @@ from inweave.errors import InweaveError, MemoryBudgetError, TargetError
 from inweave.ops.merge import Target, merge_products
 from inweave.ops.merge.dispatch import Launch, prepared
 from inweave.targets.plan import Placement, Plan
-from inweave.targets.resolve import resolve
 from inweave.weights.factors import AdapterCache, Loaded, targets_of
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merge import is_product, merge_into
 from inweave.weights.networks import floating_state, index_of, networks_of
+from inweave.weights.orientation import Orientation
 from inweave.weights.pristine import Keep, Pristine
 from inweave.weights.resolved import Planned
 from inweave.weights.scratch import Scratch
@@ -73,8 +73,9 @@ class Weaver:
             pristine.decide(next(iter(tensors.values())).device, sum(value.nbytes for value in tensors.values()))
             self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, pristine)
         self.index = index_of(modules)
+        self._orientation = Orientation(modules, self.index)
         self._blocks = block_names(self.index)
-        self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
+        self._cache = AdapterCache(self._orientation.resolve, cache_bytes, self._forget)
         self._signatures: dict[Place, tuple[tuple[int, float], ...]] | None = {}
         self._running: tuple[Program, list[Strength]] | None = None
         self._layers: list[tuple[Loaded, Strength]] = []  # held, so that the identities in use stay unique
@@ -230,9 +231,6 @@ class Weaver:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
         for keys in [keys for keys in self._programs if key in keys]:
             del self._programs[keys]
-
-    def _resolve(self, adapter: Adapter) -> Plan:
-        return resolve(adapter, self.index)
 
     def _prepare(self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]]) -> None:
         """Everything that can fail without having touched a weight."""

@@ -21,7 +21,7 @@ from inweave.layers import (
     set_strength,
     unmerge,
 )
-from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, layer_of, reference
+from tests.unit.layers.zoo import KINDS, base_bits, bits, fill, injected, layer_of, reference
 
 KIND = "conv2d-groups"
 X = KINDS[KIND].input()
@@ -31,7 +31,7 @@ def stacked(**options: bool) -> nn.Module:
     """Two adapters of different rank and scale; the second only on request DoRA."""
     model = KINDS[KIND].module()
     inject(model, 3, 5.0, ["layer"], name="first")
-    inject(model, 2, 3.0, ["layer"], name="second", **options)
+    injected(model, 2, 3.0, ["layer"], name="second", **options)
     fill(model, 3, name="first")
     fill(model, 4, name="second")
     return model
@@ -82,7 +82,7 @@ def test_at_weight_zero_an_adapter_is_not_even_looked_at() -> None:
     """0 * NaN is NaN, and 0 * x + -0.0 is 0.0: a branch at strength zero must not be computed."""
     model = stacked()
     with torch.no_grad():
-        layer_of(model).pair("first").up.fill_(math.nan)
+        layer_of(model).branch("first").up.fill_(math.nan)
     activate(model, {"first": 0.0})
     plain = layer_of(model).base(X)
     assert bits(model["layer"](X)) == bits(plain)
@@ -94,7 +94,7 @@ def test_dora_on_a_row_of_zeros_stays_zero() -> None:
     model = KINDS["linear"].module()
     with torch.no_grad():
         model["layer"].weight[1] = 0
-    inject(model, 2, 3.0, ["layer"], dora=True)
+    injected(model, 2, 3.0, ["layer"], dora=True)
     x = KINDS["linear"].input()
     before = layer_of(model).base(x)
     unmerged = model["layer"](x)
@@ -225,7 +225,7 @@ def test_adapters_on_different_layers() -> None:
         for layer in lora_layers(model).values():
             if name in layer.adapters:
                 with torch.no_grad():
-                    layer.pair(name).up.normal_()
+                    layer.branch(name).up.normal_()
     activate(model, {"back": 0.5, "both": 2.0})
     assert [layer.active for layer in lora_layers(model).values()] == [("both",), ("back", "both")]
     assert model[1].strengths["back"] == 0.5
@@ -242,7 +242,7 @@ def test_a_merge_that_fails_is_taken_back_everywhere() -> None:
         inject(model, 2, targets="all-linear")
         fill(model)
         with torch.no_grad():
-            model[broken].pair("default").up[0, 0] = math.nan
+            model[broken].branch("default").up[0, 0] = math.nan
         before = base_bits(model)
         with pytest.raises(TargetError, match=rf"^{broken}: "):
             merge(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,16 @@ import torch
 from torch import nn
 
 from inweave.adapter import Adapter, Lora, Tensor
-from inweave.errors import ConfigError, TargetError
+from inweave.errors import ConfigError, FormatError, TargetError
 from inweave.exchange.convert import rewrite, save
 from inweave.formats.read import read
-from inweave.layers import collect, inject, lora_layers, merge, model_index
+from inweave.layers import attach, collect, inject, lora_layers, merge, model_index
 from inweave.ops.delta import change
 from inweave.targets.bases import known_index
 from inweave.targets.resolve import resolve
 from tests.support import random, tensor
 from tests.unit.layers.test_inject import Net
-from tests.unit.layers.zoo import KINDS, adapted, fill, layer_of, reference
+from tests.unit.layers.zoo import KINDS, adapted, fill, injected, layer_of, reference
 
 
 def written(adapter: Adapter, model: nn.Module, dialect: str) -> Adapter:
@@ -62,13 +63,13 @@ def test_inject_collect_write_read_inject(options: dict[str, object]) -> None:
     options = {"alpha": 6.0} | options
     targets = ["to_q", "to_k", "to_out.0", "c_fc"]
     base = Net()
-    model = inject(copy.deepcopy(base), 3, targets=targets, rank_pattern={"to_k": 2}, **options)  # type: ignore[arg-type]
+    model = injected(copy.deepcopy(base), 3, targets=targets, rank_pattern={"to_k": 2}, **options)  # type: ignore[arg-type]
     fill(model)
     adapter = collect(model)
     assert len(adapter) == 8 and adapter.algorithms == ("dora" if options.get("dora") else "lora",)
     back = written(adapter, model, "peft")
     same_factors(adapter, back)
-    twin = inject(copy.deepcopy(base), back)
+    twin = attach(copy.deepcopy(base), back)
     same_factors(adapter, collect(twin))
     x = torch.randn(2, 6)
     for name, layer in lora_layers(model).items():
@@ -92,12 +93,12 @@ def test_saving_a_peft_directory(tmp_path: Path) -> None:
     model = inject(copy.deepcopy(base), 3, 6.0, ["to_q", "embed"])
     fill(model)
     save(collect(model), tmp_path / "out", dialect="peft", base=tmp_path / "base.safetensors")
-    twin = inject(base, load(tmp_path / "out"))
+    twin = attach(base, load(tmp_path / "out"))
     for name, layer in lora_layers(twin).items():
-        ours = lora_layers(model)[name].pair("default")
-        assert torch.equal(layer.pair("default").down, ours.down)
-        assert torch.equal(layer.pair("default").up, ours.up)
-        assert layer.pair("default").scale == ours.scale == 2.0
+        ours = lora_layers(model)[name].branch("default")
+        assert torch.equal(layer.branch("default").down, ours.down)
+        assert torch.equal(layer.branch("default").up, ours.up)
+        assert layer.branch("default").scale == ours.scale == 2.0
 
 
 def test_names_and_components() -> None:
@@ -121,9 +122,9 @@ def kohya(*modules: tuple[str, int, int], alpha: float | None = 2.0, **more: Ten
 
 def test_a_flat_named_file_finds_its_modules_and_keeps_its_bits() -> None:
     adapter = kohya(("lora_unet_blocks_0_to_q", 6, 6), ("lora_unet_blocks_1_to_out_0", 6, 6))
-    model = inject(Net(), adapter, name="file", dropout=0.3)
+    model = attach(Net(), adapter, name="file", dropout=0.3)
     assert set(lora_layers(model)) == {"blocks.0.to_q", "blocks.1.to_out.0"}
-    pair = model.blocks[0].to_q.pair("file")
+    pair = model.blocks[0].to_q.branch("file")
     assert pair.down.dtype == torch.float16 and pair.scale == 0.5 and pair.dropout == 0.3
     assert all(parameter.requires_grad for parameter in pair.parameters())
     back = collect(model, "file")
@@ -131,8 +132,8 @@ def test_a_flat_named_file_finds_its_modules_and_keeps_its_bits() -> None:
     for entry, original in zip(back, adapter, strict=True):
         assert entry.factors.down.same(original.factors.down)
         assert entry.factors.stored_alpha.same(original.factors.stored_alpha)
-    wide = inject(Net(), adapter, dtype=torch.float32)
-    assert wide.blocks[0].to_q.pair("default").down.dtype == torch.float32
+    wide = attach(Net(), adapter, dtype=torch.float32)
+    assert wide.blocks[0].to_q.branch("default").down.dtype == torch.float32
 
 
 def test_a_square_layer_is_read_the_way_it_stores_its_weight() -> None:
@@ -141,7 +142,7 @@ def test_a_square_layer_is_read_the_way_it_stores_its_weight() -> None:
     fill(model)
     adapter = collect(model)
     assert {entry.ref.name: entry.factors.transposed for entry in adapter}["blocks.0.c_fc"]
-    twin = inject(Net(), written(adapter, model, "peft"))
+    twin = attach(Net(), written(adapter, model, "peft"))
     x = torch.randn(2, 6)
     for name, layer in lora_layers(model).items():
         assert torch.equal(layer(x), lora_layers(twin)[name](x))
@@ -155,7 +156,7 @@ def test_a_file_that_does_not_fit_is_refused_and_nothing_changes() -> None:
         (kohya(("lora_unet_blocks_0_to_q", 6, 5)), r"the base has \[6, 6\]"),
     ):
         with pytest.raises(TargetError, match=says):
-            inject(model, adapter)
+            attach(model, adapter)
     assert dict(model.named_modules()) == modules
     assert all(parameter.requires_grad for parameter in model.parameters())
 
@@ -166,7 +167,7 @@ def refused_kinds() -> dict[str, tuple[dict[str, Tensor], str]]:
     return {
         "glora": (
             {f"{name}.{a}{i}.weight": random(i, *(6, 2) if i == 1 else (2, 6)) for i in (1, 2) for a in "ab"},
-            "glora is neither",
+            "glora cannot be a layer",
         ),
         "full": ({f"{name}.diff": random(0, 6, 6)}, "full"),
         "input dora": (pair | {f"{name}.dora_scale": random(2, 1, 6)}, "along the inputs"),
@@ -182,17 +183,17 @@ def test_what_cannot_be_a_layer_is_refused_with_its_name(case: str) -> None:
     assert not adapter.problems
     model = Net()
     with pytest.raises(TargetError, match=rf"merge it instead(.|\n)*blocks\.0\..*{says}"):
-        inject(model, adapter)
+        attach(model, adapter)
     assert not lora_layers(model)
 
 
 def test_components_are_chosen_where_a_file_holds_several() -> None:
     adapter = kohya(("lora_unet_blocks_0_to_q", 6, 6), ("lora_te1_text_model_encoder_layers_0_mlp_fc1", 6, 6))
     with pytest.raises(TargetError, match="the adapter holds te1, unet: choose one with component="):
-        inject(Net(), adapter)
-    assert set(lora_layers(inject(Net(), adapter, component="unet"))) == {"blocks.0.to_q"}
+        attach(Net(), adapter)
+    assert set(lora_layers(attach(Net(), adapter, component="unet"))) == {"blocks.0.to_q"}
     with pytest.raises(ConfigError, match="nothing for component 'te2'; it has te1, unet"):
-        inject(Net(), adapter, component="te2")
+        attach(Net(), adapter, component="te2")
 
 
 def hollow_model(naming: str) -> nn.Module:
@@ -215,13 +216,13 @@ def hollow_model(naming: str) -> nn.Module:
 
 
 def product(model: nn.Module, name: str) -> torch.Tensor:
-    pair = lora_layers(model)[name].pair("default")
+    pair = lora_layers(model)[name].branch("default")
     return pair.scale * pair.product().detach()
 
 
 def test_a_fused_file_is_cut_for_a_model_with_separate_layers() -> None:
     adapter = kohya(("lora_unet_double_blocks_3_img_attn_qkv", 9216, 3072))
-    model = inject(hollow_model("diffusers"), adapter)
+    model = attach(hollow_model("diffusers"), adapter)
     home = "transformer_blocks.3.attn."
     assert set(lora_layers(model)) == {f"{home}to_q", f"{home}to_k", f"{home}to_v"}
     whole = change(adapter.entries[0].factors, None)
@@ -237,7 +238,7 @@ def test_separate_files_are_joined_for_a_model_with_fused_layers() -> None:
         tensors[f"{name}.lora_A.weight"] = random(seed, 4, 3072)
         tensors[f"{name}.lora_B.weight"] = random(seed + 50, 3072, 4)
     adapter = read(tensors)
-    model = inject(hollow_model("original"), adapter)
+    model = attach(hollow_model("original"), adapter)
     assert list(lora_layers(model)) == ["double_blocks.3.img_attn.qkv"]
     found = product(model, "double_blocks.3.img_attn.qkv").chunk(3)
     first, last = (change(entry.factors, None) for entry in adapter)
@@ -248,7 +249,7 @@ def test_separate_files_are_joined_for_a_model_with_fused_layers() -> None:
 def test_swapped_halves() -> None:
     """The last modulation has (shift, scale) in one naming and (scale, shift) in the other."""
     adapter = kohya(("lora_unet_final_layer_adaLN_modulation_1", 6144, 3072))
-    model = inject(hollow_model("diffusers"), adapter)
+    model = attach(hollow_model("diffusers"), adapter)
     shift, scale = change(adapter.entries[0].factors, None).chunk(2)
     torch.testing.assert_close(product(model, "norm_out.linear"), torch.cat([scale, shift]), rtol=1e-5, atol=1e-6)
 
@@ -262,7 +263,7 @@ def test_parts_that_have_no_common_pair_are_refused() -> None:
     }  # fmt: skip
     model = hollow_model("original")
     with pytest.raises(TargetError, match=r"double_blocks\.3\.img_attn\.qkv\.weight: .* no common pair"):
-        inject(model, read(tensors))
+        attach(model, read(tensors))
 
 
 def test_convolutions_and_matrices_may_be_spelt_either_way() -> None:
@@ -274,18 +275,18 @@ def test_convolutions_and_matrices_may_be_spelt_either_way() -> None:
             "lora_unet_linear.lora_down.weight": random(2, 2, 7, 1, 1), "lora_unet_linear.lora_up.weight": random(3, 5, 2, 1, 1),
         }
     )  # fmt: skip
-    inject(model, adapter)
+    attach(model, adapter)
     alone = nn.ModuleDict({"layer": model["conv"]})
     x = KINDS["conv2d-1x1"].input()
     torch.testing.assert_close(model["conv"](x).double(), reference(alone, x), rtol=1e-5, atol=1e-5)
-    assert model["linear"].pair("default").down.shape == (2, 7)
+    assert model["linear"].branch("default").down.shape == (2, 7)
     factors = collect(model).entries[0].factors
     assert isinstance(factors, Lora) and factors.down.shape == (2, 4, 1, 1)
 
 
 def test_a_second_adapter_resolves_past_the_first() -> None:
     model = inject(Net(), 3, targets=["to_q", "embed"])
-    inject(model, kohya(("lora_unet_blocks_0_to_q", 6, 6)), name="file")
+    attach(model, kohya(("lora_unet_blocks_0_to_q", 6, 6)), name="file")
     assert list(model.blocks[0].to_q.adapters) == ["default", "file"]
     assert "adapters" not in " ".join(next(iter(model_index(model))).parts)
 
@@ -296,29 +297,40 @@ def test_clip_is_named_without_its_root_in_memory() -> None:
         "embeddings": nn.ModuleDict({"token_embedding": nn.Embedding(9, 6)}),
         "encoder": nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"fc1": nn.Linear(6, 6)})])}),
     })  # fmt: skip
-    inject(encoder, kohya(("lora_te1_text_model_encoder_layers_0_fc1", 6, 6)))
+    attach(encoder, kohya(("lora_te1_text_model_encoder_layers_0_fc1", 6, 6)))
     assert list(lora_layers(encoder)) == ["encoder.layers.0.fc1"]
 
 
 def test_an_adapter_brings_its_own_options() -> None:
     adapter = kohya(("lora_unet_blocks_0_to_q", 6, 6))
+    assert not {"rank", "alpha", "targets", "spec"} & set(inspect.signature(attach).parameters)
     with pytest.raises(ConfigError) as caught:
-        inject(Net(), adapter, 2.0, ["to_q"], dora=True, rslora=True, seed=3, rank_pattern={"to_q": 2}, dropout=1.5)
-    assert [problem.partition(" ")[0] for problem in caught.value.problems] == [
-        "alpha:", "dora:", "rslora:", "rank_pattern:", "seed:", "targets:", "dropout",
-    ]  # fmt: skip
-    with pytest.raises(ConfigError, match="a new adapter has none"):
-        inject(Net(), 2, component="unet")
+        attach(Net(), adapter, dropout=1.5, dtype=torch.int8)
+    assert [problem.partition(" ")[0] for problem in caught.value.problems] == ["dropout", "dtype"]
+    with pytest.raises(ConfigError, match=r"attach\(model, adapter\)"):
+        inject(Net(), adapter)  # type: ignore[arg-type]
+
+
+def test_a_file_is_attached_by_its_path(tmp_path: Path) -> None:
+    model = inject(Net(), 3, 6.0, ["to_q"])
+    fill(model)
+    save(collect(model), tmp_path / "style", dialect="peft", base=model_index(model))
+    for path in (tmp_path / "style", str(tmp_path / "style")):
+        twin = attach(Net(), path)
+        ours, theirs = (lora_layers(each)["blocks.0.to_q"].branch("default") for each in (model, twin))
+        assert torch.equal(ours.product(), theirs.product())
+    with pytest.raises(FormatError, match="missing"):
+        attach(Net(), tmp_path / "missing.safetensors")
 
 
 def test_a_shared_module_takes_one_pair() -> None:
     """Both names of one module in a file: its weight exists once, so the second pair has no place."""
     model = nn.ModuleDict({"front": nn.Linear(6, 6)})
     model["back"] = model["front"]
-    one = inject(copy.deepcopy(model), kohya(("lora_unet_back", 6, 6)))
+    one = attach(copy.deepcopy(model), kohya(("lora_unet_back", 6, 6)))
     assert lora_layers(one)["front"].names == ("front", "back")
     with pytest.raises(TargetError, match="under another of its names"):
-        inject(model, kohya(("lora_unet_front", 6, 6), ("lora_unet_back", 6, 6)))
+        attach(model, kohya(("lora_unet_front", 6, 6), ("lora_unet_back", 6, 6)))
 
 
 def test_training_a_loaded_adapter_leaves_its_file_alone() -> None:
@@ -326,9 +338,9 @@ def test_training_a_loaded_adapter_leaves_its_file_alone() -> None:
     buffers = [bytearray(bytes(random(seed, 6, 6).data)) for seed in (0, 1)]
     views = [Tensor("F32", (6, 6), memoryview(buffer)) for buffer in buffers]
     tensors = {"lora_unet_blocks_0_to_q.lora_down.weight": views[0], "lora_unet_blocks_0_to_q.lora_up.weight": views[1]}
-    model = inject(Net(), read(tensors))
+    model = attach(Net(), read(tensors))
     before = [bytes(buffer) for buffer in buffers]
     with torch.no_grad():
-        for parameter in model.blocks[0].to_q.pair("default").parameters():
+        for parameter in model.blocks[0].to_q.branch("default").parameters():
             parameter.add_(1.0)
     assert [bytes(buffer) for buffer in buffers] == before

@@ -16,10 +16,10 @@ from torch import nn
 from torch.func import functional_call
 
 from inweave.adapter import Loha, Lokr, Lora
-from inweave.layers import inject
-from inweave.layers.factors import encoded, to_term
+from inweave.layers.algorithms import to_branch
 from inweave.layers.layer import LoraLayer
-from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, layer_of
+from inweave.ops.decode import encode
+from tests.unit.layers.zoo import KINDS, NETWORKS, OPERATORS, fill, injected, layer_of
 
 LORA: dict[str, dict[str, object]] = {
     "lora": {}, "rslora": {"rslora": True}, "dora": {"dora": True}, "no-alpha": {"alpha": None},
@@ -31,7 +31,7 @@ CASES += [(kind, name, options) for kind in OPERATORS for name, options in NETWO
 
 def prepared(kind: str, options: dict[str, object]) -> nn.Module:
     model = KINDS[kind].module(dtype=torch.float64)
-    inject(model, **{"rank": 2, "alpha": 3.0, "targets": ["layer"]} | options)  # type: ignore[arg-type]
+    injected(model, **{"rank": 2, "alpha": 3.0, "targets": ["layer"]} | options)  # type: ignore[arg-type]
     fill(model)
     return model
 
@@ -52,8 +52,8 @@ def as_function(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., torch.
 def held(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer's norms as they are now, whatever is perturbed."""
     layer = layer_of(model)
-    now = {name: layer.norms(layer.term(name)) for name in layer.adapters}
-    monkeypatch.setattr(LoraLayer, "norms", lambda self, term: now["default"])
+    now = {name: layer.norms(layer.branch(name)) for name in layer.adapters}
+    monkeypatch.setattr(LoraLayer, "norms", lambda self, branch: now["default"])
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_every_entry_of_the_jacobian(kind: str, network: str) -> None:
 
 
 TUCKER = {
-    "lora": Lora(down=encoded(torch.randn(2, 3, 1, 1)), mid=encoded(torch.randn(2, 2, 3, 3)), up=encoded(torch.randn(5, 2, 1, 1))),
+    "lora": Lora(down=encode(torch.randn(2, 3, 1, 1)), mid=encode(torch.randn(2, 2, 3, 3)), up=encode(torch.randn(5, 2, 1, 1))),
     "loha": Loha(
-        w1_a=encoded(torch.randn(2, 5)), w1_b=encoded(torch.randn(2, 3)), t1=encoded(torch.randn(2, 2, 3, 3)),
-        w2_a=encoded(torch.randn(2, 5)), w2_b=encoded(torch.randn(2, 3)), t2=encoded(torch.randn(2, 2, 3, 3)),
+        w1_a=encode(torch.randn(2, 5)), w1_b=encode(torch.randn(2, 3)), t1=encode(torch.randn(2, 2, 3, 3)),
+        w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)), t2=encode(torch.randn(2, 2, 3, 3)),
     ),
     "lokr": Lokr(
-        w1=encoded(torch.randn(1, 1)), w2_a=encoded(torch.randn(2, 5)), w2_b=encoded(torch.randn(2, 3)),
-        t2=encoded(torch.randn(2, 2, 3, 3)),
+        w1=encode(torch.randn(1, 1)), w2_a=encode(torch.randn(2, 5)), w2_b=encode(torch.randn(2, 3)),
+        t2=encode(torch.randn(2, 2, 3, 3)),
     ),
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def test_tucker_cores(network: str) -> None:
     model = prepared("conv2d", {})
     layer, cpu = layer_of(model), torch.device("cpu")
     layer.delete("default")
-    layer.add("default", to_term(TUCKER[network], layer.out, layer.into, dtype=torch.float64, device=cpu))
+    layer.add("default", to_branch(TUCKER[network], layer.geometry, dtype=torch.float64, device=cpu))
     function, inputs = as_function(model, KINDS["conv2d"].input(dtype=torch.float64))
     assert torch.autograd.gradcheck(function, inputs, **EXACT)
 
@@ -108,7 +108,7 @@ def test_tucker_cores(network: str) -> None:
 def test_several_networks_on_one_layer() -> None:
     model = prepared("conv2d-groups", {"name": "default"})
     for name in ("loha", "lokr"):
-        inject(model, 2, 3.0, ["layer"], name=name, network=name)  # type: ignore[arg-type]
+        injected(model, 2, 3.0, ["layer"], name=name, network=name)  # type: ignore[arg-type]
         fill(model, name=name)
         layer_of(model).set_strength(name, -0.7)
     function, inputs = as_function(model, KINDS["conv2d-groups"].input(dtype=torch.float64))
@@ -128,14 +128,14 @@ def test_transformers_own_conv1d() -> None:
     pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
     for network in ("lora", "loha", "lokr"):
         model = nn.ModuleDict({"layer": pytorch_utils.Conv1D(6, 5)}).double()
-        inject(model, 2, 3.0, ["layer"], network=network)  # type: ignore[arg-type]
+        injected(model, 2, 3.0, ["layer"], network=network)  # type: ignore[arg-type]
         fill(model)
         function, inputs = as_function(model, torch.randn(2, 5, dtype=torch.float64))
         assert torch.autograd.gradcheck(function, inputs, **EXACT)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    from inweave.layers import loha
+    from inweave.ops.delta import loha
 
     right = loha._Product.backward
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from inweave.errors import ConfigError, TargetError
 from inweave.layers import collect, eject, inject, lora_layers, merge, unmerge
-from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, layer_of
+from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, injected, layer_of
 
 
 class Block(nn.Module):
@@ -71,7 +71,7 @@ def refused(model: nn.Module, **options: object) -> ConfigError | TargetError:
     before = {name: id(module) for name, module in model.named_modules()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises((ConfigError, TargetError)) as caught:
-        inject(model, **options)  # type: ignore[arg-type]
+        injected(model, **options)  # type: ignore[arg-type]
     assert {name: id(module) for name, module in model.named_modules()} == before
     assert [parameter.requires_grad for parameter in model.parameters()] == flags
     return caught.value
@@ -122,7 +122,8 @@ def test_all_problems_are_said_at_once() -> None:
 def test_unsupported_kinds_are_all_named() -> None:
     error = refused(Net(), targets=["norm", "to_q"])
     assert isinstance(error, TargetError)
-    assert str(error).count("LayerNorm") == 2
+    assert str(error).count("LayerNorm is no kind of layer") == 2
+    assert str(error).count("inweave.register_layer(LayerNorm, kind=...)") == 2
     assert "blocks.0.norm" in str(error) and "blocks.1.norm" in str(error)
 
 
@@ -143,11 +144,11 @@ def test_the_same_name_twice() -> None:
 
 
 def test_patterns_give_ranks_and_alphas_and_the_first_match_wins() -> None:
-    model = inject(
+    model = injected(
         Net(), 2, 4.0, ["to_q", "to_k", "to_out.0"],
         rank_pattern={r"blocks\.0\..*": 3, "to_q": 5}, alpha_pattern={"to_k": 1.0, r"1\.to_k": 9.0},
     )  # fmt: skip
-    pairs = {name: layer.pair("default") for name, layer in lora_layers(model).items()}
+    pairs = {name: layer.branch("default") for name, layer in lora_layers(model).items()}
     assert {name: pair.rank for name, pair in pairs.items()} == {
         "blocks.0.to_q": 3, "blocks.0.to_k": 3, "blocks.0.to_out.0": 3,
         "blocks.1.to_q": 5, "blocks.1.to_k": 2, "blocks.1.to_out.0": 2,
@@ -158,7 +159,7 @@ def test_patterns_give_ranks_and_alphas_and_the_first_match_wins() -> None:
 
 def test_scales() -> None:
     def scale(**options: object) -> float:
-        return layer_of(inject(KINDS["linear"].module(), targets=["layer"], **options)).pair("default").scale  # type: ignore[arg-type]
+        return layer_of(injected(KINDS["linear"].module(), targets=["layer"], **options)).branch("default").scale  # type: ignore[arg-type]
 
     assert scale(rank=4) == 1.0
     assert scale(rank=4, alpha=2.0) == 0.5
@@ -236,7 +237,7 @@ def test_first_numbers() -> None:
     """down: kaiming uniform with a = sqrt(5), so within 1 / sqrt(fan in) and filling that range; up: zero."""
     model = nn.ModuleDict({"linear": nn.Linear(400, 30), "conv": nn.Conv2d(16, 8, 5), "embed": nn.Embedding(50, 400)})
     inject(model, 64, targets=["linear", "conv", "embed"])
-    pairs = {name: layer.pair("default") for name, layer in lora_layers(model).items()}
+    pairs = {name: layer.branch("default") for name, layer in lora_layers(model).items()}
     for name in ("linear", "conv"):
         bound = 1 / math.sqrt(400)
         down = pairs[name].down.detach()
@@ -253,18 +254,18 @@ def factors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def test_a_seed_decides_all_numbers() -> None:
     torch.manual_seed(1)
-    one = factors(inject(Net(), 3, targets="all-linear", seed=7))
+    one = factors(injected(Net(), 3, targets="all-linear", seed=7))
     torch.manual_seed(2)
     state = torch.get_rng_state()
     two_model = Net()
     torch.set_rng_state(state)
-    two = factors(inject(two_model, 3, targets="all-linear", seed=7))
+    two = factors(injected(two_model, 3, targets="all-linear", seed=7))
     assert torch.equal(torch.get_rng_state(), state)  # the global generator is neither used nor moved
     assert one.keys() == two.keys()
     assert all(torch.equal(one[name], two[name]) for name in one)
-    other = factors(inject(Net(), 3, targets="all-linear", seed=8))
+    other = factors(injected(Net(), 3, targets="all-linear", seed=8))
     assert not torch.equal(one["blocks.0.to_q.adapters.default.down"], other["blocks.0.to_q.adapters.default.down"])
-    part = factors(inject(Net(), 3, targets=["blocks.1.to_q"], seed=7))  # neither order nor company matters
+    part = factors(injected(Net(), 3, targets=["blocks.1.to_q"], seed=7))  # neither order nor company matters
     name = "blocks.1.to_q.adapters.default.down"
     assert torch.equal(part[name], one[name])
     assert not torch.equal(one[name], one["blocks.0.to_q.adapters.default.down"])
@@ -282,7 +283,7 @@ def test_a_seed_decides_all_numbers() -> None:
     ],
 )
 def test_the_dtype_of_new_parameters(base: torch.dtype, asked: torch.dtype | None, got: torch.dtype) -> None:
-    model = inject(KINDS["linear"].module(dtype=base), 2, 1.0, ["layer"], dtype=asked, dora=True)
+    model = injected(KINDS["linear"].module(dtype=base), 2, 1.0, ["layer"], dtype=asked, dora=True)
     assert {parameter.dtype for parameter in layer_of(model).adapters.parameters()} == {got}
     assert model["layer"](KINDS["linear"].input(dtype=base)).dtype == base
 
@@ -293,7 +294,7 @@ def test_meta_models_take_lora_but_no_dora() -> None:
     error = refused(model, targets=["layer"], dora=True)
     assert "no data yet" in str(error)
     inject(model, 2, targets=["layer"])
-    pair = layer_of(model).pair("default")
+    pair = layer_of(model).branch("default")
     assert pair.down.device.type == "cpu" and pair.down.any()
 
 

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from inweave.adapter import Lora
 from inweave.errors import TargetError
 from inweave.layers import eject, inject, lora_layers, merge, unmerge
-from inweave.layers.factors import encoded, obstacle, to_factors, to_term
-from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, layer_of, reference
+from inweave.layers.algorithms import obstacle, to_branch
+from inweave.ops.decode import encode
+from tests.unit.layers.zoo import DTYPES, KINDS, adapted, base_bits, bits, fill, injected, layer_of, reference
 
 OPTIONS = {
     "lora": {},
@@ -42,7 +43,7 @@ def test_a_fresh_adapter_changes_nothing(kind: str) -> None:
     before = plain["layer"](x)
     model = inject(copy.deepcopy(plain), 3, 5.0, ["layer"])
     assert torch.equal(model["layer"](x), before)
-    decomposed = inject(plain, 3, 5.0, ["layer"], dora=True)
+    decomposed = injected(plain, 3, 5.0, ["layer"], dora=True)
     torch.testing.assert_close(decomposed["layer"](x), before, rtol=1e-5, atol=1e-5)
 
 
@@ -87,7 +88,7 @@ def test_merging_is_in_place_and_unmerging_restores_the_bits(kind: str, dtype: s
 def change_of(layer) -> torch.Tensor:
     from inweave.ops.delta import change
 
-    return change(to_factors(layer.pair("default"), transposed=layer.transposed), layer._pristine)
+    return change(layer.factors("default"), layer._pristine)
 
 
 class Counted(TorchDispatchMode):
@@ -124,20 +125,20 @@ def test_a_grouped_pair_from_a_file_keeps_its_blocks(kind: str) -> None:
     model = KINDS[kind].module()
     inject(model, 1, targets=["layer"])
     layer, x = layer_of(model), KINDS[kind].input()
-    groups = layer.groups if layer.groups > 1 else layer.out
-    if layer.embedding:
+    groups = layer.geometry.groups if layer.geometry.groups > 1 else layer.out
+    if layer.kind.embedding:
         groups = 1
     generator = torch.Generator().manual_seed(0)
     tail = [1] * (len(layer.into) - 1)
     factors = Lora(
-        down=encoded(torch.randn(2 * groups, *layer.into, generator=generator)),
-        up=encoded(torch.randn(layer.out, 2, *tail, generator=generator)),
+        down=encode(torch.randn(2 * groups, *layer.into, generator=generator)),
+        up=encode(torch.randn(layer.out, 2, *tail, generator=generator)),
         alpha=1.5,
     )
-    assert obstacle(factors, layer.out, layer.into, layer.groups) is None
-    layer.add("grouped", to_term(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
+    assert obstacle(factors, layer.geometry) is None
+    layer.add("grouped", to_branch(factors, layer.geometry, dtype=None, device=torch.device("cpu")))
     layer.activate(["grouped"])
-    assert layer.pair("grouped").blocks == groups
+    assert layer.branch("grouped").blocks == groups
     expected = reference(model, x)
     torch.testing.assert_close(model["layer"](x).double(), expected, rtol=1e-5, atol=1e-5)
     layer.merge()
@@ -152,19 +153,19 @@ def test_a_tucker_core(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     tail = [1] * (len(layer.into) - 1)
     factors = Lora(
-        down=encoded(torch.randn(4, layer.into[0], *tail, generator=generator)),
-        mid=encoded(torch.randn(3, 4, *layer.into[1:], generator=generator)),
-        up=encoded(torch.randn(layer.out, 3, *tail, generator=generator)),
+        down=encode(torch.randn(4, layer.into[0], *tail, generator=generator)),
+        mid=encode(torch.randn(3, 4, *layer.into[1:], generator=generator)),
+        up=encode(torch.randn(layer.out, 3, *tail, generator=generator)),
         alpha=2.0,
     )
-    assert obstacle(factors, layer.out, layer.into, layer.groups) is None
-    layer.add("tucker", to_term(factors, layer.out, layer.into, dtype=None, device=torch.device("cpu")))
+    assert obstacle(factors, layer.geometry) is None
+    layer.add("tucker", to_branch(factors, layer.geometry, dtype=None, device=torch.device("cpu")))
     layer.activate(["tucker"])
     expected = reference(model, x)
     torch.testing.assert_close(model["layer"](x).double(), expected, rtol=1e-4, atol=1e-4)
     layer.merge()
     torch.testing.assert_close(model["layer"](x).double(), expected, rtol=1e-4, atol=1e-4)
-    back = to_factors(layer.pair("tucker"), transposed=False)
+    back = layer.factors("tucker")
     assert back.mid is not None and back.mid.same(factors.mid)
 
 
@@ -186,7 +187,7 @@ def test_a_layer_stands_for_its_module(kind: str) -> None:
     inner = layer_of(twin)
     assert inner.weight is inner.base.weight and inner.weight is not layer.weight
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    other = inject(KINDS[kind].module(seed=9), 3, 5.0, ["layer"], dora=True)
+    other = injected(KINDS[kind].module(seed=9), 3, 5.0, ["layer"], dora=True)
     other.load_state_dict(state, assign=True)
     assert torch.equal(other["layer"](x), before)
     model.double()

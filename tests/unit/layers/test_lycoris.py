@@ -14,11 +14,10 @@ from torch import nn
 
 from inweave.formats.read import read
 from inweave.formats.spell import kohya_tensors
-from inweave.layers import collect, inject, merge
-from inweave.layers.factors import encoded
-from inweave.layers.lokr import factored
-from inweave.ops.decode import decode
-from tests.unit.layers.zoo import fill, layer_of
+from inweave.layers import attach, collect, merge
+from inweave.layers.lokr import split_factors
+from inweave.ops.decode import decode, encode
+from tests.unit.layers.zoo import fill, injected, layer_of
 
 lycoris = pytest.importorskip("lycoris")
 from lycoris.functional import factorization  # noqa: E402
@@ -53,7 +52,7 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
         "layer", copy.deepcopy(base["layer"]), lora_dim=options["rank"], alpha=5.0, rs_lora=options.get("rslora", False),
         **{name: options[name] for name in ("factor", "decompose_both") if name in options},
     )  # fmt: skip
-    return inject(base, alpha=5.0, targets=["layer"], **options), peer, torch.randn(shape)  # type: ignore[arg-type]
+    return injected(base, alpha=5.0, targets=["layer"], **options), peer, torch.randn(shape)  # type: ignore[arg-type]
 
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -78,10 +77,10 @@ def test_our_numbers_in_their_module(kind: str, case: str) -> None:
     torch.testing.assert_close(ours, got, rtol=1e-4, atol=1e-4)
     given = torch.randn_like(ours)
     ours.backward(given), got.backward(given)
-    term = layer_of(model).term("default")
+    branch = layer_of(model).branch("default")
     for suffix, parameter in peer.named_parameters():
         if parameter.grad is not None and suffix in theirs:
-            mine = dict(term.named_parameters())[suffix.removeprefix("hada_").removeprefix("lokr_")].grad
+            mine = dict(branch.named_parameters())[suffix.removeprefix("hada_").removeprefix("lokr_")].grad
             torch.testing.assert_close(mine, parameter.grad, rtol=1e-3, atol=1e-3)
     delta = peer.get_weight(peer.shape).detach()  # with its scale
     before = layer_of(model).weight.detach().clone()
@@ -97,8 +96,8 @@ def test_their_numbers_in_our_layer(kind: str, case: str) -> None:
         for parameter in peer.parameters():
             if parameter.requires_grad:
                 parameter.normal_(0, 0.4)
-    state = {f"lora_unet_layer.{name}": encoded(value.float()) for name, value in peer.state_dict().items()}
-    twin = inject(nn.ModuleDict({"layer": copy.deepcopy(layer_of(model).base)}), read(state))
+    state = {f"lora_unet_layer.{name}": encode(value.float()) for name, value in peer.state_dict().items()}
+    twin = attach(nn.ModuleDict({"layer": copy.deepcopy(layer_of(model).base)}), read(state))
     torch.testing.assert_close(twin["layer"](x), peer(x), rtol=1e-4, atol=1e-4)
 
 
@@ -112,8 +111,8 @@ def test_first_numbers_have_the_same_spread(case: str) -> None:
         **{name: options[name] for name in ("factor", "decompose_both") if name in options},
     )  # fmt: skip
     theirs = {name.split("_", 1)[1]: value for name, value in peer.state_dict().items() if name != "alpha"}
-    model = inject(base, alpha=5.0, targets=["layer"], **options)  # type: ignore[arg-type]
-    ours = layer_of(model).term("default").roles()
+    model = injected(base, alpha=5.0, targets=["layer"], **options)  # type: ignore[arg-type]
+    ours = layer_of(model).branch("default").roles()
     assert ours.keys() == theirs.keys()
     for role, value in ours.items():
         assert value.shape == theirs[role].shape
@@ -125,4 +124,4 @@ def test_first_numbers_have_the_same_spread(case: str) -> None:
 def test_sizes_are_cut_as_there() -> None:
     for size in range(1, 400):
         for factor in (-1, 1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 64, 500):
-            assert factored(size, factor) == factorization(size, factor), (size, factor)
+            assert split_factors(size, factor) == factorization(size, factor), (size, factor)

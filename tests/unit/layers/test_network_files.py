@@ -16,8 +16,9 @@ import inweave
 from inweave.adapter import Adapter, Loha, Lokr, Tensor
 from inweave.errors import TargetError
 from inweave.formats.read import read
-from inweave.layers import collect, inject, lora_layers, merge, model_index, unmerge
-from inweave.layers.factors import obstacle, to_factors, to_term
+from inweave.layers import attach, collect, lora_layers, merge, model_index, unmerge
+from inweave.layers.algorithms import obstacle, to_branch
+from inweave.layers.branch import Geometry
 from inweave.ops.delta import change
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
@@ -31,6 +32,7 @@ from tests.unit.layers.zoo import (
     OPERATORS,
     bits,
     fill,
+    injected,
     layer_of,
     networked,
     reference,
@@ -58,7 +60,7 @@ def one_network() -> nn.Module:
 def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
     base = one_network()
     options = {"rank": 3, "alpha": 5.0, "targets": list(base)} | NETWORKS[network]
-    model = inject(copy.deepcopy(base), **options)  # type: ignore[arg-type]
+    model = injected(copy.deepcopy(base), **options)  # type: ignore[arg-type]
     fill(model)
     adapter = saved(model, tmp_path)
     stem = "hada_w1_a" if network.startswith("loha") else "lokr_w1"
@@ -67,7 +69,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
         assert "alpha" in own and any(suffix.startswith(stem) for suffix in own)
     assert {type(entry.factors) for entry in adapter} == {Loha if network.startswith("loha") else Lokr}
     for entry in adapter:
-        ours = lora_layers(model)[next(name for name in base if name == entry.ref.name)].term("default")
+        ours = lora_layers(model)[next(name for name in base if name == entry.ref.name)].branch("default")
         assert {role: bits(value) for role, value in ours.roles().items()} == {
             role: bytes(value.data) for role, value in entry.factors.tensors().items()
         }
@@ -76,7 +78,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
     assert plan.report.clean
     weights = {name: value.detach().clone() for name, value in base.state_dict().items()}
     source = MergedSource(DictSource(weights), [(plan, 1.0)])
-    twin = inject(copy.deepcopy(base), adapter)
+    twin = attach(copy.deepcopy(base), adapter)
     live = copy.deepcopy(base)
     inweave.Weaver({"unet": live}).apply([(adapter, 1.0)])
     merge(model), merge(twin)
@@ -91,7 +93,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
 def test_training_goes_on_from_a_file(network: str, tmp_path: Path) -> None:
     kind, x = "conv2d", KINDS["conv2d"].input()
     model = networked(kind, network)
-    twin = inject(KINDS[kind].module(), saved(model, tmp_path))
+    twin = attach(KINDS[kind].module(), saved(model, tmp_path))
     assert torch.equal(twin["layer"](x), model["layer"](x))
     for each in (model, twin):
         optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=0.01)
@@ -103,7 +105,7 @@ def test_training_goes_on_from_a_file(network: str, tmp_path: Path) -> None:
 
 
 def loaded(tensors: dict[str, Tensor], kind: str) -> nn.Module:
-    model = inject(KINDS[kind].module(), read({f"lora_unet_layer.{key}": value for key, value in tensors.items()}))
+    model = attach(KINDS[kind].module(), read({f"lora_unet_layer.{key}": value for key, value in tensors.items()}))
     x = KINDS[kind].input()
     torch.testing.assert_close(model["layer"](x).double(), reference(model, x), rtol=1e-4, atol=1e-4)
     before = model["layer"](x)
@@ -122,7 +124,7 @@ def test_tucker_cores_from_files() -> None:
             f"hada_w{i}_a": random(i + 2, 2, 5),
             f"hada_w{i}_b": random(i + 4, 2, 3),
         }
-    back = to_factors(layer_of(loaded(halves, "conv2d")).term("default"), transposed=False)
+    back = layer_of(loaded(halves, "conv2d")).factors("default")
     assert isinstance(back, Loha) and back.t1 is not None and back.t1.same(halves["hada_t1"])
     core = {
         "lokr_w1": random(0, 1, 1),
@@ -141,15 +143,15 @@ def test_loha_stored_as_convolutions() -> None:
 def test_a_dimension_named_elsewhere_keeps_its_scale() -> None:
     """Two full factors, and a trainer that divided alpha by its dimension all the same."""
     factors = Lokr(w1=random(0, 1, 1), w2=random(1, 5, 7), alpha=2.0, nominal_rank=8)
-    term = to_term(factors, 5, (7,), dtype=None, device=CPU)
-    assert term.scale == factors.scale == 0.25
-    assert to_factors(term, transposed=False).scale == 0.25
+    branch = to_branch(factors, Geometry(5, (7,)), dtype=None, device=CPU)
+    assert branch.scale == factors.scale == 0.25
+    assert branch.to_factors(transposed=False).scale == 0.25
 
 
 def fused(**suffixed: Tensor) -> tuple[Adapter, nn.Module]:
     """A file for q, k and v of a Flux block in one, on a model that has three layers."""
     adapter = read({f"lora_unet_double_blocks_3_img_attn_qkv.{name}": value for name, value in suffixed.items()})
-    return adapter, inject(hollow_model("diffusers"), adapter)
+    return adapter, attach(hollow_model("diffusers"), adapter)
 
 
 @pytest.mark.parametrize("network", ["loha", "lokr"])
@@ -162,9 +164,9 @@ def test_a_fused_file_is_cut_for_a_model_with_separate_layers(network: str) -> N
     whole = change(adapter.entries[0].factors, None)
     assert whole.abs().max() > 0
     for part, expected in zip(("to_q", "to_k", "to_v"), whole.chunk(3), strict=True):
-        term = lora_layers(model)[f"transformer_blocks.3.attn.{part}"].term("default")
+        branch = lora_layers(model)[f"transformer_blocks.3.attn.{part}"].branch("default")
         with torch.no_grad():
-            torch.testing.assert_close(term.scale * term.product(), expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(branch.scale * branch.product(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_lokr_that_cannot_be_cut_there_is_refused() -> None:
@@ -175,7 +177,7 @@ def test_a_lokr_that_cannot_be_cut_there_is_refused() -> None:
 
 REFUSED = {
     "rank": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 3, 7), w2_a=random(2, 5, 2), w2_b=random(3, 2, 7)), "do not meet"),
-    "half": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 2, 7), w2_a=random(2, 1, 2), w2_b=random(3, 2, 7)), r"\[1, 7\]"),
+    "half": (Loha(w1_a=random(0, 5, 2), w1_b=random(1, 2, 7), w2_a=random(2, 1, 2), w2_b=random(3, 2, 7)), r"\(1, 7\)"),
     "size": (Lokr(w1=random(0, 2, 1), w2=random(1, 5, 7)), r"changes \[10, 7\], the layer has \[5, 7\]"),
     "missing": (Lokr(w1=random(0, 1, 1), w2_a=random(1, 5, 2)), "missing"),
     "vector": (Lokr(w1=random(0, 5), w2=random(1, 1, 7)), "do not meet"),
@@ -185,4 +187,4 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_factors_that_make_no_product_for_the_layer(case: str) -> None:
     factors, says = REFUSED[case]
-    assert re.search(says, obstacle(factors, 5, (7,), 1) or "")
+    assert re.search(says, obstacle(factors, Geometry(5, (7,))) or "")

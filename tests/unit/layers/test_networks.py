@@ -10,9 +10,8 @@ from torch import nn
 
 from inweave.errors import ConfigError, TargetError
 from inweave.formats.read import read
-from inweave.layers import activate, collect, delete, disabled, eject, inject, lora_layers, merge, unmerge
-from inweave.layers.factors import to_factors
-from inweave.layers.lokr import factored
+from inweave.layers import activate, attach, collect, delete, disabled, eject, lora_layers, merge, unmerge
+from inweave.layers.lokr import split_factors
 from inweave.ops.delta import change
 from tests.support import random
 from tests.unit.layers.test_inject import Net
@@ -24,6 +23,7 @@ from tests.unit.layers.zoo import (
     base_bits,
     bits,
     fill,
+    injected,
     layer_of,
     networked,
     product_of,
@@ -51,13 +51,13 @@ def test_forward_is_the_formula_merged_or_not(kind: str, network: str) -> None:
 def test_the_product_is_the_canonical_one_bit_for_bit(kind: str, network: str) -> None:
     model = networked(kind, network)
     layer = layer_of(model)
-    term = layer.term("default")
-    factors = to_factors(term, transposed=layer.transposed)
+    branch = layer.branch("default")
+    factors = branch.to_factors(transposed=layer.transposed)
     weight = layer.weight.detach()
     delta = change(factors, torch.empty_like(weight, device="meta"))
-    mine = (term.scale * term.product().detach()).reshape(layer.out, *layer.into)
+    mine = (branch.scale * branch.product().detach()).reshape(layer.out, *layer.into)
     assert torch.equal(mine.T if layer.transposed else mine, delta)
-    torch.testing.assert_close(term.product().detach().double(), product_of(term))
+    torch.testing.assert_close(branch.product().detach().double(), product_of(branch))
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -67,7 +67,7 @@ def test_a_fresh_network_changes_nothing_and_then_everything(kind: str, network:
     x, plain = KINDS[kind].input(), KINDS[kind].module()
     before = plain["layer"](x)
     options = {"rank": 2, "alpha": 3.0, "targets": ["layer"]} | NETWORKS[network]
-    model = inject(copy.deepcopy(plain), **options)  # type: ignore[arg-type]
+    model = injected(copy.deepcopy(plain), **options)  # type: ignore[arg-type]
     if options.get("dora"):
         torch.testing.assert_close(model["layer"](x), before, rtol=1e-5, atol=1e-5)
     else:
@@ -87,7 +87,7 @@ def test_merging_is_one_rounding_in_place(dtype: str, network: str) -> None:
     layer = layer_of(model)
     before, where = base_bits(model), layer.weight.data_ptr()
     merge(model)
-    delta = change(to_factors(layer.term("default"), transposed=False), layer._pristine)
+    delta = change(layer.factors("default"), layer._pristine)
     assert torch.equal(layer.weight, (layer._pristine.float() + delta).to(DTYPES[dtype]))
     assert layer.weight.data_ptr() == where and base_bits(model) != before
     unmerge(model)
@@ -98,7 +98,7 @@ def test_networks_stand_beside_each_other() -> None:
     kind, x = "conv2d-groups", KINDS["conv2d-groups"].input()
     model = KINDS[kind].module()
     for name in ("lora", "loha", "lokr"):
-        inject(model, 2, 3.0, ["layer"], name=name, network=name)  # type: ignore[arg-type]
+        injected(model, 2, 3.0, ["layer"], name=name, network=name)  # type: ignore[arg-type]
         fill(model, len(name), name=name)
     for active in (["loha"], ["lora", "lokr"], {"lora": 0.5, "loha": -1.5, "lokr": 2.0}):
         activate(model, active)
@@ -117,13 +117,15 @@ def test_networks_stand_beside_each_other() -> None:
 def test_dropout_is_on_the_input_and_in_training_only() -> None:
     for network in ("loha", "lokr"):
         model, x = networked("conv2d", network, dropout=0.5), KINDS["conv2d"].input()
-        layer, term = layer_of(model), layer_of(model).term("default")
+        layer, branch = layer_of(model), layer_of(model).branch("default")
         assert torch.equal(model.eval()["layer"](x), networked("conv2d", network)["layer"](x))
         torch.manual_seed(0)
         got = model.train()["layer"](x)
         torch.manual_seed(0)
-        branch = layer.through(nn.functional.dropout(x, 0.5), term.product().reshape(layer.out, *layer.into))
-        torch.testing.assert_close(got, layer.base(x) + term.scale * branch)
+        added = layer.kind.apply(
+            layer.base, nn.functional.dropout(x, 0.5), branch.product().reshape(layer.out, *layer.into)
+        )
+        torch.testing.assert_close(got, layer.base(x) + branch.scale * added)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -154,7 +156,7 @@ def test_autocast_computes_in_its_dtype(network: str) -> None:
 
 
 def test_the_halves_of_a_loha_are_not_kept_for_the_backward_pass() -> None:
-    model = inject(nn.ModuleDict({"layer": nn.Linear(64, 64)}), 2, targets=["layer"], network="loha")
+    model = injected(nn.ModuleDict({"layer": nn.Linear(64, 64)}), 2, targets=["layer"], network="loha")
     kept: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -170,11 +172,11 @@ def test_an_embedding_takes_lora_only() -> None:
     for network in ("loha", "lokr"):
         model = Net()
         with pytest.raises(TargetError, match=f"embed: an embedding takes LoRA only, not {network}"):
-            inject(model, 2, targets=["embed", "to_q"], network=network)  # type: ignore[arg-type]
+            injected(model, 2, targets=["embed", "to_q"], network=network)  # type: ignore[arg-type]
         assert not lora_layers(model) and all(p.requires_grad for p in model.parameters())
     halves = {f"hada_w{i}_{j}": random(i, *(9, 2) if j == "a" else (2, 6)) for i in (1, 2) for j in "ab"}
     with pytest.raises(TargetError, match="an embedding takes LoRA only"):
-        inject(Net(), read({f"diffusion_model.embed.{key}": value for key, value in halves.items()}))
+        attach(Net(), read({f"diffusion_model.embed.{key}": value for key, value in halves.items()}))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_an_embedding_takes_lora_only() -> None:
     [
         ({"network": "locon"}, "network must be one of lora, loha, lokr, got 'locon'"),
         ({"factor": 4}, "belong to lokr"),
-        ({"network": "loha", "decompose_both": True}, "belong to lokr; a loha has"),
+        ({"network": "loha", "decompose_both": True}, "belong to lokr; loha does not use them"),
         ({"network": "lokr", "factor": 0}, "factor must be"),
         ({"network": "lokr", "factor": 2.0}, "factor must be"),
         ({"network": "lokr", "factor": -2}, "factor must be"),
@@ -192,15 +194,13 @@ def test_an_embedding_takes_lora_only() -> None:
 def test_bad_options(options: dict[str, object], says: str) -> None:
     model = Net()
     with pytest.raises(ConfigError, match=says):
-        inject(model, **options)  # type: ignore[arg-type]
+        injected(model, **options)  # type: ignore[arg-type]
     assert not lora_layers(model)
 
 
 def test_an_adapter_brings_its_network() -> None:
-    model = inject(Net(), 2, targets=["to_q"], network="loha")
-    with pytest.raises(ConfigError) as caught:
-        inject(Net(), collect(model), network="loha", factor=2, decompose_both=True)
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["network", "factor", "decompose_both"]
+    model = attach(Net(), collect(injected(Net(), 2, targets=["to_q"], network="loha")))
+    assert {layer.branch("default").network() for layer in lora_layers(model).values()} == {"loha"}
 
 
 @pytest.mark.parametrize(
@@ -210,15 +210,15 @@ def test_an_adapter_brings_its_network() -> None:
         (250, 4, (2, 125)), (250, 5, (5, 50)), (360, 16, (15, 24)), (12, 6, (2, 6)), (7, 100, (1, 7)),
     ],
 )  # fmt: skip
-def test_sizes_are_cut_in_two(size: int, factor: int, parts: tuple[int, int]) -> None:
-    assert factored(size, factor) == parts
+def test_sizes_are_split_in_two(size: int, factor: int, parts: tuple[int, int]) -> None:
+    assert split_factors(size, factor) == parts
 
 
 def test_shapes_and_scales() -> None:
     model = nn.ModuleDict({"wide": nn.Linear(64, 96), "conv": nn.Conv2d(64, 36, 3), "small": nn.Linear(4, 4)})
-    inject(model, 4, 2.0, list(model), network="lokr", rank_pattern={"small": 3}, decompose_both=True, factor=-1)
+    injected(model, 4, 2.0, list(model), network="lokr", rank_pattern={"small": 3}, decompose_both=True, factor=-1)
     shapes = {
-        name: {role: tuple(value.shape) for role, value in layer.term("default").roles().items()}
+        name: {role: tuple(value.shape) for role, value in layer.branch("default").roles().items()}
         for name, layer in lora_layers(model).items()
     }
     assert shapes == {
@@ -226,11 +226,11 @@ def test_shapes_and_scales() -> None:
         "conv": {"w1": (6, 8), "w2": (6, 8, 3, 3)},
         "small": {"w1": (2, 2), "w2": (2, 2)},
     }
-    terms = {name: layer.term("default") for name, layer in lora_layers(model).items()}
-    assert {name: (term.alpha, term.scale, term.rank) for name, term in terms.items()} == {
+    branches = {name: layer.branch("default") for name, layer in lora_layers(model).items()}
+    assert {name: (branch.alpha, branch.scale, branch.rank) for name, branch in branches.items()} == {
         "wide": (2.0, 0.5, 4), "conv": (4.0, 1.0, None), "small": (4.0, 1.0, None),
     }  # fmt: skip
-    assert "Kronecker(rank=4, alpha=2)" in repr(model) and "Kronecker(full" in repr(model)
+    assert "LokrBranch(rank=4, alpha=2)" in repr(model) and "LokrBranch(full" in repr(model)
 
 
 def test_a_seed_and_a_name_decide_all_numbers() -> None:
@@ -238,7 +238,7 @@ def test_a_seed_and_a_name_decide_all_numbers() -> None:
         torch.manual_seed(seed * 100)
         model = Net()
         state = torch.get_rng_state()
-        inject(model, 2, targets=targets, network=network, seed=seed)  # type: ignore[arg-type]
+        injected(model, 2, targets=targets, network=network, seed=seed)  # type: ignore[arg-type]
         assert torch.equal(torch.get_rng_state(), state)
         return {name: bits(value) for name, value in model.state_dict().items() if ".adapters." in name}
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from inweave.layers import inject, merge
-from tests.unit.layers.zoo import KINDS, fill, layer_of
+from inweave.layers import merge
+from tests.unit.layers.zoo import KINDS, fill, injected, layer_of
 
 peft = pytest.importorskip("peft")
 from transformers.pytorch_utils import Conv1D  # noqa: E402
@@ -40,13 +40,13 @@ def twins(kind: str, option: str, **more: object) -> tuple[nn.Module, nn.Module,
     base = nn.ModuleDict({"layer": make()})
     x = torch.randint(11, shape) if kind == "embedding" else torch.randn(shape)
     ours, theirs = OPTIONS[option]
-    model = inject(copy.deepcopy(base), 3, 5.0, ["layer"], **ours, **more)  # type: ignore[arg-type]
+    model = injected(copy.deepcopy(base), 3, 5.0, ["layer"], **ours, **more)  # type: ignore[arg-type]
     fill(model)
     config = peft.LoraConfig(
         r=3, lora_alpha=5, target_modules=["layer"], fan_in_fan_out=kind == "conv1D", **theirs, lora_dropout=0.0
     )
     peer = peft.get_peft_model(base, config).base_model.model
-    pair, twin = layer_of(model).pair("default"), peer["layer"]
+    pair, twin = layer_of(model).branch("default"), peer["layer"]
     with torch.no_grad():
         if kind == "embedding":
             twin.lora_embedding_A["default"].copy_(pair.down)
@@ -82,7 +82,7 @@ def test_gradients(kind: str, option: str) -> None:
     theirs = {
         name.replace("_", "."): parameter.grad for name, parameter in peer.named_parameters() if parameter.requires_grad
     }
-    pair = layer_of(model).pair("default")
+    pair = layer_of(model).branch("default")
     for role, mark in (("down", ".A"), ("up", ".B"), ("magnitude", ".magnitude")):
         parameter = getattr(pair, role)
         if parameter is not None:
@@ -96,16 +96,16 @@ def test_dora_starts_from_the_same_norms(kind: str) -> None:
     make, _ = LAYERS[kind]
     torch.manual_seed(0)
     base = nn.ModuleDict({"layer": make()})
-    model = inject(copy.deepcopy(base), 3, 5.0, ["layer"], dora=True)
+    model = injected(copy.deepcopy(base), 3, 5.0, ["layer"], dora=True)
     config = peft.LoraConfig(r=3, target_modules=["layer"], use_dora=True, fan_in_fan_out=kind == "conv1D")
     theirs = peft.get_peft_model(base, config).base_model.model["layer"].lora_magnitude_vector["default"].weight
-    torch.testing.assert_close(layer_of(model).pair("default").magnitude, theirs.flatten())
+    torch.testing.assert_close(layer_of(model).branch("default").magnitude, theirs.flatten())
 
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_fresh_factors_have_pefts_shapes_and_spread(kind: str) -> None:
     model, peer, _ = twins(kind, "lora")
-    pair, twin = layer_of(model).pair("default"), peer["layer"]
+    pair, twin = layer_of(model).branch("default"), peer["layer"]
     if kind == "embedding":
         shapes = twin.lora_embedding_A["default"].shape, twin.lora_embedding_B["default"].shape
     else:

@@ -11,7 +11,7 @@ from torch import nn
 
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.layers import eject, freeze, inject, lora_layers, merge, trainable, unmerge
-from tests.unit.layers.zoo import KINDS, adapted, base_bits, bits, layer_of
+from tests.unit.layers.zoo import KINDS, adapted, base_bits, bits, injected, layer_of
 
 
 class Net(nn.Module):
@@ -61,7 +61,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_loss_falls_and_only_adapters_change(options: dict[str, object]) -> None:
     targets = TARGETS[1:] if "network" in options else TARGETS  # an embedding takes LoRA only
-    model = inject(Net(), 4, 8.0, targets, **options)  # type: ignore[arg-type]
+    model = injected(Net(), 4, 8.0, targets, **options)  # type: ignore[arg-type]
     before, start = base_bits(model), {name: bits(p) for name, p in model.named_parameters() if p.requires_grad}
     losses = train(model)
     assert losses[-1] < 0.7 * losses[0]
@@ -81,7 +81,7 @@ def test_training_is_repeatable() -> None:
 
 @pytest.mark.parametrize("network", ["lora", "loha", "lokr"])
 def test_bf16_base_trains_float32_adapters(network: str) -> None:
-    model = inject(Net().bfloat16(), 4, 8.0, TARGETS if network == "lora" else TARGETS[1:], network=network)  # type: ignore[arg-type]
+    model = injected(Net().bfloat16(), 4, 8.0, TARGETS if network == "lora" else TARGETS[1:], network=network)  # type: ignore[arg-type]
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     before = base_bits(model)
     losses = train(model)
@@ -101,8 +101,8 @@ def test_dropout_acts_in_training_only(kind: str) -> None:
     assert not torch.equal(first, second)
     base, layer = layer_of(model).base, layer_of(model)
     torch.manual_seed(0)
-    pair = layer.pair("default")
-    dropped = layer.low_rank(nn.functional.dropout(x, 0.5), pair, x.dtype)
+    pair = layer.branch("default")
+    dropped = pair.output(layer.kind, base, nn.functional.dropout(x, 0.5), x.dtype)
     torch.testing.assert_close(first, base(x) + pair.scale * dropped)  # the base sees the whole input
     layer.merge()
     assert torch.equal(model["layer"](x), base(x))
@@ -116,7 +116,7 @@ def test_an_embedding_has_nothing_to_drop() -> None:
 def test_the_padding_row_of_an_embedding_is_not_trained() -> None:
     model = adapted("embedding-padding")
     model["layer"](torch.arange(9)).sum().backward()
-    grad = layer_of(model).pair("default").down.grad
+    grad = layer_of(model).branch("default").down.grad
     assert not grad[:, 2].any() and grad[:, 1].any()
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from inweave.exchange.convert import rewrite
 from inweave.exchange.load import load
 from inweave.formats.files import write_file
-from inweave.layers import collect, eject, inject, lora_layers, merge, model_index, unmerge
+from inweave.layers import attach, collect, eject, inject, lora_layers, merge, model_index, unmerge
 from tests.unit.layers.zoo import base_bits
 
 peft = pytest.importorskip("peft")
@@ -150,7 +150,7 @@ def test_a_family_from_injection_to_peft_and_back(name: str, tmp_path: Path) -> 
         peer = peft.PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path)).eval()
         assert (family.run(peer) - trained).abs().max() <= room
         peer.save_pretrained(str(tmp_path / "theirs"))
-        again = inject(copy.deepcopy(base), load(tmp_path / "theirs"), allow_tied=family.tied)
+        again = attach(copy.deepcopy(base), load(tmp_path / "theirs"), allow_tied=family.tied)
         assert len(lora_layers(again)) == family.modules
         assert torch.equal(family.run(again), trained)
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
 
-from inweave.layers import LoraLayer, inject, lora_layers
-from inweave.layers.loha import Hadamard
-from inweave.layers.lokr import Kronecker
-from inweave.layers.term import Term
+from inweave.layers import AdapterSpec, LoraLayer, inject, lora_layers
+from inweave.layers.branch import Branch
+from inweave.layers.loha import LohaBranch
+from inweave.layers.lokr import LokrBranch
 
 
 class Conv1D(nn.Module):
@@ -87,6 +88,15 @@ OPERATORS = tuple(kind for kind in KINDS if not kind.startswith("embedding"))
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+_SPEC = {field.name for field in fields(AdapterSpec)}
+
+
+def injected(model: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """`inject`, with the fields of its `AdapterSpec` passed by name."""
+    spec = AdapterSpec(**{name: options.pop(name) for name in list(options) if name in _SPEC})
+    return inject(model, *arguments, **options, spec=spec)
+
+
 def layer_of(model: nn.Module) -> LoraLayer:
     return next(iter(lora_layers(model).values()))
 
@@ -95,7 +105,7 @@ def fill(model: nn.Module, seed: int = 3, spread: float = 0.5, name: str = "defa
     """Give every number of an adapter a value, so that nothing is proved on zeros."""
     generator = torch.Generator().manual_seed(seed)
     for layer in lora_layers(model).values():
-        for role, parameter in layer.term(name).named_parameters():
+        for role, parameter in layer.branch(name).named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * spread
             with torch.no_grad():
                 parameter.copy_(parameter.float().abs() + noise.abs() if role == "magnitude" else noise)
@@ -104,7 +114,7 @@ def fill(model: nn.Module, seed: int = 3, spread: float = 0.5, name: str = "defa
 def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: object) -> nn.Module:
     """A model of one layer with one filled adapter."""
     model = KINDS[kind].module()
-    inject(model, rank, alpha, ["layer"], **options)  # type: ignore[arg-type]
+    injected(model, rank, alpha, ["layer"], **options)  # type: ignore[arg-type]
     fill(model)
     return model
 
@@ -112,23 +122,23 @@ def adapted(kind: str, rank: int = 3, alpha: float | None = 5.0, **options: obje
 def networked(kind: str, network: str, dtype: torch.dtype = torch.float32, **options: object) -> nn.Module:
     """The same, with one of `NETWORKS`."""
     model = KINDS[kind].module(dtype=dtype)
-    inject(model, **{"rank": 3, "alpha": 5.0, "targets": ["layer"]} | NETWORKS[network] | options)  # type: ignore[arg-type]
+    injected(model, **{"rank": 3, "alpha": 5.0, "targets": ["layer"]} | NETWORKS[network] | options)  # type: ignore[arg-type]
     fill(model)
     return model
 
 
-def product_of(term: Term, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def product_of(branch: Branch, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """(out, all inputs), every step in ``dtype``."""
-    of = {role: value.detach().to(dtype) for role, value in term.roles().items()}
+    of = {role: value.detach().to(dtype) for role, value in branch.roles().items()}
 
     def half(a: str, b: str, core: str) -> torch.Tensor:
         if core in of:
             return torch.einsum("pq...,po,qi->oi...", of[core], of[a], of[b]).flatten(1)
         return of[a].flatten(1) @ of[b].flatten(1)
 
-    if isinstance(term, Hadamard):
+    if isinstance(branch, LohaBranch):
         return half("w1_a", "w1_b", "t1") * half("w2_a", "w2_b", "t2")
-    if isinstance(term, Kronecker):
+    if isinstance(branch, LokrBranch):
         left = of["w1"].flatten(1) if "w1" in of else half("w1_a", "w1_b", "")
         right = of["w2"].flatten(1) if "w2" in of else half("w2_a", "w2_b", "t2")
         return torch.cat([torch.cat([number * right for number in row], dim=1) for row in left])
@@ -140,14 +150,14 @@ def product_of(term: Term, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.cat([rows @ columns for rows, columns in blocks])
 
 
-def changed_weight(layer: LoraLayer, term: Term, weight: torch.Tensor, strength: float) -> torch.Tensor:
+def changed_weight(layer: LoraLayer, branch: Branch, weight: torch.Tensor, strength: float) -> torch.Tensor:
     """W + strength * change, all in float64; W as (out, in, ...)."""
-    change = term.scale * product_of(term).reshape(weight.shape)
-    if term.magnitude is None:
+    change = branch.scale * product_of(branch).reshape(weight.shape)
+    if branch.magnitude is None:
         return weight + strength * change
     turned = weight + change
     norm = turned.flatten(1).norm(dim=1)
-    turned = turned * (term.magnitude.detach().double() / norm).reshape(-1, *[1] * (weight.dim() - 1))
+    turned = turned * (branch.magnitude.detach().double() / norm).reshape(-1, *[1] * (weight.dim() - 1))
     return weight + strength * (turned - weight)
 
 
@@ -159,7 +169,7 @@ def reference(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     weight = stored.T if layer.transposed else stored
     total = weight.clone()
     for name in layer.active:
-        total += changed_weight(layer, layer.term(name), weight, layer.strengths[name]) - weight
+        total += changed_weight(layer, layer.branch(name), weight, layer.strengths[name]) - weight
     base.weight = nn.Parameter(total.T.contiguous() if layer.transposed else total)
     with torch.no_grad():
         return base(x.double() if x.is_floating_point() else x)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from inweave.errors import MemoryBudgetError  # noqa: E402
-from inweave.layers import inject  # noqa: E402
+from inweave.layers import AdapterSpec, inject  # noqa: E402
 from inweave.models import bundled  # noqa: E402
 from inweave.models.blueprint import Blueprint, Part  # noqa: E402
 from inweave.models.families import family_named  # noqa: E402
@@ -157,7 +157,7 @@ def test_language_models_compute_again_without_their_cache_or_their_dropout(mode
         network = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32, resid_pdrop=0.5, attn_pdrop=0.5)
         ).eval()
-        inject(network, 2, 2, ["c_attn", "c_proj"], name="x", seed=1)
+        inject(network, 2, 2, ["c_attn", "c_proj"], name="x", spec=AdapterSpec(seed=1))
         for parameter in network.parameters():
             if parameter.requires_grad:
                 parameter.data = 0.1 * torch.ones_like(parameter)

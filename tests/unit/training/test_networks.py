@@ -326,7 +326,7 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
     file = tiny.lora(tmp_path / "style.safetensors", "sd1.5", dialect="kohya")
     model = fresh_model()
     on_unet(model, file, dropout=0.25)
-    assert {layer.term(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
+    assert {layer.branch(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
     index = file_index(shared_model())
     with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
         add_networks({"unet": fresh_model().unet}, plain(start_from=str(file)), index)

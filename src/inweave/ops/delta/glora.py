@@ -1,7 +1,7 @@
 """GLoRA's product, which depends on the weight it changes.
 
-    W.a1.a2 + b1 @ b2, or W.a2.a1 + b2 @ b1 in the old layout;   W.a contracts W's axis 1
-    with `bm` the b part is LoRA's sum with `bm` as `mid`
+W.a1.a2 + b1 @ b2, or W.a2.a1 + b2 @ b1 in the old layout;   W.a contracts W's axis 1
+with `bm` the b part is LoRA's sum with `bm` as `mid`
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """LoHa's product, for merging and for layers, with a gradient that keeps no large tensor.
 
-    (w1_a @ w1_b) * (w2_a @ w2_b)
-    each half [o,i,...] = sum_ab w_a[a,o] * t[a,b,...] * w_b[b,i]             with `t1` and `t2`
+(w1_a @ w1_b) * (w2_a @ w2_b)
+each half [o,i,...] = sum_ab w_a[a,o] * t[a,b,...] * w_b[b,i]             with `t1` and `t2`
 
-    gradient, G that of the product:   L = G * (w2_a @ w2_b)     w1_a: L @ w1_b^T    w1_b: w1_a^T @ L
-                                       R = G * (w1_a @ w1_b)     w2_a: R @ w2_b^T    w2_b: w2_a^T @ R
+gradient, G that of the product:   L = G * (w2_a @ w2_b)     w1_a: L @ w1_b^T    w1_b: w1_a^T @ L
+                                   R = G * (w1_a @ w1_b)     w2_a: R @ w2_b^T    w2_b: w2_a^T @ R
 """
 
 from __future__ import annotations

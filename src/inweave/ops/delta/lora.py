@@ -1,7 +1,7 @@
 """LoRA's product, for merging and for layers.
 
-    flat(up) @ flat(down), in diagonal blocks where `down` has more rows than `up` has columns
-    [o,i,...] = sum_ab up[o,a] * mid[a,b,...] * down[b,i]                     with `mid`
+flat(up) @ flat(down), in diagonal blocks where `down` has more rows than `up` has columns
+[o,i,...] = sum_ab up[o,a] * mid[a,b,...] * down[b,i]                     with `mid`
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The two low-rank products that the algorithms are made of, with shapes checked before any arithmetic.
 
-    matmul   flat(left) @ flat(right)
-    tucker   [o,i,...] = sum_ab left[a,o] * core[a,b,...] * right[b,i]
+matmul   flat(left) @ flat(right)
+tucker   [o,i,...] = sum_ab left[a,o] * core[a,b,...] * right[b,i]
 """
 
 from __future__ import annotations

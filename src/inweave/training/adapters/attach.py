@@ -30,9 +30,10 @@ from inweave.adapter import Adapter, Entry, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, rewrite
 from inweave.exchange.load import load
-from inweave.layers import collect, inject, lora_layers
+from inweave.layers import ALGORITHMS, AdapterSpec, attach, collect, geometry_of, inject, lora_layers
 from inweave.layers.match import nearest
 from inweave.models.families import FAMILIES
+from inweave.ops.kinds import kind_of
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
@@ -153,18 +154,23 @@ def _fresh(component: str, network: nn.Module, names: list[str], config: TrainCo
     if not ranks:
         raise ConfigError(f"nothing of {component} is left to train: every module is skipped by a rule")
     usual = config.alpha if config.alpha is not None else float(config.rank)
-    inject(
-        network, config.rank, usual, list(ranks), name=NAME, dropout=config.dropout,
-        network="loha" if config.network == "loha" else "lokr" if config.network == "lokr" else "lora",
-        factor=config.lokr_factor if config.network == "lokr" else -1, dora=config.network == "dora", rslora=config.rslora,
-        rank_pattern=_patterns(ranks, config.rank), alpha_pattern=_patterns(alphas, usual),
-        seed=config.seed, dtype=torch.float32,
-    )  # fmt: skip
+    spec = AdapterSpec(
+        network=config.network if config.network in ALGORITHMS else "lora",
+        dora=config.network == "dora",
+        rslora=config.rslora,
+        dropout=config.dropout,
+        rank_pattern=_patterns(ranks, config.rank),
+        alpha_pattern=_patterns(alphas, usual),
+        factor=config.lokr_factor if config.network == "lokr" else -1,
+        seed=config.seed,
+        dtype=torch.float32,
+    )
+    inject(network, config.rank, usual, list(ranks), name=NAME, spec=spec)
 
 
 def _size(module: nn.Module, rule: Rule | None, config: TrainConfig) -> tuple[int, float]:
     """(rank, alpha) of a fresh adapter on a module."""
-    convolution = isinstance(module, nn.Conv1d | nn.Conv2d) and max(module.kernel_size) > 1
+    convolution = geometry_of(module).wide
     rank = (rule.rank if rule else None) or (config.conv_rank if convolution else None) or config.rank
     alpha = rule.alpha if rule else None
     if alpha is None and not (rule and rule.rank):
@@ -210,7 +216,7 @@ def _continue(networks: Mapping[str, nn.Module], config: TrainConfig, index: Mod
         )
     for component, network in networks.items():
         if component in known:
-            inject(network, adapter, name=NAME, component=component, dropout=config.dropout, dtype=torch.float32)
+            attach(network, adapter, name=NAME, component=component, dropout=config.dropout, dtype=torch.float32)
     return {component: network for component, network in networks.items() if component not in known}
 
 
@@ -235,9 +241,7 @@ def meant(component: str, network: nn.Module, config: TrainConfig) -> list[str]:
 
 def _adaptable(network: nn.Module) -> list[str]:
     return [
-        name
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) or type(module).__name__ == "Conv1D"
+        name for name, module in network.named_modules() if (kind := kind_of(module)) is not None and not kind.embedding
     ]
 
 

@@ -16,8 +16,6 @@ from torch import nn
 
 from inweave.adapter import scale
 from inweave.layers import lora_layers
-from inweave.layers.loha import Hadamard
-from inweave.layers.lokr import Kronecker
 from inweave.training.config.schema import TrainConfig
 
 
@@ -49,14 +47,14 @@ def shape_of(networks: Mapping[str, nn.Module], name: str) -> Shape:
     found = Shape()
     for component, network in networks.items():
         for module, layer in lora_layers(network).items():
-            term: Any = layer.adapters[name]
-            wide = isinstance(layer.base, nn.Conv1d | nn.Conv2d) and max(layer.base.kernel_size) > 1
-            plain = "dora" if term.magnitude is not None else "locon" if wide else "lora"
-            found.kinds["loha" if isinstance(term, Hadamard) else "lokr" if isinstance(term, Kronecker) else plain] += 1
-            (found.wide_ranks if wide else found.ranks)[term.rank] += 1
-            (found.wide_alphas if wide else found.alphas)[term.alpha if term.alpha is not None else term.rank] += 1
-            found.rslora[term.rslora] += 1
-            found.scales[term.scale] += 1
+            branch, wide = layer.branch(name), layer.geometry.wide
+            found.kinds[branch.algorithm()] += 1
+            (found.wide_ranks if wide else found.ranks)[branch.rank] += 1
+            (found.wide_alphas if wide else found.alphas)[
+                branch.alpha if branch.alpha is not None else branch.rank
+            ] += 1
+            found.rslora[branch.rslora] += 1
+            found.scales[branch.scale] += 1
             found.modules.add(f"{component}.{module}")
     return found
 

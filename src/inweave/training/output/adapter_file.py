@@ -29,8 +29,8 @@ from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
 from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
-from inweave.layers.factors import encoded
-from inweave.ops.decode import decode
+from inweave.layers import ALGORITHMS
+from inweave.ops.decode import decode, encode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan
 from inweave.targets.resolve import resolve
@@ -148,7 +148,7 @@ def recast(adapter: Adapter, dtype: torch.dtype) -> Adapter:
         if tensor.dtype not in ("F32", "F64", "BF16", "F16") or len(tensor.shape) == 0:
             return tensor
         if id(tensor) not in made:
-            made[id(tensor)] = encoded(decode(tensor).to(dtype))
+            made[id(tensor)] = encode(decode(tensor).to(dtype))
         return made[id(tensor)]
 
     def changed(value: Any) -> Any:
@@ -284,7 +284,7 @@ def _network(shape: Shape) -> dict[str, str]:
     """As kohya's scripts and LyCORIS' say it: DoRA, LoHa and LoKr are LyCORIS'."""
     theirs = {"lora", "locon"}.isdisjoint(shape.kinds)
     said = {
-        "algo": shape.network if set(shape.kinds) <= {"loha", "lokr"} else "lora",
+        "algo": shape.network if set(shape.kinds) <= ALGORITHMS.keys() - {"lora"} else "lora",
         "dora_wd": str("dora" in shape.kinds),
         "rs_lora": str(True in shape.rslora),
     }

@@ -1,0 +1,37 @@
+"""The choices about a new adapter that usually keep their defaults, in one value: `AdapterSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSpec:
+    """What `inject` creates, beside its rank, alpha, targets and name.
+
+    ``network``       "lora", "loha" or "lokr", as LyCORIS names and initializes them; the last two not on embeddings
+    ``dora``          train a magnitude for each output as well (DoRA)
+    ``rslora``        scale by alpha / sqrt(rank) instead of alpha / rank
+    ``dropout``       on the input of the adapter, during training
+    ``rank_pattern``  {regular expression: rank} for some modules, as PEFT matches them; the first match wins
+    ``alpha_pattern`` the same for alpha
+    ``factor``        LoKr: the size of the small factor, where it divides; -1 splits each axis most evenly
+    ``decompose_both``  LoKr: the small factor too is low-rank where that is smaller. Where both factors come out full,
+                      alpha has nothing to be divided by and the scale is 1
+    ``seed``          of the initial values, together with each module's name
+    ``dtype``         of the new parameters; by default float32, or float64 where the base is
+    """
+
+    network: str = "lora"
+    dora: bool = False
+    rslora: bool = False
+    dropout: float = 0.0
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    factor: int = -1
+    decompose_both: bool = False
+    seed: int = 0
+    dtype: torch.dtype | None = None

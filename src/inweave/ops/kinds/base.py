@@ -1,0 +1,78 @@
+"""What an adapter has to know about the module it is put on.
+
+    W (out, into...)   the weight as the formulas see it; stored as (in, out) where the kind is `transposed`
+    apply(x, D)        what a change D of the weight adds to the module's output
+
+A kind promises one thing about the module's forward:
+
+    forward(x) with W + D  =  add(forward(x) with W, apply(x, D))
+
+This is why a merged and an unmerged adapter give the same output, and it allows a module of one's own to do more than
+its kind: whatever else its forward computes stays, and the change is added to its output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from inweave.ops.delta import lora
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Subclass it and implement `apply` for a module that computes something none of the standard kinds does.
+
+    ``transposed``: the weight is stored as (in, out).
+    """
+
+    transposed: bool = False
+
+    #: inputs are indices of rows, not vectors
+    embedding: ClassVar[bool] = False
+    #: the target "all-linear" includes it
+    linear: ClassVar[bool] = False
+
+    def shape(self, weight: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+        """(out, into) of a stored weight."""
+        rows, columns, *kernel = weight.shape
+        return (columns, (rows,)) if self.transposed else (rows, (columns, *kernel))
+
+    def groups(self, module: nn.Module) -> int:
+        """Into how many groups inputs and outputs are divided, as in a grouped convolution."""
+        return 1
+
+    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """The module's linear function of ``x`` with this weight (out, into...) and no bias."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement apply")
+
+    def apply_low_rank(
+        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """`apply` of up @ down; override it to multiply in two steps, without making the product."""
+        out, into = up.shape[0], down.shape[1:]
+        return self.apply(module, x, lora.product(up.to(dtype), down.to(dtype)).reshape(out, *into))
+
+    def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
+        """One number per output, shaped so that it broadcasts over the module's output."""
+        return vector
+
+    def add(self, output: torch.Tensor, change: torch.Tensor, alpha: float) -> torch.Tensor:
+        """output + alpha * change; ``output`` is whatever the module returned."""
+        return torch.add(output, change, alpha=alpha)
+
+    def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:
+        """Why this very module cannot take an adapter, or None if it can."""
+        return None
+
+    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor | None:
+        """A small input to try the module on; None: it is never tried."""
+        return None
+
+
+def noise(weight: torch.Tensor, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers like ``weight``, the same at every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(weight)

@@ -1,0 +1,115 @@
+"""The standard kinds: how each one applies a low-rank pair or a whole change.
+
+    Linear      up(down(x)) = (x @ down^T) @ up^T                     W (out, in), or (in, out) if transposed
+    Conv1..3d   down carries the layer's kernel, stride, padding, padding mode and dilation; up is 1x1
+                with g groups, W (out, in/g, k...): down (rank, in/g, k...) is applied to each group of inputs,
+                up (out, rank, 1...) takes for each group of outputs the results of its own group,
+                so that delta = flat(up) @ flat(down) for any rank and any g
+                (with up (out, rank/g, 1...) each group has rank rows of `down` of its own)
+    Embedding   down^T[x] @ up^T                                      W (rows, features) = (in, out)
+
+A whole change (out, into...) takes the weight's place: x @ D^T, or the convolution with the layer's own stride,
+padding, padding mode, dilation and groups. An embedding takes low-rank pairs only: to look up a few rows, the whole
+change would have to be computed for the whole table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, cast
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inweave.ops.kinds.base import LayerKind, noise
+
+_CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+STANDARD_FORWARDS = frozenset(
+    kind.forward for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LinearKind(LayerKind):
+    linear: ClassVar[bool] = True
+
+    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)
+
+    def apply_low_rank(
+        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        hidden = functional.linear(x, down.to(dtype))
+        up = up.to(dtype)
+        if blocks == 1:
+            return functional.linear(hidden, up)
+        hidden = hidden.reshape(*hidden.shape[:-1], blocks, -1)
+        return torch.einsum("...br,bor->...bo", hidden, up.reshape(blocks, -1, up.shape[1])).flatten(-2)
+
+    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return noise(weight, 2, *self.shape(weight)[1])
+
+
+@dataclass(frozen=True)
+class ConvKind(LayerKind):
+    """On nn.Conv1d, nn.Conv2d, nn.Conv3d and their subclasses."""
+
+    def groups(self, module: nn.Module) -> int:
+        return cast("int", module.groups)
+
+    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = cast("nn.Conv2d", module)._conv_forward(x, weight, None)
+        return result
+
+    def apply_low_rank(
+        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        down, up = down.to(dtype), up.to(dtype)
+        groups = self.groups(module)
+        if groups > 1 and blocks == 1:
+            down = torch.cat([down] * groups)
+        hidden = cast("nn.Conv2d", module)._conv_forward(x, down, None)
+        return _CONVOLUTIONS[up.dim() - 2](hidden, up, groups=groups if groups > 1 else blocks)
+
+    def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
+        return vector.reshape(-1, *[1] * len(cast("nn.Conv2d", module).kernel_size))
+
+    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        conv = cast("nn.Conv2d", module)
+        pads = conv.padding if isinstance(conv.padding, tuple) else conv.kernel_size
+        sizes = [d * (k - 1) + 2 + p for k, d, p in zip(conv.kernel_size, conv.dilation, pads, strict=True)]
+        return noise(weight, 1, conv.in_channels, *sizes)
+
+
+@dataclass(frozen=True)
+class EmbeddingKind(LayerKind):
+    """On nn.Embedding. There is no input vector, so nothing to drop: dropout has no effect here."""
+
+    transposed: bool = True
+    embedding: ClassVar[bool] = True
+
+    def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = functional.embedding(x, weight.T)
+        return rows if (factor := embed_scale(module)) is None else rows * factor
+
+    def apply_low_rank(
+        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        padding, by_frequency = getattr(module, "padding_idx", None), getattr(module, "scale_grad_by_freq", False)
+        rows = functional.embedding(x, down.T, padding, scale_grad_by_freq=by_frequency)
+        change = functional.linear(rows.to(dtype), up.to(dtype))
+        return change if (factor := embed_scale(module)) is None else change * factor
+
+    def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:
+        if getattr(module, "max_norm", None) is not None:
+            return "max_norm rewrites the embedding's rows whenever they are used"
+        return None
+
+    def example(self, module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
+        return torch.arange(min(3, weight.shape[0]), device=weight.device)
+
+
+def embed_scale(module: nn.Module) -> float | torch.Tensor | None:
+    """Some models' embeddings multiply what they look up (Bart, Gemma)."""
+    return cast("float | torch.Tensor | None", getattr(module, "embed_scale", None))

@@ -1,0 +1,48 @@
+"""Adapters on weights that registered modules store as (in, out).
+
+    files        (out, in), whatever the model does        resolved on the shapes (out, in)
+    placements   the stored shape (in, out), and factors marked as transposed
+
+A square weight would fit either way: only the module's kind (`inweave.ops.kinds`) knows how it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import nn
+
+from inweave.adapter import Adapter
+from inweave.ops.kinds import transposed_weights
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.plan import Placement, Plan
+from inweave.targets.resolve import resolve
+from inweave.weights.networks import floating_state
+
+
+class Orientation:
+    """Which weights of some networks are stored as (in, out); ``index`` has the stored shapes."""
+
+    def __init__(self, networks: Mapping[str, nn.Module], index: ModelIndex) -> None:
+        self._index = index
+        self._transposed: set[tuple[str, str]] = set()
+        for name, network in networks.items():
+            shapes = {key: tuple(value.shape) for key, value in floating_state(network).items()}
+            if transposed := [tensor for tensor in transposed_weights(network) if tensor in shapes]:
+                self._transposed |= {(name, tensor) for tensor in transposed}
+                logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})
+                self._index = ModelIndex({**self._index.components, name: logical})
+
+    def resolve(self, adapter: Adapter) -> Plan:
+        """Where every tensor goes, with the shapes and the layout of the stored weights."""
+        plan = resolve(adapter, self._index)
+        if not self._transposed:
+            return plan
+        return replace(plan, placements=tuple(self._stored(placement) for placement in plan.placements))
+
+    def _stored(self, placement: Placement) -> Placement:
+        if (placement.component, placement.tensor) not in self._transposed:
+            return placement
+        factors = replace(placement.factors, transposed=True)
+        return replace(placement, shape=placement.shape[::-1], factors=factors)

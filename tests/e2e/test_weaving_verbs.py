@@ -258,7 +258,7 @@ def test_extract_bad_usage(tmp_path: Path, base: Path) -> None:
         ((tuned, base, "-o", tmp_path / "o"), "one file"),
         ((tuned, base, "-o", out, "--to", "peft"), "a directory"),
         ((tuned, base, "-o", out, "--rank", "0"), "1 or more"),
-        ((tuned, base, "-o", out, "--device", "quantum"), "device 'quantum' cannot be used"),
+        ((tuned, base, "-o", out, "--device", "quantum"), "no device is called 'quantum'"),
     ):
         assert words in inweave_json("extract", *arguments, code=2)["error"]
     assert "do not differ" in inweave_json("extract", base, base, "-o", out, code=1)["error"]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import FormatError
 from inweave.models.blueprint import Blueprint, Part
 from inweave.models.families import CLASSES
 from inweave.models.families.base import COMPONENTS, ENCODERS, Family
@@ -31,6 +31,7 @@ from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
 from inweave.models.vae import LatentSpace
+from inweave.ops.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.weights.build import build
 from inweave.weights.gc_pause import collector_waits
@@ -39,11 +40,6 @@ from inweave.weights.pristine import Keep
 from inweave.weights.resolved import Planned, planned
 from inweave.weights.source import WeightSource
 from inweave.weights.weaver import Layer, Weaver
-
-DTYPES = {
-    "float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
-    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
-}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -233,32 +229,6 @@ def on_meta(part: Part) -> nn.Module:
             ) from None
     assert isinstance(network, nn.Module)
     return network
-
-
-def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device, if this machine has it; by default a GPU where there is one."""
-    if device is None or device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"no device is called {device!r}; use cpu, cuda, or cuda:N") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("this machine has no CUDA device; use the device cpu")
-    return chosen
-
-
-def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The precision of this name; by default the one that suits the device."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype is not None and dtype != "auto":
-        if dtype not in DTYPES:
-            raise ConfigError(f"no precision is called {dtype!r}; known are {', '.join(DTYPES)}")
-        return DTYPES[dtype]
-    if device.type != "cuda":
-        return torch.float32
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def _vae_dtype(vae: Part, dtype: torch.dtype) -> torch.dtype:

@@ -16,8 +16,9 @@ import torch
 from inweave.errors import ConfigError
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
-from inweave.models.model import DTYPES, choose_device, choose_dtype, file_index, load_model
+from inweave.models.model import file_index, load_model
 from inweave.models.open import open_model
+from inweave.ops.device import DTYPES, choose_device, choose_dtype
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketRules, Placement

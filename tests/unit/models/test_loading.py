@@ -228,7 +228,7 @@ def test_a_precision_may_be_asked_for() -> None:
     model = load_model(tiny.folder("sdxl"), device="cpu", dtype="bf16")
     assert {t.dtype for t in model.denoiser.parameters()} == {torch.bfloat16}
     assert {t.dtype for t in model.vae.parameters()} == {torch.float32}  # its configuration asks for it
-    with pytest.raises(ConfigError, match=r"no precision is called 'int3'"):
+    with pytest.raises(ConfigError, match=r"no dtype is called 'int3'"):
         load_model(tiny.folder("sdxl"), dtype="int3")
 
 

@@ -26,7 +26,8 @@ from torch import nn
 from inweave.errors import MemoryBudgetError
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
-from inweave.models.model import DTYPES, Model
+from inweave.models.model import Model
+from inweave.ops.device import DTYPES
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import Measured, measure

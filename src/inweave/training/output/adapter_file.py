@@ -31,6 +31,7 @@ from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
 from inweave.layers import ALGORITHMS
 from inweave.ops.decode import decode, encode
+from inweave.ops.device import DTYPES
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan
 from inweave.targets.resolve import resolve
@@ -39,7 +40,6 @@ from inweave.training.checkpoint.store import checkpoints
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 _ROOM = "make room, or name another `output`, and go on from the last checkpoint with --resume auto"
 
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
-from inweave.models.model import DTYPES, choose_device, choose_dtype
+from inweave.ops.device import DTYPES, choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig

@@ -27,6 +27,7 @@ from inweave.exchange.convert import naming_for, refuse_output, save
 from inweave.exchange.load import component_folders, load, open_base, open_weights
 from inweave.formats.files import open_container
 from inweave.formats.writers import WRITERS
+from inweave.ops.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
 from inweave.targets.index import ModelIndex
@@ -37,7 +38,7 @@ from inweave.weights.offline import extract as extraction
 from inweave.weights.offline import resize as resizing
 from inweave.weights.offline.bake import Baked, Layer
 from inweave.weights.offline.extract import Extracted
-from inweave.weights.offline.resize import DTYPES, Resized, device_of
+from inweave.weights.offline.resize import Resized
 from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_entry
 
 Progress = Callable[[int, int], None]  #: done, total
@@ -107,7 +108,7 @@ def extract(
             extraction.open_checkpoint(base_path, index, component_folders(base_path), opened),
             lambda component: naming_for(dialect, component, index),
             rank=rank, energy=energy, full_norms=full_norms, dtype=_dtype(dtype) or torch.float16,
-            device=device_of(str(device)), progress=progress,
+            device=choose_device(device), progress=progress,
         )  # fmt: skip
     about = {"tuned": tuned_path.name, "base": base_path.name, "rank": rank, "energy": round(result.energy, 6)}
     result.adapter = replace(result.adapter, metadata={"inweave.extracted": json.dumps(about)})
@@ -148,7 +149,7 @@ def resize(
         [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],
         index,
         lambda component: naming_for(dialect, component, index),
-        rank=rank, energy=energy, dtype=_dtype(dtype), device=device_of(str(device)),
+        rank=rank, energy=energy, dtype=_dtype(dtype), device=choose_device(device),
     )  # fmt: skip
     if len(stack) > 1:
         sources = [
@@ -230,8 +231,4 @@ def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FileP
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if not isinstance(dtype, str):
-        return dtype
-    if dtype not in DTYPES:
-        raise ConfigError(f"no dtype is called {dtype!r}; known are {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    return None if dtype is None else named_dtype(dtype)

@@ -33,7 +33,6 @@ from inweave.targets.plan import Placement
 from inweave.targets.respell import BLOCKS, respell
 from inweave.weights.stack import Strength
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}  #: as options name them
 _NAMES = {dtype: name for name, dtype in TORCH.items()}
 _PLAIN = ("F64", "F32", "F16", "BF16")
 _NOISE = 1e-7  # singular values below this part of the largest are rounding
@@ -69,15 +68,6 @@ class Resized:
     def energy(self) -> float:
         total = sum(row.norm for row in self.rows)
         return sum(row.energy * row.norm for row in self.rows) / total if total else 1.0
-
-
-def device_of(name: str) -> torch.device:
-    """A device by name; auto is a GPU if there is one."""
-    device = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def encode(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:

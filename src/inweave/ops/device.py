@@ -1,0 +1,46 @@
+"""Devices and dtypes by name, as options and settings spell them: auto, cpu, cuda, cuda:1; fp32, fp16, bf16."""
+
+from __future__ import annotations
+
+import torch
+
+from inweave.errors import ConfigError
+
+DTYPES = {
+    "float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
+}  # fmt: skip
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device, if this machine has it; by default (None or "auto") a GPU where there is one."""
+    if device is None or device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"no device is called {device!r}; use cpu, cuda, or cuda:N") from None
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("this machine has no CUDA device; use the device cpu")
+        if chosen.index is not None and chosen.index >= (count := torch.cuda.device_count()):
+            raise ConfigError(f"{device}: this machine has {count} CUDA devices, cuda:0 to cuda:{count - 1}")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    """The dtype of this name; by default (None or "auto") the one that suits the device."""
+    if dtype is not None and dtype != "auto":
+        return named_dtype(dtype)
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+
+
+def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The dtype of this name; a dtype is returned as it is."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ConfigError(f"no dtype is called {dtype!r}; known are {', '.join(DTYPES)}")
+    return DTYPES[dtype]

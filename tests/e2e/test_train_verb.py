@@ -186,7 +186,7 @@ def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "dataset: is needed"),
+        ((), "dataset: is required"),
         (("-d", "x", "--set", "lerning_rate=1"), "did you mean 'learning_rate'?"),
         (("-d", "x", "--set", "rank"), "write SETTING=VALUE"),
         (("-d", "x", "--rank", "0"), "rank: "),

@@ -197,7 +197,7 @@ def _import(path: Path, as_json: bool) -> None:
         result = import_config(path)
     if as_json:
         print_json({
-            "ok": True, "config": result.config.model_dump(mode="json", exclude_unset=True), "taken": dict(result.taken),
+            "ok": True, "config": result.config.model_dump(mode="json", exclude_unset=True), "mapping": dict(result.mapping),
             "no_equivalent": list(result.no_equivalent), "notes": list(result.notes),
         })  # fmt: skip
     else:

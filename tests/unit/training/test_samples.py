@@ -141,7 +141,7 @@ def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) ->
         ("a.json", '[{"prompt": "cat", "width": true}]', "width: a whole number, 0 or more, is needed, got True"),
         ("a.json", '[{"seed": 3}]', "prompt: there is no text in it"),
         ("a.toml", 'prompt = "cat"', "a [prompt] table with a [[prompt.subset]] for each prompt is needed"),
-        ("a.toml", "prompt =", "is no TOML"),
+        ("a.toml", "prompt =", "is not valid TOML"),
     ],
 )
 def test_files_that_are_refused(name: str, text: str, told: str, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def add_networks(networks: Mapping[str, nn.Module], config: TrainConfig, index: 
     """Put a fresh adapter on every network, or the one to go on from; ``index``: the base in the names files have."""
     fresh, wanted = dict(networks), set[str]()
     if config.start_from is not None:
-        if "targets" in config.said:
+        if "targets" in config.explicit_fields:
             wanted = {f"{part}.{name}" for part, network in networks.items() for name in meant(part, network, config)}
         fresh = _continue(networks, config, index)
     chosen = {component: meant(component, network, config) for component, network in fresh.items()}

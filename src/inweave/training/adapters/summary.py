@@ -61,7 +61,7 @@ def shape_of(networks: Mapping[str, nn.Module], name: str) -> Shape:
 
 def conflicts(shape: Shape, config: TrainConfig, meant: set[str]) -> list[str]:
     """What the user asked for and an adapter to go on from is not; ``meant``: the modules `targets` means."""
-    said = config.said
+    said = config.explicit_fields
     wide_ranks, wide_alphas = shape.wide_ranks or shape.ranks, shape.wide_alphas or shape.alphas
     rank = shape.usual("ranks") or config.rank
     asked = scale(config.alpha or float(rank), rank, rslora=config.rslora)

@@ -11,8 +11,9 @@ import typing
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from inweave.checked import CheckedModel
 from inweave.training.config.presets import TARGETS
 from inweave.training.config.types import (
     Fraction,
@@ -40,7 +41,7 @@ _sample = partial(setting, "Sample images", resume="free")
 _validation = partial(setting, "Validation and logging")
 
 
-class Settings(BaseModel):
+class Settings(CheckedModel):
     """The fields of `TrainConfig`, each checked on its own."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
@@ -205,11 +206,11 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _as_meant(cls, value: Any, info: ValidationInfo) -> Any:
+    def _normalize(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
         if isinstance(value, bool) and cls.model_fields[name].annotation is not bool:
-            raise ValueError(f"true or false says nothing here, got {value}")
-        if isinstance(value, str) and value.strip().lower() == "none" and name in EMPTIED_BY_NONE:
+            raise ValueError(f"true or false has no meaning here, got {value}")
+        if isinstance(value, str) and value.strip().lower() == "none" and name in CLEARED_BY_NONE:
             return None
         if name in ("sample_prompts", "caption_extensions") and isinstance(value, str):
             value = [value] if value else []
@@ -220,25 +221,27 @@ class Settings(BaseModel):
             and isinstance(value, str)
             and (value in (".", "..") or any(sign in "/\\" or not sign.isprintable() for sign in value))
         ):
-            raise ValueError("a file name without folders is needed")
+            raise ValueError("expected a file name without folders")
         if name == "optimizer_args" and isinstance(value, dict) and not all(map(_is_plain, value.values())):
-            raise ValueError("its values are true or false, finite numbers or text")
+            raise ValueError("expected true or false, finite numbers or text as values")
         if name == "targets" and not isinstance(value, str):
             if not isinstance(value, list | tuple) or not value or not all(isinstance(each, str) for each in value):
-                raise ValueError(f"one of {', '.join(TARGETS)}, a name, or a list of names and regexes is needed")
+                raise ValueError(
+                    f"expected one of {', '.join(TARGETS)}, a name, or a list of names and regular expressions"
+                )
             return tuple(value)
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _text_that_changes_is_not_cached(cls, data: Any) -> Any:
+    def _do_not_cache_trained_encoders(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("train_text_encoders") is True and "cache_text" not in data:
             return {**data, "cache_text": False}
         return data
 
     @property
-    def kind(self) -> Literal["noise", "flow"] | None:
-        """What the objective is about; None where the model's own is used."""
+    def objective_kind(self) -> Literal["noise", "flow"] | None:
+        """What the objective predicts; None where the model's own is used."""
         return {"auto": None, "flow": "flow"}.get(self.objective, "noise")
 
 
@@ -252,7 +255,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 #: fields that may be empty and hold no text: there "none" cannot mean anything else
-EMPTIED_BY_NONE = frozenset(
+CLEARED_BY_NONE = frozenset(
     name
     for name, field in Settings.model_fields.items()
     if type(None) in _members(field.annotation) and str not in _members(field.annotation)

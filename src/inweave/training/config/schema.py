@@ -1,10 +1,10 @@
 """How to train: one flat, typed configuration, checked before any work starts, all problems at once.
 
-    fields given ──aliases──► our names ──pydantic──► types and limits ──contradictions──► TrainConfig
+    fields ──kohya's names──► our names ──pydantic──► types and limits ──contradictions──► TrainConfig
     what the user did not set ──with_preset(family)──► the family's values
 
-A field remembers whether it was set (`model_fields_set`): presets fill only the others, and `to_toml` writes only those
-that were, so that a file read back means what was meant. TOML has no null: "none" empties a field that holds a number.
+A field remembers whether it was set (`model_fields_set`): presets fill only the others, and `to_toml` writes only those,
+so that a file read back means the same. TOML has no null: "none" clears a field that holds a number.
 """
 
 from __future__ import annotations
@@ -17,93 +17,90 @@ from typing import Any
 
 from pydantic import PrivateAttr, model_validator
 
+from inweave.checked import did_you_mean, for_message
 from inweave.errors import ConfigError
-from inweave.training.config.fields import EMPTIED_BY_NONE, Settings
+from inweave.training.config.fields import CLEARED_BY_NONE, Settings
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import Translation, known_names, translate
 from inweave.training.config.presets import KINDS, PRESETS
-from inweave.training.config.toml import (
-    at_most,
-    flatten_sections,
-    for_message,
-    format_toml_value,
-    parse_toml,
-    read_text_file,
-)
+from inweave.training.config.toml import at_most, flatten_sections, format_toml_value, parse_toml, read_text_file
 from inweave.training.config.types import memory_bytes
 from inweave.training.config.validation import (
-    Contradictions,
-    contradictions,
-    did_you_mean,
-    meant_for,
-    out_of_place,
-    validate,
+    ensure_consistent,
+    is_for_other_objective,
+    objective_hint,
+    validate_into,
 )
+
+_LENGTH = frozenset({"steps", "epochs"})
 
 
 class TrainConfig(Settings):
-    """One training run. Fields left out take the family's preset (`with_preset`), then the defaults here."""
+    """One training run. A field that is not set takes the family's preset (`with_preset`), then its default.
 
-    _said: frozenset[str] | None = PrivateAttr(None)
+    The constructor takes these fields; `of` and `load` take kohya's names too. All raise `ConfigError` with every problem.
+    """
+
+    _explicit: frozenset[str] | None = PrivateAttr(None)
+
+    def _validate(self, fields: Mapping[str, Any]) -> None:
+        validate_into(self, fields, labels={})
 
     @model_validator(mode="after")
-    def _agrees_with_itself(self) -> TrainConfig:
-        if found := contradictions(self):
-            raise Contradictions(found)
+    def _consistent(self) -> TrainConfig:
+        ensure_consistent(self)
         return self
 
     @classmethod
     def of(cls, **fields: Any) -> TrainConfig:
-        """Checked, under our names or kohya's: everything that is wrong comes back in one `ConfigError`."""
-        said = _ours(fields)
-        return _noted(cls.from_translation(said), said.notes)
+        """From fields under our names or kohya's; names of kohya's that change nothing are warned about."""
+        translation = _translate(fields)
+        return _warn(cls.from_translation(translation), translation.notes)
 
     @classmethod
-    def from_translation(cls, said: Translation) -> TrainConfig:
-        """The configuration, or all that is wrong with it: names, values, and values that contradict each other."""
+    def from_translation(cls, translation: Translation) -> TrainConfig:
+        """From translated fields; problems carry the names the user wrote."""
         names = [*cls.model_fields, *known_names(KOHYA)]
+        unknown = [name if len(name) <= 100 else f"{name[:97]}..." for name in translation.unknown[:50]]
         problems = [
-            *said.problems,
-            *(
-                f"{name}: there is no such setting{did_you_mean(name, names)}"
-                for name in map(_short, said.unknown[:50])
-            ),
-            *(f"{told} (no equivalent here)" for told in said.no_equivalent),
+            *translation.problems,
+            *(f"{name}: there is no such setting{did_you_mean(name, names)}" for name in unknown),
+            *(f"{line} (no equivalent here)" for line in translation.no_equivalent),
         ]
-        labels = {ours: theirs for theirs, ours in reversed(said.taken.items()) if ours != theirs}
-        return validate(cls, said.fields, labels, problems)
+        labels = {ours: theirs for theirs, ours in reversed(translation.mapping.items()) if ours != theirs}
+        config = cls.__new__(cls)
+        validate_into(config, translation.fields, labels, problems)
+        return config
 
     @classmethod
-    def load(cls, path: str | Path, **over: Any) -> TrainConfig:
-        """From a TOML file; its sections, if any, only group. What is given besides goes before what it says.
+    def load(cls, path: str | Path, **overrides: Any) -> TrainConfig:
+        """From a TOML file, whose sections only group; ``overrides`` replace what it sets.
 
         Problems name the file, and the line where it is known.
         """
         text = read_text_file(path)
         fields, problems = flatten_sections(parse_toml(text, str(path)), keep=("parts", "optimizer_args"))
-        said, more = _ours(fields), _ours(over)
-        replaced = {*more.fields, *(("steps", "epochs") if {"steps", "epochs"} & more.fields.keys() else ())}
-        told = [problem for problem in more.problems if problem not in said.problems]
-        said.fields = {**{name: value for name, value in said.fields.items() if name not in replaced}, **more.fields}
-        said.taken = {**{name: ours for name, ours in said.taken.items() if ours not in replaced}, **more.taken}
-        for name in ("problems", "unknown", "no_equivalent", "notes"):
-            getattr(said, name).extend(getattr(more, name))
+        translation, more = _translate(fields), _translate(overrides)
+        replaced = {*more.fields, *(_LENGTH if _LENGTH & more.fields.keys() else ())}
+        from_overrides = [problem for problem in more.problems if problem not in translation.problems]
+        translation.override(more, replaced)
         try:
-            config = cls.from_translation(said)
+            config = cls.from_translation(translation)
         except ConfigError as error:
             problems += error.problems
         if problems:
             raise ConfigError([
-                problem if problem in told else f"{path}{_line_of(problem, text)}: {problem}" for problem in at_most(problems)
+                problem if problem in from_overrides else f"{path}{_line_of(problem, text)}: {problem}"
+                for problem in at_most(problems)
             ])  # fmt: skip
-        return _noted(config, said.notes)
+        return _warn(config, translation.notes)
 
     def to_toml(self, *, everything: bool = False, without: Collection[str] = ()) -> str:
-        """What was set (or ``everything``), as `load` reads it."""
+        """The fields that were set (or ``everything``), as `load` reads them."""
         lines: list[str] = []
         for name in (each for each in type(self).model_fields if each not in without):
             value = getattr(self, name)
-            if value is None and name in EMPTIED_BY_NONE:
+            if value is None and name in CLEARED_BY_NONE:
                 value = "none"
             if value is not None and (everything or name in self.model_fields_set):
                 plain = [rule.model_dump(exclude_defaults=True) for rule in value] if name == "rules" else value
@@ -111,65 +108,64 @@ class TrainConfig(Settings):
         return "\n".join([*lines, ""])
 
     def with_preset(self, family: str) -> TrainConfig:
-        """Fields the user did not set, from the family's preset; what the family cannot do is an error."""
+        """Fields the user did not set, from the family's preset; settings that do not suit the family are an error."""
         if family not in PRESETS:
             raise ConfigError(f"there is no preset for {for_message(family)}; known are {', '.join(PRESETS)}")
-        length = {"steps", "epochs"} if self.steps or self.epochs else set()
-        said = {name: getattr(self, name) for name in self.model_fields_set - ({"steps", "epochs"} - length)}
-        given = {name: value for name, value in PRESETS[family].items() if name not in length}
-        if self.objective != "auto":  # an objective that was asked for outweighs what suits the usual one
-            given = {name: value for name, value in given.items() if not out_of_place(name, value, self.kind)}
-        if self.timestep_sampling not in ("auto", "shift"):  # another way to draw them takes no shift
-            given.pop("timestep_shift", None)
-        if self.optimizer == "prodigy":  # it finds every rate itself
-            given["learning_rate"] = 1.0
-            given.pop("text_encoder_learning_rate", None)
-        if (side := said.get("resolution") or given.get("resolution") or 512) < 512:
-            given["min_bucket"] = max(8, side // 2)  # the usual one leaves small pictures no bucket
-        filled = self.from_translation(Translation(fields={**given, **said}))
-        kind = self.kind or KINDS.get(family)
-        if wrong := [
-            f"{name}: {meant_for(kind)}, and {family} is not" for name in said if out_of_place(name, said[name], kind)
+        length = _LENGTH if self.steps or self.epochs else frozenset()
+        own = {name: getattr(self, name) for name in self.model_fields_set - (_LENGTH - length)}
+        preset = {name: value for name, value in PRESETS[family].items() if name not in length}
+        if self.objective != "auto":  # an explicit objective outweighs what suits the usual one
+            kind = self.objective_kind
+            preset = {name: value for name, value in preset.items() if not is_for_other_objective(name, value, kind)}
+        if self.timestep_sampling not in ("auto", "shift"):  # other distributions have no shift
+            preset.pop("timestep_shift", None)
+        if self.optimizer == "prodigy":  # it adapts every learning rate itself
+            preset["learning_rate"] = 1.0
+            preset.pop("text_encoder_learning_rate", None)
+        if (side := own.get("resolution") or preset.get("resolution") or 512) < 512:
+            preset["min_bucket"] = max(8, side // 2)  # the default leaves small images no bucket
+        filled = type(self)(**{**preset, **own})
+        kind = self.objective_kind or KINDS.get(family)
+        if problems := [
+            f"{name}: {objective_hint(kind)}, which {family} is not"
+            for name in own
+            if is_for_other_objective(name, own[name], kind)
         ]:
-            raise ConfigError(wrong)
-        filled._said = self.said
+            raise ConfigError(problems)
+        filled._explicit = self.explicit_fields
         return filled
 
     @property
-    def said(self) -> frozenset[str]:
-        """What the user set, whatever a preset has filled in since."""
-        return self._said if self._said is not None else frozenset(self.model_fields_set)
+    def explicit_fields(self) -> frozenset[str]:
+        """The fields the user set, whatever a preset has filled in since."""
+        return self._explicit if self._explicit is not None else frozenset(self.model_fields_set)
 
     @property
     def vram_bytes(self) -> int | None:
-        """The memory to stay within; None without a limit, or where what is free decides."""
+        """The memory limit; None without one, or where the free memory decides."""
         return None if self.vram in (None, "auto") else memory_bytes(str(self.vram))
 
     def warmup_steps(self, steps: int) -> int:
-        """Of a run of so many steps; a preset's may be longer than a short run, and then takes half of it."""
-        found = round(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
-        return found if "warmup" in self.said else min(found, steps // 2)
+        """Of a run of ``steps``; a preset's warmup that is longer than a short run takes half of it."""
+        warmup = round(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+        return warmup if "warmup" in self.explicit_fields else min(warmup, steps // 2)
 
 
-_OWN = frozenset(TrainConfig.model_fields)
+_OWN_NAMES = frozenset(TrainConfig.model_fields)
 
 
-def _ours(fields: Mapping[str, Any]) -> Translation:
-    return translate({name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}, KOHYA, _OWN)
+def _translate(fields: Mapping[str, Any]) -> Translation:
+    return translate({name.lstrip("-").replace("-", "_"): value for name, value in fields.items()}, KOHYA, _OWN_NAMES)
 
 
-def _noted(config: TrainConfig, notes: Iterable[str]) -> TrainConfig:
+def _warn(config: TrainConfig, notes: Iterable[str]) -> TrainConfig:
     for note in notes:
         warnings.warn(note, stacklevel=3)
     return config
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 100 else f"{name[:97]}..."
-
-
 def _line_of(problem: str, text: str) -> str:
-    """`:12` where the field a problem begins with stands in the file."""
+    """`:12` where the file sets the field that a problem begins with."""
     name = re.match(r"[A-Za-z_]\w*", problem)
-    found = name and re.search(rf"^[ \t]*[\"']?{name[0]}[\"']?[ \t]*=", text, re.MULTILINE)
-    return f":{text.count(chr(10), 0, found.start()) + 1}" if found else ""
+    match = name and re.search(rf"^[ \t]*[\"']?{name[0]}[\"']?[ \t]*=", text, re.MULTILINE)
+    return f":{text.count(chr(10), 0, match.start()) + 1}" if match else ""

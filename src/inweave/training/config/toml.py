@@ -1,4 +1,4 @@
-"""Configuration text: bounded before it is parsed, and values shortened before a message quotes them.
+"""Configuration text, bounded before it is parsed.
 
     path --read_text_file--> text --parse_toml--> table --flatten_sections--> fields
     fields --format_toml_value--> text
@@ -21,43 +21,28 @@ MAX_FILE = 2**20  # bytes; real files have a few thousand
 _MAX_DOTS = 1000  # per line; parsing a dotted key takes time quadratic in its parts
 
 
-def for_message(value: Any) -> str:
-    """A value for a message: short, and whatever it is."""
-    if isinstance(value, int) and abs(value) >= 2**64:
-        return "a very large number"  # too long to be written out
-    if isinstance(value, str | int | float | None):
-        text = repr(value)
-        return text if len(text) <= 80 else f"{text[:77]}..."
-    if hasattr(value, "isoformat"):  # TOML has dates and times
-        return f"the date or time {value.isoformat()}"
-    return (
-        "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "something else"
-    )
-
-
 def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
-    """Nobody reads more of them, and a file can make any number."""
+    """The first problems and the number of the others: a file can cause any number of them."""
     return [*problems[:limit], *([f"and {len(problems) - limit} more"] if len(problems) > limit else [])]
 
 
 def read_text_file(path: str | Path) -> str:
-    """A configuration's text, if it can be one."""
-    place = Path(path)
+    """The text of a configuration file; one that cannot be a configuration is refused."""
     try:
-        if not place.is_file():
+        if not Path(path).is_file():
             raise ConfigError(f"{path}: there is no such file")
-        with place.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(MAX_FILE + 1)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if len(data) > MAX_FILE:
-        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, which no configuration is")
+        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, too large for a configuration")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is no text: byte {error.start} is not UTF-8") from None
+        raise FormatError(f"{path}: is not text: byte {error.start} is not UTF-8") from None
     if "\0" in text:
-        raise FormatError(f"{path}: is no text: byte {text.index(chr(0))} is zero")
+        raise FormatError(f"{path}: is not text: byte {text.index(chr(0))} is zero")
     return text
 
 
@@ -69,7 +54,7 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
     except RecursionError:
         raise FormatError(f"{where}: is nested too deeply") from None
     except ValueError as error:  # a number may be too long to read, which is no TOMLDecodeError
-        raise ConfigError(f"{where}: is no TOML: {error}") from None
+        raise ConfigError(f"{where}: is not valid TOML: {error}") from None
 
 
 def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -80,13 +65,13 @@ def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tupl
         inside = value if isinstance(value, dict) and name not in keep else {name: value}
         for key, each in inside.items():
             if key in fields:
-                problems.append(f"{key}: is given twice, the second time in [{name}]")
+                problems.append(f"{key}: is set twice, the second time in [{name}]")
             fields[key] = each
     return fields, problems
 
 
 def format_toml_value(value: Any) -> str:
-    """A value of a configuration, as TOML writes it."""
+    """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from inweave.checked import CheckedModel, for_message
 from inweave.errors import ConfigError
-from inweave.training.config.toml import for_message
 
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -47,26 +47,26 @@ def setting(
 
 
 def regex_problem(pattern: str) -> str:
-    """What is wrong with it, and where; empty if nothing is."""
+    """What is wrong with a regular expression, and where; empty if nothing is."""
     try:
         re.compile(pattern)
     except re.error as error:  # tells the position
-        return f"{for_message(pattern)} is no regular expression: {error}"
+        return f"{for_message(pattern)} is not a valid regular expression: {error}"
     except (RecursionError, OverflowError):
-        return f"{for_message(pattern)} is no regular expression: it is nested too deeply or counts too far"
+        return f"{for_message(pattern)} is not a valid regular expression: it is nested too deeply or its counts are too large"
     return ""
 
 
 def memory_bytes(text: str) -> int:
     """12GiB, 12G, 800MB: GiB and G are powers of 1024, GB of 1000."""
-    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?B)?\s*", text, re.IGNORECASE)
-    if found is None or not (number := float(found[1])):
-        raise ConfigError(f'{for_message(text)} is no amount of memory; write it as "12GiB", or "auto"')
-    base = 1000 if (found[3] or "").lower() == "b" else 1024
-    return int(number * base ** ("KMGT".index(found[2].upper()) + 1))
+    match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?B)?\s*", text, re.IGNORECASE)
+    if match is None or not (number := float(match[1])):
+        raise ConfigError(f'{for_message(text)} is not an amount of memory; write it as "12GiB", or "auto"')
+    base = 1000 if (match[3] or "").lower() == "b" else 1024
+    return int(number * base ** ("KMGT".index(match[2].upper()) + 1))
 
 
-class Rule(BaseModel):
+class Rule(CheckedModel):
     """What holds for the modules that match a pattern; the first rule that matches a module wins."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -88,7 +88,7 @@ class Rule(BaseModel):
     def _sets_or_skips(self) -> Rule:
         values = [name for name in ("rank", "alpha", "learning_rate") if getattr(self, name) is not None]
         if self.skip and values:
-            raise ValueError(f"skips its modules, and yet sets {', '.join(values)}")
+            raise ValueError(f"skips its modules and also sets {', '.join(values)}")
         if not self.skip and not values:
-            raise ValueError("says nothing; set rank, alpha, learning_rate or skip")
+            raise ValueError("sets nothing; set rank, alpha, learning_rate or skip")
         return self

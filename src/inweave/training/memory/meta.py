@@ -106,7 +106,7 @@ def _adapted(
 ) -> int:
     """Put the adapters on; how many numbers learn."""
     dora = config.network == "dora"  # starts from norms of weights, and there are none: its magnitudes come afterwards
-    said = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}))
+    said = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
     add_networks(networks, said)
     for network in networks.values():
         _finish(network, dora=dora)

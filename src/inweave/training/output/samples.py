@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig
 from inweave.generate.pipeline import Pipeline
@@ -35,7 +36,7 @@ from inweave.generate.prompt import parse
 from inweave.models.families.base import Conditioning
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import at_most, for_message, parse_toml, read_text_file
+from inweave.training.config.toml import at_most, parse_toml, read_text_file
 from inweave.training.output.log import Drawn
 
 #: by what a line calls it, what it sets

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
+from inweave.training.config.fields import names_where
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.presets import KINDS, PRESETS
 from inweave.training.config.reference import update_markdown
@@ -55,7 +56,7 @@ def test_every_field_is_described_in_a_line() -> None:
 
 
 def test_the_dataset_is_needed() -> None:
-    with pytest.raises(ConfigError, match="dataset: is needed; a folder"):
+    with pytest.raises(ConfigError, match="dataset: is required; a folder"):
         TrainConfig.of()
     assert "dataset" in problems(dataset="")
 
@@ -276,12 +277,12 @@ def test_what_does_not_matter_is_noted(name: str) -> None:
         ("fp8_base", True, "vram"),
         ("multires_noise_iterations", 6, "schedule"),
         ("save_every_n_epochs", 1, "counts epochs"),
-        ("optimizer_type", "Lion", "'Lion' is not known"),
-        ("network_args", ["algo=boft"], "'boft' cannot be trained"),
+        ("optimizer_type", "Lion", "'Lion' is not supported"),
+        ("network_args", ["algo=boft"], "'boft' is not supported"),
         ("network_args", ["algo=loha", "use_tucker=True"], "use_tucker"),
-        ("network_module", "networks.oft", "cannot be trained"),
-        ("loss_type", "huber", "square"),
-        ("text_encoder_lr", [1e-4, 1e-5], "share one rate"),
+        ("network_module", "networks.oft", "is not supported"),
+        ("loss_type", "huber", "MSE"),
+        ("text_encoder_lr", [1e-4, 1e-5], "share one learning rate"),
     ],
 )
 def test_what_has_no_equivalent_is_refused(name: str, value: Any, said: str) -> None:
@@ -290,7 +291,7 @@ def test_what_has_no_equivalent_is_refused(name: str, value: Any, said: str) -> 
 
 
 def test_one_thing_said_twice() -> None:
-    assert "rank and network_dim say different things" in problems(rank=8, network_dim=16)
+    assert "rank and network_dim set rank to different values" in problems(rank=8, network_dim=16)
     assert of(rank=8, network_dim=8).rank == 8
 
 
@@ -316,8 +317,8 @@ def test_all_problems_at_once() -> None:
     ).split("\n")  # fmt: skip
     expected = [
         "rankk", "dataset", "steps and epochs", "rank:", "text_encoder_learning_rate", "caption_dropout", "validation_split",
-        "set cache_text = false", "'a[b' is no regular expression: unterminated character set at position 1", "vram",
-        "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is no regular expression", "rules.1: says",
+        "set cache_text = false", "'a[b' is not a valid regular expression: unterminated character set at position 1", "vram",
+        "min_snr_gamma: is for models that predict noise", "noise_offset", "'x(' is not a valid regular expression", "rules.1: sets",
         "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
     ]  # fmt: skip
     for word in expected:
@@ -336,9 +337,9 @@ def test_all_problems_at_once() -> None:
         ({"timestep_sampling": "uniform", "timestep_shift": 3.0}, 'timestep_sampling = "shift"'),
         ({"patience": 3}, "set validation"),
         ({"min_bucket": 512, "max_bucket": 256}, "below min_bucket"),
-        ({"warmup": 10.5}, "whole steps"),
+        ({"warmup": 10.5}, "whole number of steps"),
         ({"rules": [{"pattern": "a", "skip": True, "rank": 3}]}, "skips its modules"),
-        ({"rank": True}, "true or false says nothing"),
+        ({"rank": True}, "true or false has no meaning"),
         ({"rank": 10**5000}, "a very large number"),
         ({"optimizer_args": {"a": [1]}}, "optimizer_args"),
         ({"targets": []}, "targets"),
@@ -391,9 +392,9 @@ def test_files(tmp_path: Path) -> None:
     [
         ('dataset = "d"\nrank = \n', "line 2"),
         ("rank = " + "[" * 20_000, "nested too deeply"),
-        ("rank = " + "9" * 10_000, "no TOML"),
+        ("rank = " + "9" * 10_000, "not valid TOML"),
         ("a" + ".a" * 5_000 + " = 1", "dots"),
-        ("[a]\nrank = 1\n[b]\nrank = 2\n", "rank: is given twice"),
+        ("[a]\nrank = 1\n[b]\nrank = 2\n", "rank: is set twice"),
         ("".join(f"a{i} = 1\n" for i in range(2_000)), "no such setting"),
     ],
 )
@@ -491,13 +492,60 @@ def test_what_is_given_besides_a_file_goes_before_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "a\\b", "a\0", "a\nb"])
 def test_a_name_is_a_file_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="name: a file name without folders"):
+    with pytest.raises(ConfigError, match="name: expected a file name without folders"):
         of(name=name)
 
 
 def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
     found = of(optimizer="prodigy", train_text_encoders=True).with_preset("sdxl")
     assert (found.learning_rate, found.text_encoder_learning_rate) == (1.0, None)
+
+
+def test_constructors_raise_every_problem_as_ours() -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig(rank="y", steps=1, epochs=1, learning_rat=1.0)  # type: ignore[call-arg, arg-type]
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "dataset", "rank", "learning_rat", "steps and epochs",
+    ]  # fmt: skip
+    assert "got 'y'" in str(caught.value) and "did you mean 'learning_rate'?" in str(caught.value)
+    for wrong in (lambda: TrainConfig.model_validate({"dataset": "x", "rank": "y"}), lambda: TrainConfig.model_validate(3),
+                  lambda: TrainConfig.model_validate_json('{"dataset": "x", "rank": "y"}'), lambda: Rule(pattern="(", skip=True),
+                  lambda: of().model_copy(update={"rank": "y"}), lambda: of(steps=3).model_copy(update={"epochs": 2})):  # fmt: skip
+        with pytest.raises(ConfigError):
+            wrong()
+
+
+def test_a_copy_remembers_what_the_user_set() -> None:
+    filled = of(rank=4).with_preset("sdxl")
+    copy = filled.model_copy(update={"precision": "fp32", "alpha": "2"})
+    assert copy.explicit_fields == filled.explicit_fields == {"dataset", "rank"}
+    assert (copy.precision, copy.alpha, copy.resolution) == ("fp32", 2.0, 1024)
+    assert copy.model_fields_set == filled.model_fields_set | {"precision", "alpha"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ours"),
+    [
+        ("gradient_checkpointing", "selective", "selective"),
+        ("gradient_checkpointing", "off", "off"),
+        ("gradient_checkpointing", "true", "full"),
+        ("timestep_sampling", "auto", "auto"),
+        ("timestep_sampling", "logit_normal", "logit_normal"),
+        ("lr_scheduler", "linear", "linear"),
+        ("prior_loss_weight", 0.5, 0.5),
+        ("validation_split", 0.1, 0.1),
+    ],
+)
+def test_names_shared_with_kohya_take_both_notations(name: str, value: Any, ours: Any) -> None:
+    assert getattr(of(**{name: value}), name) == ours
+
+
+def test_settings_carry_their_own_facts() -> None:
+    assert names_where(private=True) == {"output", "cache_dir", "resume", "device"}
+    assert names_where(resume="content") == {"model", "parts", "dataset"}
+    assert {"rank", "seed", "batch_size", "steps"} <= names_where(resume="same")
+    assert {"vram", "shard", "log_every"} <= names_where(resume="free", task="both")
+    assert {"resolution", "objective", "caption"} <= names_where(task="image")
 
 
 def test_every_setting_is_documented() -> None:

@@ -1,6 +1,6 @@
 """ai-toolkit's settings, by their place in the first process of its YAML ("network.linear").
 
-`implied` is what it does where a file says nothing.
+`implied` holds its defaults where they differ from ours.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from inweave.training.config.importers.translate import (
     MEMORY,
     OWN_FILE,
     SPEED,
-    Dialect,
     Reader,
+    SettingsDialect,
     Translation,
     bare,
     choice,
@@ -34,59 +34,59 @@ from inweave.training.config.importers.translate import (
     whole,
 )
 
-Given = Mapping[str, Any]
+OtherSettings = Mapping[str, Any]
 
 
-def _toolkit_timesteps(out: Translation, name: str, value: Any, given: Given) -> None:
-    if bare(given.get("train.noise_scheduler", "ddpm")) != "flowmatch":
+def _timesteps(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    if bare(settings.get("train.noise_scheduler", "ddpm")) != "flowmatch":
         out.note(name, "only used by flow models")
     else:
         known = {"sigmoid": "sigmoid", "linear": "uniform", "shift": "shift", "fluxshift": "shift"}
-        choice("timestep_sampling", known, "the model's preset decides")(out, name, value, given)
+        choice("timestep_sampling", known, "an import leaves it to the model's preset")(out, name, value, settings)
 
 
-def _toolkit_rest(out: Translation, name: str, value: Any, given: Given) -> None:
-    """All other datasets: their folders are missed, their options are not."""
+def _other_dataset(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """All other datasets: their folders have no equivalent, their options do not matter then."""
     if name.rpartition(".")[2] in ("folder_path", "dataset_path"):
-        out.none(name, "one folder is a dataset; name several in a dataset .toml")
+        out.none(name, "a dataset is one folder; list several in a dataset .toml")
     else:
-        out.note(name, "of a dataset that is not used")
+        out.note(name, "belongs to a dataset that is not used")
 
 
 def _cached(ours: str) -> Reader:
-    """Not caching learns the same, so only caching says something."""
-    return lambda out, name, value, given: out.put(name, ours, True) if truth(value) else out.unset.append(name)
+    """Without caching the same is trained, so only caching is translated."""
+    return lambda out, name, value, settings: out.put(name, ours, True) if truth(value) else out.unset.append(name)
 
 
-def _conv(out: Translation, name: str, value: Any, given: Given) -> None:
-    if not scalar(value) or bare(given.get("network.type", "lora")) == "lokr":
+def _conv(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    if not scalar(value) or bare(settings.get("network.type", "lora")) == "lokr":
         out.unset.append(name)
         return
     out.put(name, "conv_alpha" if name.endswith("alpha") else "conv_rank", scalar(value))
 
 
-def _toolkit_network(out: Translation, name: str, value: Any, given: Given) -> None:
-    plain = "locon" if scalar(given.get("network.conv") or 0) else "lora"
-    choice("network", {"lora": plain, "locon": "locon", "lokr": "lokr", "dora": "dora"}, "lora is trained")(
-        out, name, value, given
+def _network(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    plain = "locon" if scalar(settings.get("network.conv") or 0) else "lora"
+    choice("network", {"lora": plain, "locon": "locon", "lokr": "lokr", "dora": "dora"}, "an import uses lora")(
+        out, name, value, settings
     )
 
 
-def _toolkit_betas(out: Translation, name: str, value: Any, given: Given) -> None:
+def _betas(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     out.put(name, "betas", tuple(number(each) for each in value))
 
 
-def implied(given: Given) -> dict[str, Any]:
-    found: dict[str, Any] = {"train.steps": 1000, "train.dtype": "fp32", "train.gradient_checkpointing": True}
-    found |= {} if "network.rank" in given else {"network.linear": 4}
-    found |= {} if "network.alpha" in given else {"network.linear_alpha": 1.0}
-    found |= {} if "train.unet_lr" in given else {"train.lr": 1e-6}
-    flow = bare(given.get("train.noise_scheduler")) == "flowmatch"
-    return found | ({"train.timestep_type": "sigmoid"} if flow else {}) | {"network.type": "lora"}
+def implied(settings: OtherSettings) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"train.steps": 1000, "train.dtype": "fp32", "train.gradient_checkpointing": True}
+    defaults |= {} if "network.rank" in settings else {"network.linear": 4}
+    defaults |= {} if "network.alpha" in settings else {"network.linear_alpha": 1.0}
+    defaults |= {} if "train.unet_lr" in settings else {"train.lr": 1e-6}
+    flow = bare(settings.get("train.noise_scheduler")) == "flowmatch"
+    return defaults | ({"train.timestep_type": "sigmoid"} if flow else {}) | {"network.type": "lora"}
 
 
 _SET = "datasets.0."
-AI_TOOLKIT: Final = Dialect(
+AI_TOOLKIT: Final = SettingsDialect(
     plain={
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
         "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha", "network.alpha": "alpha",
@@ -107,39 +107,39 @@ AI_TOOLKIT: Final = Dialect(
          f"{_SET}trigger_word": "trigger",
     },
     readers={
-        "datasets.[!0]*": _toolkit_rest,
+        "datasets.[!0]*": _other_dataset,
         "train.cache_text_embeddings": _cached("cache_text"), f"{_SET}cache_text_embeddings": _cached("cache_text"),
-        "network.type": _toolkit_network, "network.conv": _conv, "network.conv_alpha": _conv,
-        "network.network_kwargs.only_if_contains": lambda out, name, value, given: contains(out, name, value, "targets"),
-        "network.network_kwargs.ignore_if_contains": lambda out, name, value, given: contains(out, name, value, "rules"),
+        "network.type": _network, "network.conv": _conv, "network.conv_alpha": _conv,
+        "network.network_kwargs.only_if_contains": lambda out, name, value, settings: contains(out, name, value, "targets"),
+        "network.network_kwargs.ignore_if_contains": lambda out, name, value, settings: contains(out, name, value, "rules"),
         "save.dtype": save_dtype, "train.dtype": precision, "train.optimizer": optimizer, "train.lr_scheduler": schedule,
-        "train.lr": lambda out, name, value, given: (
-            out.note(name, "unet_lr is read") if given.get("train.unet_lr") else out.put(name, "learning_rate", value)),
-        "train.gradient_accumulation_steps": lambda out, name, value, given: (
+        "train.lr": lambda out, name, value, settings: (
+            out.note(name, "unet_lr is used") if settings.get("train.unet_lr") else out.put(name, "learning_rate", value)),
+        "train.gradient_accumulation_steps": lambda out, name, value, settings: (
             out.put(name, "gradient_accumulation", whole(value)) if whole(value) > 1 else out.unset.append(name)),
-        "train.gradient_checkpointing": flag("gradient_checkpointing", "full", "off"), "train.timestep_type": _toolkit_timesteps,
-        "train.min_snr_gamma": lambda out, name, value, given: out.put(name, "min_snr_gamma", scalar(value) or None),
-        "train.optimizer_params.betas": _toolkit_betas,
-        "train.noise_scheduler": lambda out, name, value, given: (
+        "train.gradient_checkpointing": flag("gradient_checkpointing", "full", "off"), "train.timestep_type": _timesteps,
+        "train.min_snr_gamma": lambda out, name, value, settings: out.put(name, "min_snr_gamma", scalar(value) or None),
+        "train.optimizer_params.betas": _betas,
+        "train.noise_scheduler": lambda out, name, value, settings: (
             out.put(name, "objective", "flow") if bare(value) == "flowmatch" else out.note(name, OWN_FILE)),
-        "train.ema_config.use_ema": lambda out, name, value, given: out.put(
-            name, "ema_decay", number(given.get("train.ema_config.ema_decay") or 0.999) if truth(value) else 0.0),
-        "train.disable_sampling": lambda out, name, value, given: (
+        "train.ema_config.use_ema": lambda out, name, value, settings: out.put(
+            name, "ema_decay", number(settings.get("train.ema_config.ema_decay") or 0.999) if truth(value) else 0.0),
+        "train.disable_sampling": lambda out, name, value, settings: (
             out.put(name, "sample_every", 0) if truth(value) else out.unset.append(name)),
         "sample.sample_every": when(
             "sample_every", lambda g: not truth(g.get("train.disable_sampling") or False), "disable_sampling is on"),
         "sample.samples.*": sample_prompt, f"{_SET}resolution": largest, f"{_SET}random_crop": flag("crop", "random", "center"),
-        f"{_SET}cache_latents": _cached("cache_latents"), "model.vae_path": lambda out, name, value, given: (
+        f"{_SET}cache_latents": _cached("cache_latents"), "model.vae_path": lambda out, name, value, settings: (
             out.put(name, "parts", {"vae": value})), f"{_SET}cache_latents_to_disk": _cached("cache_latents"),
-        "model.is_v_pred": lambda out, name, value, given: (
+        "model.is_v_pred": lambda out, name, value, settings: (
             out.put(name, "objective", "v_prediction") if truth(value) else out.unset.append(name)),
     },
     harmless={
         **dict.fromkeys(["job", "meta.*", "type", "performance_log_every", "sqlite_db_path", "save.save_format"],
-                        "has no part in training"),
+                        "does not affect training"),
         **dict.fromkeys(["model.is_*", "model.arch", "model.model_kwargs*", "model.dtype", "sample.sampler"], OWN_FILE),
         **dict.fromkeys(["sample.*", "train.skip_first_sample", "train.force_first_sample"],
-                        "samples are made the model's own way"),
+                        "samples use the model's own settings"),
         **dict.fromkeys(["train.ema_config.ema_decay", "network.transformer_only", "train.unload_text_encoder",
                          "network.lokr_full_rank", "model.qtype*"], ELSEWHERE),
         **dict.fromkeys(["train.xformers", "train.sdp", "train.attention_backend", "*.num_workers", "*.prefetch_factor",
@@ -148,13 +148,13 @@ AI_TOOLKIT: Final = Dialect(
     missing={
         **dict.fromkeys(["model.quantize*", "model.low_vram", "model.layer_offloading*"], MEMORY),
         **dict.fromkeys(["train.linear_timesteps*", "train.content_or_style*", "train.snr_gamma", "train.*_denoising_steps",
-                         "train.noise_multiplier"], "timesteps and noise are drawn from the model's whole schedule"),
+                         "train.noise_multiplier"], "timesteps and noise are sampled from the model's whole schedule"),
         **dict.fromkeys(["train.loss_type", "train.loss_target", "train.diff_output_preservation*",
                          "train.blank_prompt_preservation*", "train.inverted_mask_prior*", "train.do_*"], LOSS),
         **dict.fromkeys(["train.lr_scheduler_params.*", "train.optimizer_params.*", "train.refiner_lr",
-                         "train.embedding_lr", "train.switch_boundary_every"], "is not offered"),
+                         "train.embedding_lr", "train.switch_boundary_every"], "is not supported"),
         **dict.fromkeys(["save.push_to_hub", "save.hf_*"], "nothing is uploaded"),
-        f"{_SET}*": "say it in a dataset .toml", "config.process.*": "one job is one run",
+        f"{_SET}*": "set it in a dataset .toml", "config.process.*": "one job is one run",
     },
     neutral={"train.content_or_style*": ("balanced",), "train.loss_type": ("mse",), "train.loss_target": ("noise",),
              "train.switch_boundary_every": (1,), "train.noise_multiplier": (1.0,), "train.diff_output_preservation*":

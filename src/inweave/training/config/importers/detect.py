@@ -1,12 +1,12 @@
-"""A rival's training file as one of ours: kohya's TOML, OneTrainer's JSON, ai-toolkit's YAML.
+"""Imports the training file of another trainer: kohya's TOML, OneTrainer's JSON, ai-toolkit's YAML.
 
     file ──text──► JSON | TOML | YAML ──► leaves: {"network.linear": 16, ...} ──tables──► TrainConfig
 
-Which tool wrote it is told by what is in it. Every leaf is taken, noted as harmless, or listed as having no equivalent;
-nothing vanishes. Where their tool does something else than ours when a file is silent (an alpha of 1, say), their
-default is written down too, so that the run stays the one that was meant.
+The tool that wrote it is recognized by its contents. Every leaf is translated, noted as harmless, or listed as having no
+equivalent; nothing is lost silently. Where a file leaves out a setting whose default differs between the tools (an alpha
+of 1, say), their default is written down too, so that the run stays the same.
 
-Secrets such a file may hold are neither read nor shown.
+Secrets in such a file are neither read nor printed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.importers import ai_toolkit, kohya, onetrainer
-from inweave.training.config.importers.translate import Dialect, translate
+from inweave.training.config.importers.translate import SettingsDialect, translate
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import at_most, flatten_sections, for_message, parse_toml, read_text_file
+from inweave.training.config.toml import at_most, flatten_sections, parse_toml, read_text_file
 
 MAX_LEAVES = 20_000
 MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
@@ -31,46 +32,48 @@ MAX_BRACKETS = 64  # open at once; the parser takes the square of their number
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """``taken``: their setting -> ours; ``no_equivalent``: "setting: why"; ``notes``: all that was not needed."""
+    """``mapping``: their setting -> ours; ``no_equivalent``: "setting: why"; ``notes``: what was not needed."""
 
     config: TrainConfig
-    taken: dict[str, str]
+    mapping: dict[str, str]
     no_equivalent: list[str]
     notes: list[str]
     kind: str = ""
 
 
-def import_config(path: str | Path, **fields: Any) -> Imported:
-    """The rival's file at ``path``; ``fields`` of ours replace what it says (or lacks, such as ``dataset``)."""
-    table = _parsed(read_text_file(path), Path(path))
+def import_config(path: str | Path, **overrides: Any) -> Imported:
+    """The file at ``path``; ``overrides`` are settings of ours that replace what it sets, or lacks (such as ``dataset``)."""
+    table = _parse(read_text_file(path), Path(path))
     try:
-        kind, given = _recognised(table)
+        kind, settings = _recognize(table)
         if kind == "OneTrainer":
-            given = _with_concepts(given, Path(path))
+            settings = _with_concepts(settings, Path(path))
         dialect, implied = _DIALECTS[kind]
-        silent = {name: value for name, value in implied(given).items() if given.get(name) is None}
+        defaults = {name: value for name, value in implied(settings).items() if settings.get(name) is None}
         own = frozenset(TrainConfig.model_fields) if kind in ("kohya", "inweave") else frozenset()
-        empty = [name for name in given if name in own and given[name] in (None, "")]
-        said = translate(
-            {name: value for name, value in {**given, **silent}.items() if name not in empty}, dialect, own
+        empty = [name for name in settings if name in own and settings[name] in (None, "")]
+        translation = translate(
+            {name: value for name, value in {**settings, **defaults}.items() if name not in empty}, dialect, own
         )
-        said.fields.update(fields)
-        said.no_equivalent += [
-            f"{name[:200]}: is not known here" for name in said.unknown if given.get(name) not in _OFF
+        translation.fields.update(overrides)
+        unknown = translation.unknown
+        no_equivalent = translation.no_equivalent + [
+            f"{name[:200]}: is not known here" for name in unknown if settings.get(name) not in _OFF
         ]
-        said.unset += empty + [name for name in said.unknown if given.get(name) in _OFF]
-        lost, said.no_equivalent, said.unknown = said.no_equivalent, [], []
-        config = TrainConfig.from_translation(said)
+        unset = translation.unset + empty + [name for name in unknown if settings.get(name) in _OFF]
+        translation.no_equivalent, translation.unknown = [], []
+        config = TrainConfig.from_translation(translation)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     notes = [
-        *said.notes,
-        *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in silent.items()),
+        *translation.notes,
+        *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in defaults.items()),
+        *(f"{name}: is off, empty or the same here" for name in unset),
     ]
-    notes += [f"{name}: is off, empty or as it is here" for name in said.unset]
-    return Imported(config, {name: ours for name, ours in said.taken.items() if name not in silent}, lost, notes, kind)
+    mapping = {name: ours for name, ours in translation.mapping.items() if name not in defaults}
+    return Imported(config, mapping, no_equivalent, notes, kind)
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -78,8 +81,8 @@ def import_config(path: str | Path, **fields: Any) -> Imported:
 _OFF: tuple[Any, ...] = (None, "", 0, [], {})
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
-    """By what it looks like: JSON starts with a brace, TOML has `name = value`, the rest may be YAML."""
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    """By its looks: JSON starts with a brace, TOML has `name = value`, the rest may be YAML."""
     table: Any
     if text.lstrip()[:1] == "{":
         try:
@@ -87,19 +90,19 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         except RecursionError:
             raise FormatError(f"{path}: is nested too deeply") from None
         except ValueError as error:
-            raise ConfigError(f"{path}: is no JSON: {error}") from None
+            raise ConfigError(f"{path}: is not valid JSON: {error}") from None
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and path.suffix not in (".yaml", ".yml"):
         table = parse_toml(text, str(path))
     else:
         table = _yaml(text, path)
     if not isinstance(table, dict) or not table:
-        raise ConfigError(f"{path}: holds no settings")
+        raise ConfigError(f"{path}: contains no settings")
     return table
 
 
 def _yaml(text: str, path: Path) -> Any:
     if len(text) > MAX_YAML:
-        raise FormatError(f"{path}: is larger than {MAX_YAML} bytes, which no configuration in YAML is")
+        raise FormatError(f"{path}: is larger than {MAX_YAML} bytes, too large for a configuration in YAML")
     depth = 0
     for letter in re.findall(r"[\[\]{}]", text):
         depth += 1 if letter in "[{" else -1
@@ -114,13 +117,13 @@ def _yaml(text: str, path: Path) -> Any:
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{path}: is neither TOML, JSON nor YAML: {said}") from None
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"{path}: is neither TOML, JSON nor YAML: {reason}") from None
 
 
 def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
     """{"a": {"b": [{"c": 1}]}} as {"a.b.0.c": 1}; lists of plain values are leaves. Bounded, since YAML may repeat itself."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     todo: list[tuple[str, Any]] = [("", table)]
     seen = 0
     while todo:
@@ -133,22 +136,22 @@ def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
             inside = [(str(index), each) for index, each in enumerate(value)]
         else:
-            found[name] = value
+            leaves[name] = value
             continue
         todo += [(f"{name}.{key}" if name else key, each) for key, each in reversed(inside)]
-    return found
+    return leaves
 
 
-def _recognised(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(whose file it is, its leaves)."""
+def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(the tool that wrote the file, its leaves)."""
     config = table.get("config")
     if isinstance(config, Mapping) and isinstance(config.get("process"), list):
-        found = _leaves(table)
-        return "ai-toolkit", {name.removeprefix("config.process.0."): value for name, value in found.items()}
+        leaves = _leaves(table)
+        return "ai-toolkit", {name.removeprefix("config.process.0."): value for name, value in leaves.items()}
     if "training_method" in table or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table)):
         return "OneTrainer", _leaves(table)
     if isinstance(table.get("datasets"), list) and not table.keys() - {"general", "datasets"}:
-        raise ConfigError("is a dataset, not a training run; give it as dataset")
+        raise ConfigError("is a dataset, not a training run; set `dataset` to it")
     fields, problems = flatten_sections(table, keep=("parts", "optimizer_args"))
     if problems:
         raise ConfigError(problems)
@@ -156,26 +159,26 @@ def _recognised(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return "kohya", fields
     if TrainConfig.model_fields.keys() & fields.keys():
         return "inweave", fields
-    raise ConfigError("is of no trainer known here; those of kohya, OneTrainer and ai-toolkit are")
+    raise ConfigError("is not recognized; files of kohya, OneTrainer and ai-toolkit can be imported")
 
 
-def _with_concepts(given: dict[str, Any], path: Path) -> dict[str, Any]:
-    """OneTrainer keeps its folders in a file of their own, named from the folder it runs in."""
-    named = given.get("concept_file_name")
-    if any(name.startswith("concepts.") for name in given) or not isinstance(named, str) or not named or "\0" in named:
-        return given
+def _with_concepts(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """OneTrainer keeps its folders in a file of their own, relative to the folder it runs in."""
+    name = settings.get("concept_file_name")
+    if any(key.startswith("concepts.") for key in settings) or not isinstance(name, str) or not name or "\0" in name:
+        return settings
     for folder in (path.parent, path.parent.parent, Path()):
         try:
-            listed = json.loads(read_text_file(folder / named))
+            concepts = json.loads(read_text_file(folder / name))
         except (InweaveError, ValueError, OSError, RecursionError):
             continue
-        return {**given, **_leaves({"concepts": listed})}
-    return given
+        return {**settings, **_leaves({"concepts": concepts})}
+    return settings
 
 
-_DIALECTS: Final[dict[str, tuple[Dialect, Callable[[Mapping[str, Any]], dict[str, Any]]]]] = {
+_DIALECTS: Final[dict[str, tuple[SettingsDialect, Callable[[Mapping[str, Any]], dict[str, Any]]]]] = {
     "kohya": (kohya.KOHYA, kohya.implied),
-    "inweave": (kohya.KOHYA, lambda given: {}),
+    "inweave": (kohya.KOHYA, lambda settings: {}),
     "OneTrainer": (onetrainer.ONE_TRAINER, onetrainer.implied),
     "ai-toolkit": (ai_toolkit.AI_TOOLKIT, ai_toolkit.implied),
 }

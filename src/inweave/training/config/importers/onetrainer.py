@@ -1,7 +1,7 @@
 """OneTrainer's settings, by their place in its JSON ("transformer.train").
 
-Its files describe every part of every model it knows; those the type of model at hand does not have are noted, not
-missed. `implied` is what it does where a file says nothing: its presets only hold what differs.
+Its files describe every component of every model it knows; those that the model type at hand does not have are noted as
+harmless. `implied` holds its defaults where they differ from ours: its presets only store what differs from them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from inweave.checked import for_message
 from inweave.training.config.importers.translate import (
     ELSEWHERE,
     LOSS,
@@ -18,8 +19,8 @@ from inweave.training.config.importers.translate import (
     OWN_FILE,
     PRECISIONS,
     SPEED,
-    Dialect,
     Reader,
+    SettingsDialect,
     Translation,
     bare,
     choice,
@@ -38,15 +39,14 @@ from inweave.training.config.importers.translate import (
     when,
     whole,
 )
-from inweave.training.config.toml import for_message
 
-Given = Mapping[str, Any]
+OtherSettings = Mapping[str, Any]
 
 
-def _parts(given: Given) -> tuple[str, tuple[str, ...]]:
-    """(the denoiser, the text encoders) of a type of model."""
+def _parts(settings: OtherSettings) -> tuple[str, tuple[str, ...]]:
+    """(the denoiser, the text encoders) of a model type."""
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
-    kind = for_message(given.get("model_type")).strip("'")
+    kind = for_message(settings.get("model_type")).strip("'")
     if kind.startswith("STABLE_DIFFUSION_XL"):
         return "unet", encoders[:2]
     if kind.startswith("STABLE_DIFFUSION_3"):
@@ -56,103 +56,105 @@ def _parts(given: Given) -> tuple[str, tuple[str, ...]]:
     return "transformer", encoders[: 2 if kind.startswith("FLUX_") else 1]
 
 
-def _part(out: Translation, name: str, value: Any, given: Given) -> None:
+def _part(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     part, _, key = name.partition(".")
-    denoiser, encoders = _parts(given)
-    trained = {each: truth(given.get(f"{each}.train", True)) for each in encoders}
+    denoiser, encoders = _parts(settings)
+    trained = {each: truth(settings.get(f"{each}.train", True)) for each in encoders}
     if part not in (denoiser, *encoders, "vae"):
-        out.note(name, "this type of model has no such part")
+        out.note(name, "this model type has no such component")
     elif key == "train" and part == denoiser:
         out.put(name, "train_denoiser", truth(value))
     elif key == "train" and part in encoders:
         out.put(name, "train_text_encoders", any(trained.values()))
         if any(trained.values()) and not truth(value):
-            out.none(name, "text encoders are trained together")
+            out.none(name, "text encoders are trained together or not at all")
     elif key == "learning_rate" and part == denoiser:
         out.put(name, "learning_rate", value)
     elif key == "learning_rate" and trained.get(part) and "text_encoder_learning_rate" not in out.fields:
         out.put(name, "text_encoder_learning_rate", value)
     elif key == "model_name":
         out.fields["parts"] = {**out.fields.get("parts", {}), part: value}
-        out.taken[name] = "parts"
+        out.mapping[name] = "parts"
     elif key == "weight_dtype" and bare(value) not in (*PRECISIONS, "none"):
         out.none(name, f"{for_message(value)}: {MEMORY}")
     elif key == "dropout_probability" and part in encoders and number(value) > 0:
         if out.fields.get("caption_dropout", number(value)) == number(value):
             out.put(name, "caption_dropout", number(value))
         else:
-            out.none(name, "a caption is dropped from all text encoders at once")
-    elif key == "guidance_scale" and part == denoiser and for_message(given.get("model_type")).startswith("'FLUX_DEV"):
+            out.none(name, "captions are dropped for all text encoders at once")
+    elif (
+        key == "guidance_scale" and part == denoiser and for_message(settings.get("model_type")).startswith("'FLUX_DEV")
+    ):
         out.put(name, "guidance", number(value))
     elif key == "gradient_checkpointing" and part == denoiser:
         out.put(name, "gradient_checkpointing", "full" if truth(value) else "off")
     elif key in ("offload_fraction", "activation_offloading") and scalar(value):
         out.none(name, MEMORY)
     elif key == "stop_training_after" and value and trained.get(part, True) and part != "vae":
-        unit = bare(given.get(f"{name}_unit", "never"))
-        out.none(name, "parts are trained to the end") if unit != "never" else out.unset.append(name)
+        unit = bare(settings.get(f"{name}_unit", "never"))
+        out.none(name, "components are trained to the end") if unit != "never" else out.unset.append(name)
     elif key == "attention_mask" and truth(value):
-        out.none(name, "text encoders are asked as in generation")
+        out.none(name, "prompts are encoded as in generation")
     else:
-        out.note(name, "changes nothing in this run")
+        out.note(name, "does not change this run")
 
 
-def _rate(out: Translation, name: str, value: Any, given: Given) -> None:
-    denoiser, encoders = _parts(given)
+def _rate(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    denoiser, encoders = _parts(settings)
     own = [f"{denoiser}.learning_rate", f"{denoiser}_learning_rate"]
-    if name in own or all(given.get(each) is None for each in own):
+    if name in own or all(settings.get(each) is None for each in own):
         out.put(name, "learning_rate", value)
-    elif all(given.get(f"{each}{end}") is None for each in encoders for end in (".learning_rate", "_learning_rate")):
+    elif all(settings.get(f"{each}{end}") is None for each in encoders for end in (".learning_rate", "_learning_rate")):
         out.put(name, "text_encoder_learning_rate", value)
     else:
-        out.note(name, "its parts have rates of their own")
+        out.note(name, "the components have learning rates of their own")
 
 
-def _skip(out: Translation, name: str, value: Any, given: Given) -> None:
-    """Counted from the layer the model was made for, which is the last only where there is one encoder."""
+def _skip(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """Counted from the layer the model was trained with, which is the last only where there is one encoder."""
     if not whole(value):
         out.unset.append(name)
-    elif len(_parts(given)[1]) == 1:
+    elif len(_parts(settings)[1]) == 1:
         out.put(name, "clip_skip", whole(value) + 1)
     else:
-        out.none(name, "this type of model has its own layer")
+        out.none(name, "this model type uses a fixed layer")
 
 
 def _every(ours: str) -> Reader:
-    def read(out: Translation, name: str, value: Any, given: Given) -> None:
-        unit = bare(given.get(f"{name}_unit", "step"))
+    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+        unit = bare(settings.get(f"{name}_unit", "step"))
         if unit in ("step", "never"):
             out.put(name, ours, whole(value) if unit == "step" else 0)
         else:
-            out.none(name, f"counts in {for_message(unit)}; {ours} counts steps")
+            out.none(name, f"counts in {for_message(unit)}; {ours} is in steps")
 
     return read
 
 
-def _concept(out: Translation, name: str, value: Any, given: Given) -> None:
+def _concept(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     _, index, key = name.split(".", 2) if name.count(".") > 1 else (name, "", name)
-    first = next((i for i in range(1000) if truth(given.get(f"concepts.{i}.enabled", True))), 0)
+    first = next((i for i in range(1000) if truth(settings.get(f"concepts.{i}.enabled", True))), 0)
     at = f"concepts.{index}."
     if index != str(first):
-        if key == "path" and truth(given.get(f"{at}enabled", True)):
-            out.none(name, "one folder is a dataset; name several in a dataset .toml")
+        if key == "path" and truth(settings.get(f"{at}enabled", True)):
+            out.none(name, "a dataset is one folder; list several in a dataset .toml")
         else:
-            out.note(name, "of a concept that is not used")
+            out.note(name, "belongs to a concept that is not used")
     elif key in _CONCEPT:
         out.put(name, _CONCEPT[key], value)
-    elif key == "text.keep_tags_count" and truth(given.get(f"{at}text.enable_tag_shuffling", False)):
+    elif key == "text.keep_tags_count" and truth(settings.get(f"{at}text.enable_tag_shuffling", False)):
         out.put(name, "keep_tokens", value)
-    elif key == "text.tag_dropout_probability" and truth(given.get(f"{at}text.tag_dropout_enable", False)):
+    elif key == "text.tag_dropout_probability" and truth(settings.get(f"{at}text.tag_dropout_enable", False)):
         out.put(name, "tag_dropout", value)
     elif key == "text.prompt_source" and value != "sample":
-        out.none(name, "captions are files beside the pictures, or one caption for all")
+        out.none(name, "captions are files next to the images, or one caption for all")
     elif key in ("balancing", "repeats", "loss_weight") and number(value) != 1:
-        out.none(name, "say it in a dataset .toml")
+        out.none(name, "set it in a dataset .toml")
     elif (key.rpartition(".")[2].startswith("enable_") or key.endswith("_enable")) and truth(value):
         usual = key in ("image.enable_crop_jitter", "text.tag_dropout_enable")
-        out.note(name, ELSEWHERE) if usual else out.none(name, "pictures and captions are not changed in this way")
+        out.note(name, ELSEWHERE) if usual else out.none(name, "this augmentation is not supported")
     elif key in ("include_subdirectories", "validation_concept") and truth(value):
-        out.none(name, "say it in a dataset .toml")
+        out.none(name, "set it in a dataset .toml")
     else:
         out.note(name, ELSEWHERE)
 
@@ -163,82 +165,87 @@ _CONCEPT = {
 }  # fmt: skip
 
 
-def _destination(out: Translation, name: str, value: Any, given: Given) -> None:
+def _destination(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     place = PurePosixPath(str(value).replace("\\", "/"))
     out.put(name, "name", place.stem or "lora")
     out.put(name, "output", str(place.parent))
 
 
-def _peft(out: Translation, name: str, value: Any, given: Given) -> None:
-    plain = "dora" if truth(given.get("lora_decompose", False)) else "lora"
-    choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}, f"{plain} is trained")(out, name, value, given)
+def _peft(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    plain = "dora" if truth(settings.get("lora_decompose", False)) else "lora"
+    choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}, f"an import uses {plain}")(
+        out, name, value, settings
+    )
 
 
-def _filter(out: Translation, name: str, value: Any, given: Given) -> None:
-    preset = bare(given.get("layer_filter_preset", "full"))
+def _filter(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    preset = bare(settings.get("layer_filter_preset", "full"))
     known = {"full": "all", "attnmlp": "attention-mlp", "attnonly": "attention"}
     if name == "layer_filter_preset":
-        out.put(name, "targets", known[preset]) if preset in known else out.note(name, "layer_filter is read")
+        out.put(name, "targets", known[preset]) if preset in known else out.note(name, "layer_filter is used")
     elif preset in known:
-        out.note(name, "layer_filter_preset is read")
+        out.note(name, "layer_filter_preset is used")
     else:
         listed = [each.strip() for each in str(value).split(",") if each.strip()]
-        regex = truth(given.get("layer_filter_regex", False))
+        regex = truth(settings.get("layer_filter_regex", False))
         out.put(name, "targets", listed) if regex and listed else contains(out, name, listed, "targets")
 
 
-def _distribution(out: Translation, name: str, value: Any, given: Given) -> None:
-    """A shift, fixed or by resolution, is of flows; models that predict noise draw evenly."""
-    flow = _parts(given)[0] == "transformer"
-    shift, moves = number(given.get("timestep_shift") or 1), truth(given.get("dynamic_timestep_shifting") or False)
+def _distribution(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """A shift, fixed or by resolution, is for flow models; models that predict noise sample uniformly."""
+    flow = _parts(settings)[0] == "transformer"
+    shift, moves = (
+        number(settings.get("timestep_shift") or 1),
+        truth(settings.get("dynamic_timestep_shifting") or False),
+    )
     if bare(value) == "uniform" and not (flow and (moves or shift != 1)):
         out.put(name, "timestep_sampling", "uniform")
     elif bare(value) != "logitnormal" or not flow:
-        out.none(name, f"{for_message(value)}, with a shift or without: the model's preset decides")
+        out.none(name, f"{for_message(value)}, with or without a shift: an import leaves it to the model's preset")
     else:
         out.put(name, "timestep_sampling", "shift" if moves or shift != 1 else "logit_normal")
         if shift != 1 and not moves:
             out.put("timestep_shift", "timestep_shift", shift)
-        out.put("noising_weight", "logit_std", number(given.get("noising_weight") or 0) + 1)
-        if bias := number(given.get("noising_bias") or 0):
+        out.put("noising_weight", "logit_std", number(settings.get("noising_weight") or 0) + 1)
+        if bias := number(settings.get("noising_bias") or 0):
             out.put("noising_bias", "logit_mean", bias)
 
 
-def _weight(out: Translation, name: str, value: Any, given: Given) -> None:
+def _weight(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     if bare(value) == "minsnrgamma":
-        out.put(name, "min_snr_gamma", number(given.get("loss_weight_strength") or 5))
+        out.put(name, "min_snr_gamma", number(settings.get("loss_weight_strength") or 5))
     elif bare(value) == "constant":
-        out.note(name, "is how it is here")
+        out.note(name, "is always the case here")
     else:
-        out.none(name, f"{for_message(value)}: min-SNR is the weight there is")
+        out.none(name, f"{for_message(value)}: only min-SNR weighting is supported")
 
 
 def _betas(first: str, second: str) -> Reader:
-    return lambda out, name, value, given: out.put(
-        name, "betas", (number(given.get(first) or 0.9), number(given.get(second) or 0.999))
+    return lambda out, name, value, settings: out.put(
+        name, "betas", (number(settings.get(first) or 0.9), number(settings.get(second) or 0.999))
     )
 
 
-def _argument(out: Translation, name: str, value: Any, given: Given) -> None:
-    """Options only some optimizers have: those of the kind that takes them."""
+def _argument(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """Options that only some optimizers have."""
     key = name.rpartition(".")[2]
-    if key in ("d_coef", "d0", "growth_rate") and "prodigy" in bare(given.get("optimizer.optimizer")):
+    if key in ("d_coef", "d0", "growth_rate") and "prodigy" in bare(settings.get("optimizer.optimizer")):
         out.fields["optimizer_args"] = {**out.fields.get("optimizer_args", {}), key: scalar(value)}
-        out.taken[name] = "optimizer_args"
+        out.mapping[name] = "optimizer_args"
     else:
-        out.note(name, "optimizers keep their own way here")
+        out.note(name, "optimizers use their own defaults here")
 
 
-def implied(given: Given) -> dict[str, Any]:
-    _, encoders = _parts(given)
-    found: dict[str, Any] = {
+def implied(settings: OtherSettings) -> dict[str, Any]:
+    _, encoders = _parts(settings)
+    defaults: dict[str, Any] = {
         "lora_rank": 16, "lora_alpha": 1.0, "learning_rate": 3e-6, "learning_rate_warmup_steps": 200, "epochs": 100,
         "train_dtype": "FLOAT_16", "resolution": "512", "peft_type": "LORA", "layer_filter_preset": "full",
     }  # fmt: skip
-    return found | ({} if "train_text_encoder" in given else {f"{each}.train": True for each in encoders})
+    return defaults | ({} if "train_text_encoder" in settings else {f"{each}.train": True for each in encoders})
 
 
-ONE_TRAINER: Final = Dialect(
+ONE_TRAINER: Final = SettingsDialect(
     plain={
         "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
         "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
@@ -251,10 +258,10 @@ ONE_TRAINER: Final = Dialect(
         "train_text_encoder": "train_text_encoders",
     },
     readers={
-        "training_method": lambda out, name, value, given: (
-            out.note(name, "adapters are what is trained") if value == "LORA"
-            else out.problems.append(f"{name}: {for_message(value)} trains no adapter, which is all that can be done here")),
-        "lora_rank": when("rank", lambda g: bare(g.get("peft_type", "lora")) != "lokr", "lokr_dim is read"),
+        "training_method": lambda out, name, value, settings: (
+            out.note(name, "adapters are always trained") if value == "LORA"
+            else out.problems.append(f"{name}: {for_message(value)} trains no adapter; only LORA is supported")),
+        "lora_rank": when("rank", lambda g: bare(g.get("peft_type", "lora")) != "lokr", "lokr_dim is used"),
         "lokr_dim": when("rank", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
         "lokr_decompose_factor": when("lokr_factor", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
         "peft_type": _peft, "learning_rate": _rate, "unet_learning_rate": _rate, "text_caching": when(
@@ -263,24 +270,24 @@ ONE_TRAINER: Final = Dialect(
         "optimizer.optimizer": optimizer, "optimizer.beta1": _betas("optimizer.beta1", "optimizer.beta2"),
         "optimizer.beta2": _betas("optimizer.beta1", "optimizer.beta2"), "optimizer.*": _argument,
         "learning_rate_scheduler": schedule, "learning_rate_cycles": restarts("learning_rate_scheduler"),
-        "ema": lambda out, name, value, given: out.put(
-            name, "ema_decay", 0.0 if bare(value) == "off" else number(given.get("ema_decay") or 0.999)),
+        "ema": lambda out, name, value, settings: out.put(
+            name, "ema_decay", 0.0 if bare(value) == "off" else number(settings.get("ema_decay") or 0.999)),
         "layer_filter": _filter, "layer_filter_preset": _filter, "timestep_distribution": _distribution,
         "loss_weight_fn": _weight, "save_every": _every("save_every"), "save_after": _every("save_every"),
         "sample_after": _every("sample_every"), "concepts.*": _concept,
         "unet.*": _part, "transformer.*": _part, "text_encoder*.*": _part, "vae.*": _part,
         "text_encoder_layer_skip": _skip,
-        "force_v_prediction": lambda out, name, value, given: (
+        "force_v_prediction": lambda out, name, value, settings: (
             out.put(name, "objective", "v_prediction") if truth(value) else out.unset.append(name)),
-        "force_epsilon_prediction": lambda out, name, value, given: (
+        "force_epsilon_prediction": lambda out, name, value, settings: (
             out.put(name, "objective", "epsilon") if truth(value) else out.unset.append(name)),
-        "gradient_checkpointing": lambda out, name, value, given: out.put(
+        "gradient_checkpointing": lambda out, name, value, settings: out.put(
             name, "gradient_checkpointing", "off" if bare(value) in ("off", "false") else "full"),
         "continue_last_backup": flag("resume", "auto", "never"), "rolling_backup_count": when(
             "keep_last", lambda g: truth(g.get("rolling_backup") or False), ELSEWHERE),
         "output_model_format": choice("dialect", {
             "safetensors": "kohya", "legacylora": "kohya", "kohyalora": "kohya", "comfylora": "kohya",
-            "diffuserslora": "diffusers", "diffusers": "diffusers"}, "kohya's names are written"),
+            "diffuserslora": "diffusers", "diffusers": "diffusers"}, "an import writes kohya's names"),
         "samples.*": sample_prompt,
     },
     harmless={
@@ -300,20 +307,20 @@ ONE_TRAINER: Final = Dialect(
                          "include_train_config", "prevent_overwrites", "sample_*", "samples_to_tensorboard",
                          "non_ema_sampling", "backup_*", "save_*", "only_cache", "__version", "*.__version",
                          "ema_update_step_interval", "lora_weight_dtype", "weight_dtype", "*_weight_dtype",
-                         "validate_after", "latent_caching_epochs", "train_*_epochs"], "has no part in what is learned here"),
+                         "validate_after", "latent_caching_epochs", "train_*_epochs"], "does not affect what is trained here"),
     },
     missing={
         **dict.fromkeys(["mse_strength", "mae_strength", "log_cosh_strength", "huber_strength", "loss_scaler",
                          "normalize_masked_area_loss", "masked_prior_preservation_weight"], LOSS),
         **dict.fromkeys(["learning_rate_scaler", "learning_rate_min_factor", "custom_learning_rate_scheduler",
-                         "scheduler_params*"], "rates are used as they are, and end at zero"),
+                         "scheduler_params*"], "learning rates are used as they are, and end at zero"),
         **dict.fromkeys(["perturbation_noise_weight", "generalized_offset_noise", "min_noising_strength", "cep_gamma",
                          "max_noising_strength", "rescale_noise_scheduler_to_zero_terminal_snr",
-                         "force_circular_padding"], "noise is drawn from the model's own schedule"),
-        "validation": "set validation_split, the fraction held out", "multi_gpu": "one device is used",
-        "additional_embeddings*": "embeddings are not trained", "layer_offload_fraction": MEMORY,
-        "custom_conditioning_image": "conditioning pictures are not used", "*sequence_length": OWN_FILE,
-        "*_layer_skip": "only CLIP's first encoder skips layers",
+                         "force_circular_padding"], "noise is sampled from the model's own schedule"),
+        "validation": "set validation_split, the fraction held out", "multi_gpu": "use --gpus",
+        "additional_embeddings*": "training embeddings is not supported", "layer_offload_fraction": MEMORY,
+        "custom_conditioning_image": "conditioning images are not supported", "*sequence_length": OWN_FILE,
+        "*_layer_skip": "only the first CLIP encoder can skip layers",
     },
     neutral={"mse_strength": (1.0,), "loss_scaler": ("NONE",), "learning_rate_scaler": ("NONE",),
              "max_noising_strength": (1.0,), "*sequence_length": (77, 512)},

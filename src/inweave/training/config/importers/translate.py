@@ -1,35 +1,35 @@
-"""Settings under other names: how a table of them is read, and text that somebody else wrote.
+"""Settings of other trainers, translated into ours.
 
     name = value ──► plain      another name, the same value
-                     readers    another name and another way to say it; may look at the other settings
-                     harmless   changes nothing that is learned, so it is only noted
+                     readers    another name and another notation; may look at the other settings
+                     harmless   does not change what is trained; noted
                      missing    has no equivalent here, and why
                      otherwise  unknown
 
-A `Dialect` is such a set of tables; `translate` is the one way through them, so nothing can be passed over. Names in
-tables may contain `*`. Text from files is bounded before it is parsed, and values before they are shown.
+A `SettingsDialect` is such a set of tables; `translate` is the one way through them, so that no setting is passed over.
+Names in tables may contain `*`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from inweave.training.config.toml import for_message
+from inweave.checked import for_message
 
 _OFF: tuple[Any, ...] = (None, "", 0, [], {}, ())  # 0 stands for False and 0.0 too
 
 
 @dataclass(slots=True)
 class Translation:
-    """Our fields, and what became of every setting that was given."""
+    """Our fields, and what became of every setting."""
 
     fields: dict[str, Any] = field(default_factory=dict)
-    taken: dict[str, str] = field(default_factory=dict)
+    mapping: dict[str, str] = field(default_factory=dict)  # their name -> ours
     no_equivalent: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -38,11 +38,11 @@ class Translation:
 
     def put(self, theirs: str, ours: str, value: Any) -> None:
         if ours in self.fields and self.fields[ours] != value:
-            other = next((name for name, took in self.taken.items() if took == ours), ours)
-            said = f"{for_message(self.fields[ours])} and {for_message(value)}"
-            self.problems.append(f"{other} and {theirs} say different things for {ours}: {said}; keep one")
+            other = next((name for name, target in self.mapping.items() if target == ours), ours)
+            values = f"{for_message(self.fields[ours])} and {for_message(value)}"
+            self.problems.append(f"{other} and {theirs} set {ours} to different values: {values}; keep one")
         self.fields.setdefault(ours, value)
-        self.taken[theirs] = ours
+        self.mapping[theirs] = ours
 
     def none(self, theirs: str, why: str) -> None:
         self.no_equivalent.append(f"{theirs}: {why}")
@@ -50,24 +50,33 @@ class Translation:
     def note(self, theirs: str, why: str) -> None:
         self.notes.append(f"{theirs}: {why}")
 
+    def override(self, other: Translation, replaced: Collection[str]) -> None:
+        """Take over another translation, whose fields replace those of the names in ``replaced``."""
+        self.fields = {name: value for name, value in self.fields.items() if name not in replaced} | other.fields
+        self.mapping = {name: ours for name, ours in self.mapping.items() if ours not in replaced} | other.mapping
+        self.problems += other.problems
+        self.unknown += other.unknown
+        self.no_equivalent += other.no_equivalent
+        self.notes += other.notes
+
 
 Reader = Callable[[Translation, str, Any, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class SettingsDialect:
     plain: Mapping[str, str]
     readers: Mapping[str, Reader]
     harmless: Mapping[str, str]
     missing: Mapping[str, str]
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values of those that ask for nothing
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values of `missing` that change nothing
     finish: Callable[[Translation, Mapping[str, Any]], None] | None = None
 
 
-def translate(given: Mapping[str, Any], dialect: Dialect, own: frozenset[str] = frozenset()) -> Translation:
-    """Every setting that was given, to our name for it; ``own``: names that are ours already."""
+def translate(settings: Mapping[str, Any], dialect: SettingsDialect, own: frozenset[str] = frozenset()) -> Translation:
+    """Every setting under our name for it; ``own``: names that are ours already."""
     out = Translation()
-    for name, value in given.items():
+    for name, value in settings.items():
         if name in own and (value is None or name not in dialect.readers):
             out.put(name, name, value)
         elif name in dialect.plain or (reader := _entry(dialect.readers, name)):
@@ -77,7 +86,7 @@ def translate(given: Mapping[str, Any], dialect: Dialect, own: frozenset[str] = 
                 out.put(name, dialect.plain[name], value)
             else:
                 try:
-                    reader(out, name, value, given)
+                    reader(out, name, value, settings)
                 except (ValueError, TypeError, OverflowError, ArithmeticError) as error:
                     out.problems.append(f"{name}: {error}")
         elif why := _entry(dialect.harmless, name):
@@ -90,7 +99,7 @@ def translate(given: Mapping[str, Any], dialect: Dialect, own: frozenset[str] = 
         else:
             out.unknown.append(name)
     if dialect.finish is not None:
-        dialect.finish(out, given)
+        dialect.finish(out, settings)
     return out
 
 
@@ -98,11 +107,11 @@ def _entry(table: Mapping[str, Any], name: str) -> Any:
     return table.get(name) or next((v for k, v in table.items() if "*" in k and fnmatchcase(name, k)), None)
 
 
-def known_names(dialect: Dialect) -> list[str]:
+def known_names(dialect: SettingsDialect) -> list[str]:
     return [name for name in (*dialect.plain, *dialect.readers, *dialect.harmless) if "*" not in name]
 
 
-# --- ways to say a value -------------------------------------------------------------------------------------------
+# --- notations of a value -------------------------------------------------------------------------------------------
 
 
 def bare(value: Any) -> str:
@@ -113,41 +122,46 @@ def bare(value: Any) -> str:
 
 
 def truth(value: Any) -> bool:
-    said = bare(value)
-    if said in ("true", "1", "yes", "on"):
+    text = bare(value)
+    if text in ("true", "1", "yes", "on"):
         return True
-    if said in ("false", "0", "no", "off", "none"):
+    if text in ("false", "0", "no", "off", "none"):
         return False
-    raise ValueError(f"true or false is needed, got {for_message(value)}")
+    raise ValueError(f"expected true or false, got {for_message(value)}")
 
 
 def number(value: Any) -> float:
     try:
-        if isinstance(value, int | float | str) and not isinstance(value, bool) and math.isfinite(made := float(value)):
-            return made
+        if (
+            isinstance(value, int | float | str)
+            and not isinstance(value, bool)
+            and math.isfinite(parsed := float(value))
+        ):
+            return parsed
     except (ValueError, OverflowError):
         pass
-    raise ValueError(f"a number is needed, got {for_message(value)}")
+    raise ValueError(f"expected a number, got {for_message(value)}")
 
 
 def whole(value: Any) -> int:
-    if (made := number(value)) != int(made):
-        raise ValueError(f"a whole number is needed, got {for_message(value)}")
-    return int(made)
+    if (parsed := number(value)) != int(parsed):
+        raise ValueError(f"expected a whole number, got {for_message(value)}")
+    return int(parsed)
 
 
 def choice(ours: str, table: Mapping[str, str], otherwise: str) -> Reader:
-    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
         if bare(value) in table:
             out.put(name, ours, table[bare(value)])
         else:
-            out.none(name, f"{for_message(value)} is not known here; {otherwise}")
+            supported = ", ".join(dict.fromkeys(table.values()))
+            out.none(name, f"{for_message(value)} is not supported, only {supported}; {otherwise}")
 
     return read
 
 
 def flag(ours: str, on: Any, off: Any) -> Reader:
-    return lambda out, name, value, given: out.put(name, ours, on if truth(value) else off)
+    return lambda out, name, value, settings: out.put(name, ours, on if truth(value) else off)
 
 
 def pairs(value: Any) -> dict[str, str]:
@@ -156,8 +170,8 @@ def pairs(value: Any) -> dict[str, str]:
         return {str(name): each for name, each in value.items()}
     listed = value.split() if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and "=" in each for each in listed):
-        raise ValueError(f'a list such as ["name=value"] is needed, got {for_message(value)}')
-    return {name.strip(): said.strip() for name, _, said in (each.partition("=") for each in listed)}
+        raise ValueError(f'expected a list such as ["name=value"], got {for_message(value)}')
+    return {name.strip(): text.strip() for name, _, text in (each.partition("=") for each in listed)}
 
 
 def scalar(value: Any) -> Any:
@@ -168,20 +182,20 @@ def scalar(value: Any) -> Any:
         return value.lower() == "true"
     for kind in (int, float):
         try:
-            made = kind(value)
+            parsed = kind(value)
         except ValueError:
             continue
-        return made if math.isfinite(made) else value
+        return parsed if math.isfinite(parsed) else value
     return value
 
 
 def sizes(value: Any) -> list[int]:
     """1024, "1024,1024", "512x768" or [512, 768]: the sides."""
     listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    found = [whole(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
-    if not found or min(found) < 1:
-        raise ValueError(f"a size is needed, got {for_message(value)}")
-    return found
+    sides = [whole(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
+    if not sides or min(sides) < 1:
+        raise ValueError(f"expected a size, got {for_message(value)}")
+    return sides
 
 
 OPTIMIZERS = {
@@ -197,69 +211,71 @@ PRECISIONS = {
     "no": "fp32", "fp32": "fp32", "float": "fp32", "float32": "fp32", "fp16": "fp16", "float16": "fp16",
     "bf16": "bf16", "bfloat16": "bf16",
 }  # fmt: skip
-optimizer = choice("optimizer", OPTIMIZERS, "adamw is used, at the learning rate of the file, which may not suit it")
-schedule = choice("lr_scheduler", SCHEDULES, "the rate stays constant")
-precision = choice("precision", PRECISIONS, "the model's preset decides")
-save_dtype = choice("save_dtype", PRECISIONS, "fp16 is written")
+optimizer = choice(
+    "optimizer", OPTIMIZERS, "an import uses adamw, at the learning rate of the file, which may not suit it"
+)
+schedule = choice("lr_scheduler", SCHEDULES, "an import keeps the rate constant")
+precision = choice("precision", PRECISIONS, "an import leaves it to the model's preset")
+save_dtype = choice("save_dtype", PRECISIONS, "an import writes fp16")
 
 
-def optimizer_args(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     rest: dict[str, Any] = {}
-    for key, said in pairs(value).items():
+    for key, argument in pairs(value).items():
         if key == "betas":
-            listed = said.strip("()[] ").split(",") if isinstance(said, str) else said
+            listed = argument.strip("()[] ").split(",") if isinstance(argument, str) else argument
             out.put(f"{name}.betas", "betas", tuple(number(each) for each in listed))
         elif key in ("weight_decay", "eps"):
-            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), number(said))
+            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), number(argument))
         else:
-            rest[key] = scalar(said)
-    out.taken[name] = "optimizer_args"
+            rest[key] = scalar(argument)
+    out.mapping[name] = "optimizer_args"
     if rest or not value:
         out.put(name, "optimizer_args", rest)
 
 
 def restarts(kind: str) -> Reader:
-    """How often a cosine starts again; other schedules of their tool pass it over."""
+    """Cycles of a cosine; the other schedulers of their tool ignore it."""
 
-    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
-        if whole(value) > 1 and "restarts" in bare(given.get(kind)):
+    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+        if whole(value) > 1 and "restarts" in bare(settings.get(kind)):
             out.put(name, "cosine_cycles", whole(value))
         else:
-            out.note(name, "only used by a cosine with restarts")
+            out.note(name, "only used by cosine_with_restarts")
 
     return read
 
 
-SPEED = "only about speed or memory; the best way is chosen here"
-MEMORY = "say vram, the memory to stay within"
-OWN_FILE = "the model's own file tells"
-ELSEWHERE = "is part of what the settings around it say"
-NO_PART = "this run does not use it"
-LOSS = "the loss is the plain square"
+SPEED = "only affects speed or memory, which are handled automatically"
+MEMORY = "set vram, a memory limit, instead"
+OWN_FILE = "is read from the model's own files"
+ELSEWHERE = "is covered by the settings around it"
+NO_PART = "is not used by this run"
+LOSS = "the loss is plain MSE"
 
 
-def largest(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
-    """Several resolutions are trained together by both; here the largest is."""
+def largest(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    """Their tools train several resolutions together; here the largest is trained."""
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     areas = sorted(round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in map(sizes, listed))
     if not areas:
-        raise ValueError("a size is needed, got none")
+        raise ValueError("expected a size, got none")
     out.put(name, "resolution", areas[-1])
     if len(areas) > 1:
         out.none(f"{name}.others", f"one resolution is trained: {areas[-1]}, the largest; not {areas[:-1]}")
 
 
-def when(ours: str, asked: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
-    """Taken where the switch it belongs to is on."""
+def when(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
+    """Used where the switch it belongs to is on."""
 
-    def read(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
-        out.put(name, ours, value) if asked(given) else out.note(name, why)
+    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+        out.put(name, ours, value) if enabled(settings) else out.note(name, why)
 
     return read
 
 
 def contains(out: Translation, name: str, value: Any, ours: str) -> None:
-    """Parts of names, as patterns."""
+    """Substrings of module names, as patterns."""
     listed = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str) and each]
     patterns = [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]
     if not patterns:
@@ -270,10 +286,10 @@ def contains(out: Translation, name: str, value: Any, ours: str) -> None:
         out.put(name, "targets", patterns)
 
 
-def sample_prompt(out: Translation, name: str, value: Any, given: Mapping[str, Any]) -> None:
+def sample_prompt(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """One prompt of a list of samples; its other options are the model's own here."""
     if name.endswith(".prompt") and isinstance(value, str):
         out.fields["sample_prompts"] = [*out.fields.get("sample_prompts", []), value]
-        out.taken[name] = "sample_prompts"
+        out.mapping[name] = "sample_prompts"
     else:
-        out.note(name, "samples are made the model's own way")
+        out.note(name, "samples use the model's own settings")

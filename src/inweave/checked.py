@@ -1,0 +1,102 @@
+"""Configurations that raise our errors: whatever is wrong with one comes in one `ConfigError`.
+
+    class GenerateConfig(CheckedModel): ...
+
+    GenerateConfig(steps=0), .model_validate({...}), .model_validate_json(text), .model_copy(update={...})
+        raise ConfigError, with every problem: the setting, what was expected, what came, and what may have been meant
+
+Validation of a model inside another one stays pydantic's, so that the outer one can collect all problems.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ValidationError
+
+from inweave.errors import ConfigError
+
+
+class CheckedModel(BaseModel):
+    """A pydantic model that raises `ConfigError` where pydantic would raise its own error."""
+
+    def __init__(self, /, **fields: Any) -> None:
+        self._validate(fields)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # inside another model it is not called
+
+    def _validate(self, fields: Mapping[str, Any]) -> None:
+        """Set the fields of this instance, or raise every problem."""
+        try:
+            self.__pydantic_validator__.validate_python(dict(fields), self_instance=self)
+        except ValidationError as error:
+            raise ConfigError(self.problem_messages(error)) from None
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        if isinstance(obj, Mapping) and not options and all(isinstance(name, str) for name in obj):
+            return cls(**obj)
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise ConfigError(cls.problem_messages(error)) from None
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        try:
+            return super().model_validate_json(json_data, **options)
+        except ValidationError as error:
+            raise ConfigError(cls.problem_messages(error)) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False, check: bool = True) -> Self:
+        """A copy with other values; ``check`` validates them, unlike pydantic."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update and check:
+            private = copy.__pydantic_private__
+            copy._validate({name: getattr(copy, name) for name in copy.model_fields_set})
+            object.__setattr__(copy, "__pydantic_private__", private)  # which validation resets
+        return copy
+
+    @classmethod
+    def problem_messages(cls, error: ValidationError) -> list[str]:
+        """One line per problem."""
+        return [problem_message(problem, cls.model_fields) for problem in error.errors(include_url=False)]
+
+
+def problem_message(problem: Any, known: Iterable[str], label: str | None = None) -> str:
+    """A problem as pydantic describes it, in our words; ``known``: the settings that may have been meant."""
+    path = [str(part) for part in problem["loc"]]
+    label = label or ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"{label}: there is no such setting{did_you_mean(path[-1], known)}"
+    if problem["type"] == "missing":
+        return f"{label}: is required"
+    text = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
+        text += f", got {for_message(problem['input'])}{did_you_mean(problem['input'], choices)}"
+    if not label:  # of the whole configuration, which is not worth repeating
+        return text
+    return f"{label}: {text}" if "got" in text else f"{label}: {text}, got {for_message(problem['input'])}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name[:100], list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def for_message(value: Any) -> str:
+    """A value as a message may quote it: short, whatever it is."""
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return "a very large number"  # too long to be written out
+    if isinstance(value, str | int | float | None):
+        text = repr(value)
+        return text if len(text) <= 80 else f"{text[:77]}..."
+    if hasattr(value, "isoformat"):  # TOML has dates and times
+        return f"the date or time {value.isoformat()}"
+    return (
+        "a table" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "something else"
+    )

@@ -270,7 +270,7 @@ def test_a_full_disk_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         baked(base, tmp_path / "out.safetensors")
 
 
-def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
     name = "first.weight"
     integers = write_file(tmp_path / "i.safetensors", {name: torch.ones(4, 3, dtype=torch.int8)})
     scaled = write_file(
@@ -278,7 +278,7 @@ def test_quantised_weights_are_refused(tmp_path: Path) -> None:
         {name: torch.ones(4, 3).to(torch.float8_e4m3fn), "first.scale_weight": torch.ones(1)},
     )
     for base in (integers, scaled):
-        with pytest.raises(TargetError, match="quantised"):
+        with pytest.raises(TargetError, match="quantized"):
             baked(base, tmp_path / "out.safetensors", [(pair("unet.first", 4, 3), Strength())])
 
 

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,14 @@ def tensor(values: object, dtype: str = "F32") -> Tensor:
 
 def random(seed: int, *shape: int, dtype: str = "F32") -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape) * 0.1, dtype)
+
+
+def summation_error(rank: int, magnitude: Any) -> Any:
+    """How far two float32 evaluations of w + up @ down may differ: whatever their order and whether they fuse.
+
+    Each is within (rank + 1) * eps of the exact sum, times the sum of its terms' sizes, which ``magnitude`` bounds.
+    """
+    return 2 * (rank + 1) * float(np.finfo(np.float32).eps) * magnitude
 
 
 def array(found: Tensor) -> np.ndarray:

@@ -273,7 +273,7 @@ def test_a_base_file_that_changed_on_disk_is_noticed_before_anything_is_written(
         weaver.apply([(adapter(40), 1.0)])
     assert bits(live) == woven
     path.unlink()
-    with pytest.raises(FormatError, match="gone"):
+    with pytest.raises(FormatError, match="disappeared"):
         weaver.apply([])
 
 

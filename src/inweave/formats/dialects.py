@@ -1,4 +1,4 @@
-"""Names for spellings: what a group's prefix and suffixes are called by the people who use them.
+"""Names of dialects: what the prefixes and suffixes of a group are called by the people who use them.
 
 A name is a label for reports, never a switch: nothing downstream behaves differently because of it.
 """

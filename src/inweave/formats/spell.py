@@ -4,7 +4,7 @@
     PEFT family    lora_A.weight lora_B.weight lora_magnitude_vector, no alpha in the file
 
 A writer is given entries whose names are dotted and already in the naming it wants; it adds prefixes and
-suffixes and moves nothing. What a dialect has no spelling for comes back as `Lost`, with the reason.
+suffixes and moves nothing. What the dialect cannot express comes back as `Lost`, with the reason.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Written:
     notes: list[str] = field(default_factory=list)
 
 
-class Dialect(Protocol):
-    """How to spell an adapter."""
+class Writer(Protocol):
+    """Writes adapters in the dialect ``name``."""
 
     name: str
 

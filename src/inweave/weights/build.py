@@ -2,8 +2,7 @@
 
 The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
 On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
-A tensor the source lacks, one the model has no use for, and a shape that differs are all collected and
-raised together. Weights tied in the model stay tied.
+Missing tensors, unused tensors and shape mismatches are collected and raised together. Weights tied in the model stay tied.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def build(
 def _read_ahead(
     slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """While a stack is being resolved elsewhere, the base's tensors go to the GPU as they are: merging follows there."""
+    """While a stack is being resolved in another thread, copy the base's tensors to the GPU; they are merged there."""
     early: dict[str, torch.Tensor] = {}
     if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
         return early

@@ -1,6 +1,6 @@
-"""Adapters ready to be woven: resolved once, checked once, their factors on the device, all in a bounded cache.
+"""Adapters ready to be merged: resolved once, checked once, their factors on the device, in a bounded cache.
 
-An adapter's factors travel in one piece: the span of the mapped file that holds them goes through pinned
+An adapter's factors are sent in one piece: the span of the mapped file that holds them goes through pinned
 memory to the device, where every factor is a view.
 """
 
@@ -50,11 +50,11 @@ class Loaded:
     template: int | None = None  # files of one layout share a number
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
-    refused: bool = False  # cannot travel in one piece
+    scattered: bool = False  # its factors do not lie in one piece
     checked: bool = False
 
     def check_finite(self) -> None:
-        """Raise if any number is NaN or infinite; looked at once, on the device where the factors are there."""
+        """Raise if any number is NaN or infinite; checked once, on the device if the factors are there."""
         if self.checked:
             return
         sent = {number for slab in self.slabs.values() for number in slab.offsets}
@@ -85,7 +85,7 @@ class Loaded:
 
     def upload(self, device: torch.device) -> None:
         """Send all factors the kernel can read in one copy, if they are alike and lie side by side."""
-        if device in self.slabs or self.refused:
+        if device in self.slabs or self.scattered:
             return
         factors = {
             name: t for name, t in self.plan.adapter.tensors.items() if t.dtype in KERNEL_DTYPES and len(t.shape) > 1
@@ -93,7 +93,7 @@ class Loaded:
         dtypes = {tensor.dtype for tensor in factors.values()}
         locations = [self.plan.adapter.places.get(name) for name in factors]
         if len(dtypes) != 1 or None in locations or len({location[0] for location in locations if location}) != 1:
-            self.refused = True
+            self.scattered = True
             return
         path = next(location[0] for location in locations if location)
         starts = [location[1] for location in locations if location]
@@ -102,7 +102,7 @@ class Loaded:
         last = max(start + len(t.data) for start, t in zip(starts, factors.values(), strict=True))
         total = sum(len(tensor.data) for tensor in factors.values())
         if last - first != total or any((start - first) % item for start in starts):
-            self.refused = True
+            self.scattered = True
             return
         with path.open("rb", buffering=0) as file:
             raw = ring_for(device).send_file(file, first, total)

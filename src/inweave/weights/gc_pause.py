@@ -1,8 +1,8 @@
-"""Python's cyclic garbage collector waits while thousands of objects are made that all stay.
+"""Python's cyclic garbage collector is paused while thousands of long-lived objects are created.
 
 A full pass over the objects of torch, diffusers and a large model takes about 0.3 s, many times what a swap
-costs, and finds nothing: plans, views and parameters are freed by reference counts. So it is held back while
-a model is built or a stack is woven, whatever thread does it, and goes on afterwards.
+costs, and finds nothing: plans, views and parameters are freed by reference counts. So it is paused while
+a model is built or a stack is woven, in whatever thread, and resumes afterwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A plan made once serves every file of the same layout.
+"""A plan serves every file of the same layout.
 
 Trainers write the same names, shapes and dtypes again and again. Where a file's layout and the metadata that
 can change its meaning equal those of one resolved before, its plan is that one's with the new tensors put in:
@@ -29,7 +29,7 @@ Layout = tuple[object, ...]
 
 
 def layout_of(container: Container) -> Layout:
-    """Everything about a file that decides where its tensors go, and none of their numbers."""
+    """Everything about a file that decides where its tensors go, without any of their values."""
     names = tuple((name, tensor.dtype, tensor.shape) for name, tensor in container.tensors.items())
     meaning = tuple(container.metadata.get(key) for key in _MEANINGFUL)
     return names, meaning, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""

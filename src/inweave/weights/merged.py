@@ -57,11 +57,11 @@ class MergedSource:
 
     @property
     def settled(self) -> bool:
-        """Whether the stack is known; asking never waits."""
+        """Whether the stack is known; never blocks."""
         return self._pending is None or self._pending.done()
 
     def settle(self) -> None:
-        """Wait for the stack; what went wrong in its making is raised here."""
+        """Wait for the stack; errors from resolving it are raised here."""
         if self._pending is not None:
             stack, self._pending = self._pending.result(), None
             self._take(stack)
@@ -83,11 +83,11 @@ class MergedSource:
             tensor: items for tensor, items in self._items.items() if all(item.placement.creates for item in items)
         }
         known = base.names()
-        lost = [tensor for tensor in self._items if tensor not in known and tensor not in self._created]
+        absent = [tensor for tensor in self._items if tensor not in known and tensor not in self._created]
         self._names = dict.fromkeys([*known, *self._created]).keys()
-        if lost:
+        if absent:
             raise TargetError(
-                f"{len(lost)} tensors of the plan are not in this source, {lost[0]!r} first: "
+                f"{len(absent)} tensors of the plan are not in this source, {absent[0]!r} first: "
                 "the plan was made for another base or another naming"
             )
 
@@ -97,7 +97,7 @@ class MergedSource:
         return name in self._items
 
     def deferrable(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether ``name`` may be read plain and merged in place later, by `weave`, without rounding twice."""
+        """Whether ``name`` may be read unmerged and merged in place later, by `weave`, without rounding twice."""
         self.settle()
         items = self._items.get(name, [])
         plain = all(is_product(item.placement) and not item.placement.creates for item in items)
@@ -108,7 +108,7 @@ class MergedSource:
         return self._base.get(name, device=device, owned=True)
 
     def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Merge into tensors that were read plain, all of them in one launch."""
+        """Merge into tensors that `plain` returned, all of them in one launch."""
         loaded = {id(plan): Loaded(id(plan), plan, 0) for plan in self._plans}
         owners = {id(p): loaded[id(plan)] for plan in self._plans for p in plan.placements}
         device = next(iter(tensors.values())).device

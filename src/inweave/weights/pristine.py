@@ -28,7 +28,7 @@ class Pristine:
 
     def __init__(self, keep: Keep, source: WeightSource | None) -> None:
         if keep == "file" and source is None:
-            raise TargetError("keep='file' needs the source the model was built from")
+            raise TargetError("keep='file' needs sources: what the model was built from")
         self.keep = keep
         self._source = source
         self._saved: dict[str, torch.Tensor] = {}
@@ -47,12 +47,12 @@ class Pristine:
         self.keep = "file" if mapped else "device"
 
     def check(self) -> None:
-        """Raise if originals would have to come from a file that is no longer the same."""
+        """Raise if originals would have to come from a file that has changed."""
         if self.keep == "file" and isinstance(self._source, FileSource):
             self._source.check_unchanged()
 
     def lies_in_source(self, name: str) -> None:
-        """The live tensor was merged while it was built: its original is the source's."""
+        """The live tensor was merged while it was built: its original is in the source."""
         if self._source is None:
             raise TargetError(f"{name}: built with adapters, so its original must come from the model's source")
         self._in_source.add(name)
@@ -91,7 +91,7 @@ class Pristine:
         return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
 
     def is_resident(self) -> bool:
-        """Whether originals lie beside the weights, where a kernel can read them."""
+        """Whether originals are on the same device as the weights, where a kernel can read them."""
         return self.keep == "device"
 
 

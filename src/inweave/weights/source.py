@@ -3,8 +3,8 @@
 names()        what there is
 spec(name)     shape and dtype, no data read
 get(name)      the tensor, in a dtype, on a device; ``rows`` (start, length) cuts it along its first axis.
-               It may be a view of what the source holds. ``owned``: its memory is the caller's, to write to,
-               and no page of a file stays in memory for it.
+               It may be a view of the source's memory. ``owned``: the memory is the caller's, to write to, and no
+               page of a file stays mapped for it.
 
 DictSource     tensors in memory
 FileSource     a safetensors file or shards, mapped: on the CPU nothing is copied
@@ -86,7 +86,7 @@ class DictSource:
 
 
 class FileSource:
-    """A safetensors file, an index of shards or a folder of them. Data stays mapped until it is asked for."""
+    """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         container = open_container(Path(path).absolute())  # it is read again later, from wherever that may be
@@ -120,7 +120,7 @@ class FileSource:
             tensor = Tensor(tensor.dtype, (rows[1], *tensor.shape[1:]), tensor.data[start : start + length])
         stored = TORCH[tensor.dtype]
         if torch.device(device).type == "cuda":
-            return ring_for(_numbered(device)).send(decode(tensor, dtype=stored)).to(dtype or stored)
+            return ring_for(_with_index(device)).send(decode(tensor, dtype=stored)).to(dtype or stored)
         if owned or dtype not in (None, stored):  # the result is a copy, so nothing of the map need be touched
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
@@ -144,7 +144,7 @@ class FileSource:
             try:
                 now = file.stat()
             except OSError as error:
-                raise FormatError(f"{file}: gone since it was opened ({error.strerror})") from None
+                raise FormatError(f"{file}: disappeared since it was opened ({error.strerror})") from None
             self._check_same(file, now)
 
     def _check_same(self, file: Path, now: os.stat_result) -> None:
@@ -152,8 +152,8 @@ class FileSource:
             raise FormatError(f"{file}: changed on disk since it was opened; build the model again")
 
 
-def _numbered(device: torch.device | str) -> torch.device:
-    """`cuda` means the current device; naming it keeps one ring a device."""
+def _with_index(device: torch.device | str) -> torch.device:
+    """`cuda` means the current device; with its index there is one ring per device."""
     chosen = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
 
@@ -165,8 +165,8 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 class Renamed:
     """A source under the other naming of the same network.
 
-    ``component`` indexes the files at hand. Seen as "diffusers", each part is cut out of its home; seen as
-    "original", parts are stacked again.
+    ``component`` indexes the source's files. Each part in diffusers names is cut out of the tensor it lies in;
+    `Stacked` is the reverse.
     """
 
     def __init__(self, source: WeightSource, component: Component) -> None:

@@ -2,7 +2,7 @@
 
     strength of a placement = overall * component ("unet", "te", "te1", ...) * block
 
-Any finite number is a strength: negative and above one are in daily use. Blocks are named as the field
+Any finite number is a strength: negative ones and those above one are common. Blocks are named as the field
 names them, `BASE IN00..IN11 MID OUT00..OUT11` for UNets (a list of 12, 17, 20 or 26 numbers is read in the
 usual order), or by a prefix of the module's name for everything else (`transformer_blocks.3`).
 """
@@ -61,9 +61,9 @@ class Strength:
 
     @staticmethod
     def block_list(values: Sequence[float]) -> dict[str, float]:
-        """Names for a plain list of block weights."""
+        """``blocks`` of a strength from a plain list of block weights, as front ends write them (12, 17, 20 or 26)."""
         if len(values) not in _LISTS:
-            raise ConfigError(f"a list of {len(values)} block weights; 12, 17, 20 or 26 are known")
+            raise ConfigError(f"{len(values)} block weights; expected 12, 17, 20 or 26")
         return dict(zip(_LISTS[len(values)], values, strict=True))
 
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
@@ -134,7 +134,7 @@ class Item:
 def items_by_tensor(
     stack: Iterable[tuple[Plan, Strength]], blocks: Mapping[str, str]
 ) -> dict[tuple[str, str], list[Item]]:
-    """(component, tensor) -> what it receives, in stack order; strength zero is left out, so it costs nothing."""
+    """(component, tensor) -> what it receives, in stack order; strength zero is left out and costs nothing."""
     items: dict[tuple[str, str], list[Item]] = {}
     for plan, strength in stack:
         for placement in plan.placements:

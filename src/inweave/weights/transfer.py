@@ -19,7 +19,7 @@ from inweave.weights.scratch import host_buffer
 
 BUFFER = 64 * 1024**2
 READERS = 8
-SHARE = 4 * 1024**2  # below this another thread costs more than it brings
+SHARE = 4 * 1024**2  # below this another thread costs more than it saves
 
 
 class PinnedRing:
@@ -84,7 +84,9 @@ def _fill(file: BinaryIO, target: np.ndarray, offset: int) -> None:
     while done < len(target):
         count = os.preadv(file.fileno(), [target.data[done:]], offset + done)
         if count == 0:
-            raise FormatError(f"{file.name}: ends before byte {offset + len(target):,}; it was cut while it was read")
+            raise FormatError(
+                f"{file.name}: ends before byte {offset + len(target):,}; it was truncated while it was read"
+            )
         done += count
 
 
@@ -92,7 +94,7 @@ _rings: dict[torch.device, PinnedRing] = {}
 
 
 def ring_for(device: torch.device) -> PinnedRing:
-    """The ring of a device, made when first needed and kept."""
+    """The ring of a device, created on first use and cached."""
     ring = _rings.get(device)
     if ring is None:
         ring = _rings[device] = PinnedRing(device)

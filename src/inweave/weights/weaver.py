@@ -1,4 +1,4 @@
-"""Hot swap: a live model whose weights always equal `MergedSource` of the stack it was last given.
+"""Hot swap: a live model whose weights always equal `MergedSource` of the last stack applied.
 
     weaver = Weaver(pipeline)                       # of diffusers; or {"unet": unet}, or a bare module
     weaver.apply(["style.safetensors:0.8", (adapter, -0.3)])
@@ -36,7 +36,7 @@ from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_entry
 
-Place = tuple[str, str]  # component, tensor
+TensorKey = tuple[str, str]  # component, tensor name
 Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
@@ -76,19 +76,19 @@ class Weaver:
         self._orientation = Orientation(modules, self.index)
         self._blocks = block_names(self.index)
         self._cache = AdapterCache(self._orientation.resolve, cache_bytes, self._forget)
-        self._signatures: dict[Place, tuple[tuple[int, float], ...]] | None = {}
+        self._signatures: dict[TensorKey, tuple[tuple[int, float], ...]] | None = {}
         self._running: tuple[Program, list[Strength]] | None = None
         self._layers: list[tuple[Loaded, Strength]] = []  # held, so that the identities in use stay unique
         self._programs: dict[tuple[object, ...], Program] = {}
         self._lock = threading.RLock()
         devices = {value.device for network in self._networks.values() for value in network.tensors.values()}
         self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
-        self._fixed: set[Place] = set()  # changed in shape while building, so they cannot go back
+        self._fixed: set[TensorKey] = set()  # changed in shape while building, so they cannot go back
         if built_with:
             self._take_over(built_with)
 
     def _take_over(self, stack: Sequence[Planned]) -> None:
-        """Note what is merged already; the originals of those tensors are in the sources only."""
+        """Record what is merged already; the originals of those tensors are in the sources only."""
         self._layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
         items = items_by_tensor([(loaded.plan, strength) for loaded, strength in self._layers], self._blocks)
         self._signatures = {
@@ -100,29 +100,29 @@ class Weaver:
                 self._fixed.add(key)
 
     def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
-        """Where every tensor of an adapter goes in these networks; kept for when it is applied."""
+        """Where every tensor of an adapter goes in these networks; cached for when it is applied."""
         with self._lock:
             return self._cache.get(adapter).plan
 
     @property
     def woven(self) -> bool:
         """Whether any weight differs from the base."""
-        return bool(self._places())
+        return bool(self._changed_keys())
 
-    def _places(self) -> Collection[Place]:
+    def _changed_keys(self) -> Collection[TensorKey]:
         """The tensors that differ from the base."""
         if self._signatures is None and self._running is not None:
-            return self._running[0].places.keys()
+            return self._running[0].tensors.keys()
         return (self._signatures or {}).keys()
 
     @property
-    def _woven(self) -> dict[Place, tuple[tuple[int, float], ...]]:
-        """What each of them received; worked out only where a later stack shares something with this one."""
+    def _woven(self) -> dict[TensorKey, tuple[tuple[int, float], ...]]:
+        """What each of them received; computed only if a later stack shares something with this one."""
         if self._signatures is None and self._running is not None:
             program, strengths = self._running
             self._signatures = {
                 key: tuple((number, strengths[layer].at(p, {})) for number, layer, p in rows)
-                for key, rows in program.places.items()
+                for key, rows in program.tensors.items()
             }
         return self._signatures or {}
 
@@ -141,7 +141,7 @@ class Weaver:
             return written if written is not None else self._apply_changes(layers)
 
     def _swap(self, layers: Sequence[tuple[Loaded, Strength]]) -> int | None:
-        """The usual case at once: a stack that shares nothing with the one before, all of it for the kernel."""
+        """The usual case in one launch: a stack that shares nothing with the one before, all of it for the kernel."""
         keys = tuple(loaded.key for loaded, _ in layers)
         shared = set(keys) & {loaded.key for loaded, _ in self._layers}
         if self._cuda is None or len(set(keys)) != len(keys) or not keys:
@@ -158,20 +158,20 @@ class Weaver:
             if program is None:
                 return None
             self._programs[keys] = program
-        places = self._places()
-        dropped = [] if places is program.places.keys() else [p for p in places if p not in program.places]
+        woven = self._changed_keys()
+        dropped = [] if woven is program.tensors.keys() else [key for key in woven if key not in program.tensors]
         for network in self._networks.values():
             network.pristine.check()
         try:
             self._restore(dropped)
             program.run([strength for _, strength in layers])
         except BaseException as error:
-            self._abandon({*program.places, *places})
+            self._abandon({*program.tensors, *woven})
             raise _ours(error) from None
         self._running = program, [strength for _, strength in layers]
         self._signatures = None
         self._layers = list(layers)
-        return len(program.places) + len(dropped)
+        return len(program.tensors) + len(dropped)
 
     def _apply_changes(self, layers: Sequence[tuple[Loaded, Strength]]) -> int:
         items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
@@ -232,7 +232,7 @@ class Weaver:
         for keys in [keys for keys in self._programs if key in keys]:
             del self._programs[keys]
 
-    def _prepare(self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]]) -> None:
+    def _prepare(self, changed: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]]) -> None:
         """Everything that can fail without having touched a weight."""
         for component, tensor in changed:
             network = self._networks.get(component)
@@ -257,7 +257,7 @@ class Weaver:
             network.pristine.save(tensor, network.tensors[tensor])
 
     def _write(
-        self, changed: Sequence[Place], items: Mapping[Place, Sequence[Item]], owners: Mapping[int, Loaded]
+        self, changed: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
     ) -> None:
         targets: list[Target] = []
         scratch = Scratch()  # for all tensors of this stack
@@ -268,7 +268,7 @@ class Weaver:
                 self._write_one(key, items[key], scratch)
         merge_products(targets)
 
-    def _write_one(self, key: Place, received: Sequence[Item], scratch: Scratch) -> None:
+    def _write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> None:
         component, tensor = key
         network = self._networks[component]
         live = network.tensors[tensor]
@@ -279,21 +279,21 @@ class Weaver:
 
         merge_into(live, original(tensor), received, original, scratch=scratch)
 
-    def _groupable(self, key: Place, received: Sequence[Item]) -> bool:
-        """All products, on any rows, and the original beside the weight: the kernel's case."""
+    def _groupable(self, key: TensorKey, received: Sequence[Item]) -> bool:
+        """Whether the kernel can merge a tensor: only products, and the original on the same device."""
         network = self._networks[key[0]]
         live = network.tensors[key[1]]
         resident = live.is_cuda and network.pristine.is_resident()
         return resident and live.is_contiguous() and live.dim() > 1 and all(is_product(i.placement) for i in received)
 
     def _targets(
-        self, key: Place, received: Sequence[Item], owners: Mapping[int, Loaded]
+        self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
     ) -> list[tuple[Target, list[Item]]]:
         network = self._networks[key[0]]
         live = network.tensors[key[1]]
         return targets_of(network.pristine.get(key[1], live), live, received, owners)
 
-    def _restore(self, keys: Iterable[Place]) -> None:
+    def _restore(self, keys: Iterable[TensorKey]) -> None:
         lives, originals = [], []
         for component, tensor in keys:
             network = self._networks[component]
@@ -302,7 +302,7 @@ class Weaver:
         if lives:
             torch._foreach_copy_(lives, originals)
 
-    def _abandon(self, keys: Iterable[Place]) -> None:
+    def _abandon(self, keys: Iterable[TensorKey]) -> None:
         """After a failure: the base everywhere, and nothing woven."""
         self._signatures, self._running, self._layers = {}, None, []
         try:
@@ -316,12 +316,12 @@ class Program:
 
     def __init__(
         self,
-        places: Mapping[Place, list[tuple[int, int, Placement]]],
+        tensors: Mapping[TensorKey, list[tuple[int, int, Placement]]],
         launch: Launch,
         products: Sequence[tuple[int, Placement]],
         sole: Loaded | None,
     ) -> None:
-        self.places = places
+        self.tensors = tensors
         self.sole = sole  # the adapter, where there is only one
         self._launch = launch
         self._products = products  # in the launch's order; one may be there for several runs of rows
@@ -335,13 +335,12 @@ class Program:
         assert self.sole is not None
         placements = loaded.plan.placements
         order = {id(old): new for old, new in zip(self.sole.plan.placements, placements, strict=True)}
-        places = {
-            place: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows]
-            for place, rows in self.places.items()
+        tensors = {
+            key: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows] for key, rows in self.tensors.items()
         }
         products = [(layer, order[id(p)]) for layer, p in self._products]
         launch = self._launch.moved(self.sole.slabs[device].numbers, loaded.slabs[device].numbers)
-        return Program(places, launch, products, loaded)
+        return Program(tensors, launch, products, loaded)
 
     def run(self, strengths: Sequence[Strength]) -> None:
         table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])

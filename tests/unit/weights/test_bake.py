@@ -25,7 +25,7 @@ from inweave.weights.offline import bake as baking
 from inweave.weights.offline.bake import Baked, Layer, bake
 from inweave.weights.source import FileSource
 from inweave.weights.stack import Strength
-from tests.support import random, tensor, write, write_sparse
+from tests.support import random, summation_error, tensor, write, write_sparse
 from tests.unit.weights.models import (
     DENOISER,
     adapter,
@@ -218,8 +218,9 @@ def test_a_large_tensor_is_merged_in_runs_of_rows(
     for name in want.names():
         got, exact = found.get(name), want.get(name)
         if exact.is_floating_point():
-            step = torch.finfo(dtype).eps * exact.abs().float().clamp_min(1)
-            assert ((got.float() - exact.float()).abs() <= step).all(), name
+            size = exact.abs().float()
+            bound = torch.finfo(dtype).eps * size + summation_error(10, size + 1)  # ranks 3, 5 and 2
+            assert ((got.float() - exact.float()).abs() <= bound).all(), name
             changed += not torch.equal(got, tensors[name])
     assert changed == 7
 
@@ -250,7 +251,7 @@ def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         (base, tmp_path / "out", r"one file, so --out ends in \.safetensors"),
         (folder, tmp_path / "out.safetensors", "several files"),
         (folder, folder / "out", "the base itself"),
-        (folder, tmp_path / "there", "exists already"),
+        (folder, tmp_path / "there", "already exists"),
     ):
         with pytest.raises(ConfigError, match=words):
             baked(source, out)
@@ -259,7 +260,7 @@ def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="cannot be written"):
         baked(folder, tmp_path / "nowhere" / "out")
     (folder / "linked").symlink_to(tmp_path / "there")
-    with pytest.raises(ConfigError, match="a link to a folder"):
+    with pytest.raises(ConfigError, match="a symbolic link to a folder"):
         baked(folder, tmp_path / "out")
 
 
@@ -330,7 +331,7 @@ def test_a_base_cut_while_it_is_read_is_a_clear_error(tmp_path: Path) -> None:
     def cut(now: int, total: int) -> None:
         os.truncate(base, base.stat().st_size // 2)
 
-    with pytest.raises(FormatError, match="cut while it was read"):
+    with pytest.raises(FormatError, match="truncated while it was read"):
         baked(base, tmp_path / "out.safetensors", progress=cut)
     assert not (tmp_path / "out.safetensors").exists()
 

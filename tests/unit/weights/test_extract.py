@@ -248,5 +248,5 @@ def test_different_models_are_refused_and_both_named(tmp_path: Path) -> None:
 def test_nan_is_named(tmp_path: Path) -> None:
     before = net()
     tuned, base = two(tmp_path, before, before | {"layer.weight": torch.full((60, 50), float("nan"))})
-    with pytest.raises(TargetError, match=r"layer\.weight: one of the checkpoints holds NaN"):
+    with pytest.raises(TargetError, match=r"layer\.weight: one of the checkpoints contains NaN"):
         extracted(tuned, base)

@@ -314,7 +314,7 @@ def test_carried_tensors_travel_unless_they_clash() -> None:
     listed = read(pair("unet.first", 20, 14, 6) | {"<s1>": random(1, 8)}, {"<s1>": "<embed>"})
     both = resized([(two, 1.0), (listed, 1.0)], rank=2).adapter
     assert both.metadata == {"<s1>": "<embed>"} and len(both.carried) == 2
-    with pytest.raises(TargetError, match="they differ"):
+    with pytest.raises(TargetError, match="different tensors"):
         resized([(one, 1.0), (two, 1.0)], rank=2)
 
 

@@ -1,11 +1,11 @@
-"""Bake: a stack of adapters merged into a checkpoint on disk, as `MergedSource` gives it, bit for bit.
+"""Bake: a stack of adapters merged into a checkpoint on disk, with the same bits as `MergedSource`.
 
     file     -> file      W' = round(W + sum_i strength_i * delta_i), tensor by tensor, under the same names
     shards   -> folder    every shard under its own name, and their index
     folder   -> folder    the weights of every network merged, everything else copied
 
-The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so nothing
-accumulates: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as float32) that
+The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so memory does not
+grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as float32) that
 receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since the order
 of a matrix product depends on its size. A file or folder appears under its name when it is whole, until then
 under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
@@ -176,7 +176,7 @@ class _Job:
 def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
     """The bytes of a result that is finite, unless its origin was not."""
     if not _finite(result) and _finite(before()):
-        raise TargetError(f"{name}: the result exceeds {_NAMES[result.dtype]}; take a wider dtype or a lower strength")
+        raise TargetError(f"{name}: the result exceeds {_NAMES[result.dtype]}; use a wider dtype or a lower strength")
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
@@ -234,7 +234,7 @@ def bake(
         try:
             needed = total + sum(path.stat().st_size for path in copies)
             if (free := shutil.disk_usage(target.absolute().parent).free) < needed:
-                raise ConfigError(f"{target}: needs {needed:,} bytes of disk, {free:,} are free")
+                raise ConfigError(f"{target}: needs {needed:,} bytes of disk space, {free:,} are free")
             if one_file:
                 write_atomic(target, jobs[0].chunks(source, tick))
             else:
@@ -275,9 +275,9 @@ def _check_target(source: Path, target: Path, one_file: bool) -> None:
         form = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
         raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise ConfigError(f"{target}: that is the base itself; write the result elsewhere")
+        raise ConfigError(f"{target}: this is the base itself; write the result elsewhere")
     if not one_file and target.exists():
-        raise ConfigError(f"{target}: exists already; a folder is written in one step and replaces nothing")
+        raise ConfigError(f"{target}: already exists; an existing folder is never replaced")
 
 
 def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:
@@ -285,7 +285,7 @@ def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path
     homes: dict[Path, str | None] = {root / name: component for name, component in folders.items()} or {root: None}
     inside = [path for path in sorted(root.rglob("*")) if not {".git", ".cache"} & set(path.relative_to(root).parts)]
     if link := next((path for path in inside if path.is_dir() and path.is_symlink()), None):
-        raise ConfigError(f"{link}: a link to a folder; put the folder itself there, or name the one it leads to")
+        raise ConfigError(f"{link}: a symbolic link to a folder; use the folder it points to")
     folders_to_scan = dict.fromkeys([*homes, *(path for path in inside if convert and path.is_dir())])
     networks = [network for folder in folders_to_scan for network in networks_in(folder, homes.get(folder, "none"))]
     used, lost = {path for network in networks for path in (*network.files, network.index)}, list[Path]()

@@ -1,13 +1,13 @@
 """Extract: what a tuned checkpoint changed, as a LoRA.
 
     D = flat(tuned) - flat(base), (out, in*k*k), float32        matched by the model's own names, in any naming
-    Q = qr[Y, D D^T Y, (D D^T)^2 Y, ..], Y = D G                randomised block Krylov, seeded by the tensor's name
+    Q = qr[Y, D D^T Y, (D D^T)^2 Y, ..], Y = D G                randomized block Krylov, seeded by the tensor's name
     Q^T D = U diag(sigma) V^T                                   exact where that is hardly more work
     up = Q U_r sqrt(sigma_r)     down = sqrt(sigma_r) V_r^T     alpha = r, so the scale is 1
     kept energy = sum_(i <= r) sigma_i^2 / |D|^2
 
 Tensors that do not differ (beyond the rounding of the coarser dtype) are left out. Norms and biases become
-differences where asked for; what differs and has no place in a LoRA (embedding tables, bare parameters) is
+differences on request; what differs and cannot be part of a LoRA (embedding tables, bare parameters) is
 reported, and counts as lost in the energy. Both checkpoints are read in pieces, one tensor at a time.
 """
 
@@ -29,7 +29,7 @@ from inweave.exchange.convert import Conversion
 from inweave.targets.index import Component, ModelIndex, module_of
 from inweave.targets.links import Naming
 from inweave.weights.checkpoint_files import Pieces, network_at, networks_in
-from inweave.weights.offline.resize import Row, check_wishes, chosen_rank, encode
+from inweave.weights.offline.resize import Row, check_size, chosen_rank, encode
 from inweave.weights.source import Renamed, Stacked, WeightSource
 
 LOW = 0.8  #: below this kept energy the report warns
@@ -94,7 +94,7 @@ def extract(
     Modules are those of the naming that ``naming_of`` chooses, so a fused layer gets one pair where it is written
     as one.
     """
-    check_wishes(rank, energy)
+    check_size(rank, energy)
     done = Extracted(Adapter(()))
     entries: list[Entry] = []
     tensors: dict[str, Tensor] = {}
@@ -127,7 +127,7 @@ def extract(
         raise TargetError(f"nothing to extract: {tuned} and {base} do not differ in any layer")
     done.adapter = Adapter(tuple(entries), tensors=tensors)
     if done.energy < LOW:
-        done.notes.append(f"only {done.energy:.0%} of the difference is kept; a higher rank keeps more")
+        done.notes.append(f"only {done.energy:.0%} of the difference is kept; use a higher rank to keep more")
     return done
 
 
@@ -180,7 +180,7 @@ def _minus(after: WeightSource, before: WeightSource, name: str, device: torch.d
         return None
     change = (new.to(wide) - old.to(wide)).float()
     if not bool(torch.isfinite(change).all()):
-        raise TargetError(f"{name}: one of the checkpoints holds NaN or infinity here")
+        raise TargetError(f"{name}: one of the checkpoints contains NaN or infinity here")
     return change
 
 

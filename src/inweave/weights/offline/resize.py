@@ -88,12 +88,12 @@ def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: flo
     return min(count, rank or count)
 
 
-def check_wishes(rank: int | None, energy: float | None) -> None:
-    """Raise unless both can be meant."""
+def check_size(rank: int | None, energy: float | None) -> None:
+    """Raise unless the rank and the energy are possible values."""
     if rank is not None and rank < 1:
-        raise ConfigError(f"a rank must be 1 or more, got {rank}")
+        raise ConfigError(f"rank must be 1 or more, got {rank}")
     if energy is not None and not 0 < energy <= 1:
-        raise ConfigError(f"an energy is a share above 0 and up to 1, got {energy:g}")
+        raise ConfigError(f"energy must be above 0 and up to 1, got {energy:g}")
 
 
 def resize(
@@ -111,7 +111,7 @@ def resize(
     Modules are those of the naming that ``naming_of`` chooses, so a rank counts for the file as it is written.
     ``dtype``: of the new factors (None: that of the old ones, float32 where they differ).
     """
-    check_wishes(rank, energy)
+    check_size(rank, energy)
     single = len(stack) == 1 and stack[0][1] == Strength()
     groups: dict[tuple[str, str, int | None, str], list[tuple[Entry, float]]] = {}
     for adapter, strength in stack:
@@ -131,7 +131,7 @@ def resize(
         listing = "\n  ".join([f"{len(work.problems)} modules cannot be combined:", *work.problems[:5]])
         raise TargetError(listing + ("\n  and more" if len(work.problems) > 5 else ""))
     if not entries:
-        raise TargetError("nothing is left: every strength is zero")
+        raise TargetError("nothing to write: every strength is zero")
     return Resized(_adapter(stack, entries, single), work.rows, work.unchanged)
 
 
@@ -231,7 +231,7 @@ class _Work:
     def _pair(self, entry: Entry, terms: Sequence[tuple[Lora, float]]) -> Lora:
         first, name = terms[0][0], str(entry.ref)
         if len({(f.shape()[0], math.prod(f.shape()[1:]), f.transposed, f.embedding, f.widen) for f, _ in terms}) > 1:
-            self.problems.append(f"{name}: the adapters see this weight differently (transposed or widened)")
+            self.problems.append(f"{name}: the adapters disagree about this weight's layout (transposed or widened)")
             return first
         before = sum(max(factors.rank, factors.up.shape[1]) for factors, _ in terms)
         parts = [_pair(factors, self.device) for factors, _ in terms]
@@ -275,7 +275,7 @@ def _adapter(stack: Sequence[tuple[Adapter, Strength]], entries: Sequence[Entry]
     for adapter, _ in stack:
         for key, tensor in adapter.carried.items():
             if not carried.setdefault(key, tensor).same(tensor):
-                raise TargetError(f"{key}: two of the files carry a tensor of this name, and they differ")
+                raise TargetError(f"{key}: two of the files carry different tensors of this name")
     source = stack[0][0]
     metadata = {key: value for key, value in source.metadata.items() if key not in _STALE and (single or key in _MODEL)}
     metadata |= {key: a.metadata[key] for a, _ in stack for key in a.carried if key in a.metadata}  # marks them as such

@@ -1,6 +1,6 @@
-"""The canonical data: tensors as they lie in files, one class an algorithm, and `Adapter`."""
+"""The canonical data: tensors as they lie in files, one class per algorithm, and `Adapter`."""
 
-from inweave.adapter.adapter import Adapter, Entry, Problem, Ref, algorithm
+from inweave.adapter.adapter import Adapter, Entry, Problem, Ref
 from inweave.adapter.factors import Factors, Magnitude, Residual
 from inweave.adapter.full import Full, Vera
 from inweave.adapter.glora import Glora
@@ -15,5 +15,5 @@ from inweave.adapter.tensor import Tensor, scalar, stacked
 __all__ = [
     "Adapter", "Boft", "BoftIn", "Entry", "Factors", "Full", "Glora", "Ia3", "Loha", "Lokr", "Lora",
     "Magnitude", "Oft", "OftIn", "Problem", "Ref", "Residual", "Tensor", "Vera",
-    "algorithm", "scalar", "scale", "stacked",
+    "scalar", "scale", "stacked",
 ]  # fmt: skip

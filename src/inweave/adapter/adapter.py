@@ -22,8 +22,8 @@ Fault = Literal["orphan", "unknown", "unsupported", "duplicate", "malformed"]
 class Ref:
     """A module as the file names it.
 
-    ``component``: "unet" (the denoiser, of any kind), "te", "te1", "te2", "te3", or "" if not said.
-    ``flat``: dots were replaced by underscores, so ``name`` is only good for a look-up.
+    ``component``: "unet" (the denoiser, of any kind), "te", "te1", "te2", "te3", or "" if unknown.
+    ``flat``: dots were replaced by underscores, so ``name`` can only be looked up.
     ``part``: one row part of a fused module, where the file numbers the parts.
     ``below``: the file names only an enclosing module; the layer is one of those inside it.
     """
@@ -35,8 +35,8 @@ class Ref:
     below: bool = False
 
     def __str__(self) -> str:
-        shown = f"{self.component}:{self.name}" if self.component else self.name
-        return shown if self.part is None else f"{shown}[{self.part}]"
+        name = f"{self.component}:{self.name}" if self.component else self.name
+        return name if self.part is None else f"{name}[{self.part}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +81,7 @@ class Adapter:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        return _by_frequency(algorithm(e.factors) for e in self.entries)
-
-
-def algorithm(factors: Factors) -> str:
-    """The name users know: "lora", "locon", "dora", "lokr", "norm", ..."""
-    name = factors.kind
-    down = factors.tensors().get("down")
-    if name == "lora" and (down is not None and any(size > 1 for size in down.shape[2:])):
-        name = "locon"
-    if name == "lora" and "mid" in factors.tensors():
-        name = "locon"
-    if name == "full":
-        name = "norm" if getattr(factors, "norm", False) else "full"
-    return (
-        f"dora-{name}"
-        if factors.magnitude is not None and name != "lora"
-        else ("dora" if factors.magnitude is not None else name)
-    )
+        return _by_frequency(e.factors.algorithm for e in self.entries)
 
 
 def _by_frequency(names: Iterator[str]) -> tuple[str, ...]:

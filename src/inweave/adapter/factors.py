@@ -1,7 +1,7 @@
 """What one target tensor receives: the parts every algorithm shares.
 
 An algorithm is one small class (`Lora`, `Loha`, ...) that knows its tensors by role, its rank and
-the shape of the change it makes. The mathematics is elsewhere (`inweave.ops.delta`), written once.
+the shape of the change it makes. The formulas are in `inweave.ops.delta`, written once.
 
     change(strength) = strength * delta                       additive algorithms
     delta            = scale * product(factors)               scale: see `inweave.adapter.scale`
@@ -22,7 +22,7 @@ Axis = Literal["out", "in"]
 
 @dataclass(frozen=True, slots=True)
 class Magnitude:
-    """DoRA's learned norms: one a row of the weight (``out``) or one a column (``in``)."""
+    """DoRA's trained norms: one per row of the weight (``out``) or one per column (``in``)."""
 
     tensor: Tensor
     axis: Axis
@@ -71,6 +71,11 @@ class Factors:
         explicit = self.stored_scale.item() if self.stored_scale else None
         return scale(self.alpha, self.rank, rslora=self.rslora, explicit=explicit)
 
+    @property
+    def algorithm(self) -> str:
+        """The name users know it by: "lora", "locon", "dora", "lokr", "norm", ..."""
+        return self.kind if self.magnitude is None else f"dora-{self.kind}"
+
     def shape(self) -> tuple[int, ...]:
         """Of the change, before any arithmetic; `-1` where only the base can tell."""
         raise NotImplementedError(type(self).__name__)
@@ -78,8 +83,8 @@ class Factors:
     def tensors(self) -> dict[str, Tensor]:
         """The algorithm's own tensors by role; the shared ones (alpha, magnitude, ...) are fields."""
         shared = {f.name for f in fields(Factors)}
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
-        return {role: value for role, value in found.items() if isinstance(value, Tensor)}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
+        return {role: value for role, value in own.items() if isinstance(value, Tensor)}
 
     def rows(self, start: int, length: int) -> Self | None:
         """The same algorithm restricted to some output rows, or None where it cannot be cut there."""

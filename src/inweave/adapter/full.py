@@ -28,6 +28,11 @@ class Full(Factors):
     kind: ClassVar[str] = "full"
 
     @property
+    def algorithm(self) -> str:
+        name = "norm" if self.norm else self.kind
+        return name if self.magnitude is None else f"dora-{name}"
+
+    @property
     def scale(self) -> float:
         if self.bias_rank is None:
             return 1.0

@@ -4,8 +4,8 @@
     old layout:  a1 (r, in)  a2 (in, r)  b1 (r, in)   b2 (out, r)       delta = scale * (W.a2.a1 + b2.b1)
 
 `W.a` contracts the input-channel axis of W. With `bm` the b-part is a Tucker product as in LoCon.
-All four shapes are compared to tell the layouts apart. On a square weight both can fit: the reading with
-the smaller rank is meant; at rank = width the two cannot be told apart, and the new one is taken and said.
+All four shapes are compared to tell the layouts apart. On a square weight both can fit, and the reading with
+the smaller rank is used; at rank = width the two cannot be told apart, so the new one is used, with a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Glora(Factors):
     @property
     def layouts(self) -> tuple[Literal["new", "old"], ...]:
         """Every layout the four shapes allow, the likelier (smaller rank) first; that one is used."""
-        found: list[tuple[int, Literal["new", "old"]]] = []
+        possible: list[tuple[int, Literal["new", "old"]]] = []
         orders: tuple[tuple[Literal["new", "old"], tuple[Tensor, Tensor, Tensor, Tensor]], ...] = (
             ("new", (self.a1, self.a2, self.b1, self.b2)),
             ("old", (self.a2, self.a1, self.b2, self.b1)),
@@ -39,8 +39,8 @@ class Glora(Factors):
         for name, (left, right, out, into) in orders:
             rank = left.shape[1]
             if left.shape[0] == right.shape[1] and right.shape[0] == rank == out.shape[1] == into.shape[0]:
-                found.append((rank, name))
-        return tuple(name for _, name in sorted(found, key=lambda row: row[0]))
+                possible.append((rank, name))
+        return tuple(name for _, name in sorted(possible, key=lambda row: row[0]))
 
     @property
     def layout(self) -> Literal["new", "old"]:

@@ -1,4 +1,4 @@
-"""(IA)^3: one learned number a row or a column, in two opposite conventions.
+"""(IA)^3: one trained number per row or column, in two opposite conventions.
 
 offset (LyCORIS):  delta = W * v          over the outputs, or over the inputs with `on_input`
 factor (PEFT):     W'    = W * l          `l` starts at one; output scaling also scales the bias

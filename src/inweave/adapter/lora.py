@@ -34,6 +34,12 @@ class Lora(Factors):
         return self.down.shape[0]
 
     @property
+    def algorithm(self) -> str:
+        if self.mid is not None or any(size > 1 for size in self.down.shape[2:]):
+            return "locon" if self.magnitude is None else "dora-locon"
+        return "lora" if self.magnitude is None else "dora"
+
+    @property
     def groups(self) -> int:
         """How many diagonal blocks the product has; 0 if the two ranks cannot meet."""
         return block_count(self.up.shape, self.down.shape)

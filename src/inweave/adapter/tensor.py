@@ -49,7 +49,7 @@ class Tensor:
     def item(self) -> float:
         """The only element, as a float; the stored value, never a repaired one."""
         if self.numel != 1:
-            raise ValueError(f"a single number was expected, the shape is {self.shape}")
+            raise ValueError(f"expected a single number, got shape {self.shape}")
         raw = bytes(self.data)
         if self.dtype in _STRUCT:
             return float(struct.unpack(_STRUCT[self.dtype], raw)[0])
@@ -59,7 +59,7 @@ class Tensor:
             return math.nan if raw[0] == 0xFF else math.ldexp(1.0, raw[0] - 127)
         if self.dtype in ("F8_E4M3", "F8_E5M2"):
             return _float8(raw[0], exponent_bits=4 if self.dtype == "F8_E4M3" else 5)
-        raise ValueError(f"no scalar reading of dtype {self.dtype}")
+        raise ValueError(f"cannot read a scalar of dtype {self.dtype}")
 
     def ints(self) -> tuple[int, ...]:
         """All elements of a small integer tensor."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from inweave.adapter import Adapter, algorithm
+from inweave.adapter import Adapter
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
 from inweave.formats.config import json_object
@@ -64,7 +64,7 @@ def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | Non
         "dtypes": _counts(t.dtype for t in adapter.tensors.values()),
         "components": _counts(e.ref.component or "model" for e in adapter if e.param == "weight"),
         "modules": len({e.ref for e in adapter}),
-        "kinds": _counts(algorithm(e.factors) for e in adapter),
+        "kinds": _counts(e.factors.algorithm for e in adapter),
         "base": {"detected": detection.base, "confidence": detection.confidence, "evidence": list(detection.evidence)},
         "triggers": trigger_words(adapter.metadata),
         "training": training_settings(adapter.metadata),

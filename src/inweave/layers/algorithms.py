@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from inweave.adapter import Factors, Tensor, algorithm
+from inweave.adapter import Factors, Tensor
 from inweave.layers.branch import Branch, Geometry
 from inweave.layers.loha import LohaBranch
 from inweave.layers.lokr import LokrBranch
@@ -24,7 +24,7 @@ def obstacle(factors: Factors, geometry: Geometry) -> str | None:
     """Why these factors cannot be a layer, or None if they can."""
     branch = _BY_FACTORS.get(type(factors))
     if branch is None:
-        return f"{algorithm(factors)} cannot be a layer, only {', '.join(ALGORITHMS)} can"
+        return f"{factors.algorithm} cannot be a layer, only {', '.join(ALGORITHMS)} can"
     if geometry.embedding and not branch.takes_embeddings:
         return only_lora(branch.network())
     if factors.residual is not None:

@@ -138,8 +138,8 @@ class Branch(nn.Module):
         """The name of the algorithm, as a file's metadata and `AdapterSpec.network` have it."""
         return cls.factors_type.kind
 
-    def algorithm(self) -> str:
-        """The name users know this very branch by: an algorithm may have several."""
+    def variant(self) -> str:
+        """The value of the training setting `network` that makes such a branch: an algorithm may have several."""
         return self.network()
 
     def roles(self) -> dict[str, nn.Parameter]:

@@ -78,7 +78,7 @@ class LoraBranch(Branch):
         """How many diagonal blocks the product has."""
         return self.rank // self.up.shape[1] if self.mid is None else 1
 
-    def algorithm(self) -> str:
+    def variant(self) -> str:
         if self.magnitude is not None:
             return "dora"
         kernel = self.down.shape[2:] if self.mid is None else self.mid.shape[2:]

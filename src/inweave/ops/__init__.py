@@ -1,1 +1,1 @@
-"""Mathematics and kernels: one folder an operation."""
+"""Mathematics and kernels: one folder per operation."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
-from inweave.adapter import Adapter, Entry, Factors, Full, Ref, algorithm
+from inweave.adapter import Adapter, Entry, Factors, Full, Ref
 from inweave.errors import TargetError
 from inweave.targets.fit import delta_shape, either_way, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use
@@ -246,7 +246,7 @@ def _without_conflicts(
         )
         if rival is not None:
             dropped.add(number)
-            reason = f"the same rows also receive {rival.keys[0]} ({algorithm(rival.factors)})"
+            reason = f"the same rows also receive {rival.keys[0]} ({rival.factors.algorithm})"
             report.duplicates.append(Finding(entry.keys, str(entry.ref), placements[0].component, reason))
             continue
         for p in placements:

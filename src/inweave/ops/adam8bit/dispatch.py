@@ -1,4 +1,4 @@
-"""Which implementation steps: the kernel for CUDA tensors it can take, the reference for all others."""
+"""Which implementation runs: the kernel for the CUDA tensors it supports, the reference for all others."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def step(
 ) -> None:
     """One AdamW step on flat float32 ``values``, in place; the formula is `work`'s.
 
-    ``lr``          0-dim, or one number a block of 256
-    ``count``       0-dim: the steps taken, this one included
+    ``lr``          0-dim, or one number per block of 256
+    ``count``       0-dim: the number of steps, this one included
     ``ok``          0-dim: where it is 0 nothing changes, whatever the gradients hold
     ``grad_scale``  0-dim: multiplies the gradient (clipping, unscaling)
 
-    No number comes to the host: a call can be captured in a CUDA graph once it ran before.
+    Nothing is copied to the host: a call can be captured in a CUDA graph once it has run before.
     """
     inverse = corrections(count, beta1, beta2)
     tensors = (values, grads, m_codes, m_scales, v_codes, v_scales)

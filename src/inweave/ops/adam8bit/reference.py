@@ -21,7 +21,7 @@ def quantize(values: torch.Tensor, *, signed: bool) -> tuple[torch.Tensor, torch
 
 
 def dequantize(codes: torch.Tensor, scales: torch.Tensor, *, signed: bool) -> torch.Tensor:
-    """The float32 values of `quantize`'s answer."""
+    """The float32 values of what `quantize` returned."""
     table = code_book(signed, codes.device)
     return (_blocks(table[codes.int()]) * scales[:, None]).reshape(-1)[: codes.numel()]
 
@@ -43,16 +43,16 @@ def step(
     ok: torch.Tensor,
     grad_scale: torch.Tensor,
 ) -> None:
-    """One step in place; ``inverse`` is `work.corrections`, the rest as `dispatch.step` says."""
+    """One step in place; ``inverse`` is `work.corrections`, the rest as in `dispatch.step`."""
     rate = lr if lr.dim() == 0 else lr.repeat_interleave(BLOCK)[: values.numel()]
     g = grads * grad_scale
     m = dequantize(m_codes, m_scales, signed=True) * beta1 + g * (1 - beta1)
     v = dequantize(v_codes, v_scales, signed=False) * beta2 + (g * g) * (1 - beta2)
     moved = m / (v.sqrt() * inverse[1] + epsilon) * (rate * inverse[0])
     new = (values * (1 - rate * weight_decay) - moved, *quantize(m, signed=True), *quantize(v, signed=False))
-    taken = ok != 0
+    accepted = ok != 0
     for old, made in zip((values, m_codes, m_scales, v_codes, v_scales), new, strict=True):
-        torch.where(taken, made, old, out=old)
+        torch.where(accepted, made, old, out=old)
 
 
 def _blocks(flat: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Per value: x, g and two codes are read, x and two codes are written: 16 bytes. Both tables stay in the L1 cache.
 
 Requantizing is a binary search over the 255 borders between codes. Its first levels, where all values of a program
-ask for the same few borders, are sums of comparisons with scalars instead of gathers:
+compare with the same few borders, are sums of comparisons with scalars instead of gathers:
 
     code = 2^(8-c) * #{k in 1 .. 2^c - 1 : border[k 2^(8-c) - 1] < x}, then one gather for each of the 8 - c bits left
 
@@ -58,7 +58,7 @@ def _step_kernel(
     v_book,
     m_borders,
     v_borders,
-    lr_ptr,  # one number, or one a block
+    lr_ptr,  # one number, or one per block
     inverse,  # (2,) float32: 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
     ok_ptr,
     grad_scale_ptr,
@@ -87,7 +87,7 @@ def _step_kernel(
         v_code = tl.load(v_codes + places, mask=inside, other=0).to(tl.int32)
         m = tl.load(m_book + m_code) * tl.load(m_scales + rows, mask=there, other=0.0)[:, None]
         v = tl.load(v_book + v_code) * tl.load(v_scales + rows, mask=there, other=0.0)[:, None]
-        m = tl.where(inside, m * beta1 + g * rest1, 0.0)  # what lies behind the end must not lead the last block
+        m = tl.where(inside, m * beta1 + g * rest1, 0.0)  # padding must not set the last block's scale
         v = v * beta2 + (g * g) * rest2
 
         if LR_PER_BLOCK:

@@ -1,6 +1,6 @@
 """Shapes: what fits a weight, how it is laid on it, and the error when it does not.
 
-A change fits a weight when it has as many rows and as many numbers in a row: a matrix may be laid on
+A change fits a weight that has as many rows and as many numbers per row: a matrix may be laid on
 a convolution and a convolution on a matrix. Between equal numbers of axes every axis must agree, and
 a vector takes only a vector.
 """
@@ -16,7 +16,7 @@ from inweave.errors import TargetError
 
 
 def misfit(kind: str, what: str, expected: object, actual: object) -> TargetError:
-    return TargetError(f"{kind}: {what}: expected {_shown(expected)}, got {_shown(actual)}")
+    return TargetError(f"{kind}: {what}: expected {_described(expected)}, got {_described(actual)}")
 
 
 def fitted(kind: str, change: torch.Tensor, shape: Sequence[int] | None) -> torch.Tensor:
@@ -55,5 +55,5 @@ def padded(weight: torch.Tensor, widen: Sequence[int] | None) -> torch.Tensor:
     return torch.nn.functional.pad(weight, room[::-1])
 
 
-def _shown(value: object) -> str:
+def _described(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, torch.Tensor) else str(value)

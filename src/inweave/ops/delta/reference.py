@@ -103,7 +103,7 @@ def _dense(kind: str, residual: Residual, read: Reader) -> torch.Tensor:
     places = decode(residual.indices, dtype=torch.int64, device=values.device)
     size = decode(residual.size, dtype=torch.int64).flatten().tolist()
     if len(size) != 2 or places.shape != (2, values.numel()):
-        raise misfit(kind, f"residual of size {size}: a (row, column) a value", (2, values.numel()), places)
+        raise misfit(kind, f"residual of size {size}: one (row, column) per value", (2, values.numel()), places)
     limit = torch.tensor(size, device=values.device)[:, None]
     if bool(((places < 0) | (places >= limit)).any()):
         raise misfit(kind, "residual: an index lies outside", f"below {size}", places.amax(1).tolist())

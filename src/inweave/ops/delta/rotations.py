@@ -72,8 +72,8 @@ def _oft_in(factors: OftIn, read: Reader, matrix: torch.Tensor) -> torch.Tensor:
         raise misfit("oft_in", "each block is an upper triangle", "(blocks, b(b-1)/2)", entries)
     count = columns // size if factors.share else entries.shape[0]
     if count * size != columns or (factors.share and entries.shape[0] != 1):
-        wanted = f"a multiple of {size}" if factors.share else count * size
-        raise misfit("oft_in", f"inputs rotated by blocks {tuple(entries.shape)}", wanted, columns)
+        expected = f"a multiple of {size}" if factors.share else count * size
+        raise misfit("oft_in", f"inputs rotated by blocks {tuple(entries.shape)}", expected, columns)
     if factors.spread is not None and size > 1:
         entries = entries / (2 * math.sqrt(size - 1))
     row, column = torch.triu_indices(size, size, 1, device=entries.device)
@@ -125,9 +125,9 @@ def _blockwise(blocks: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     return torch.bmm(blocks, matrix.reshape(count, size, matrix.shape[1])).reshape(matrix.shape)
 
 
-def _shuffled(matrix: torch.Tensor, first: int, second: int, kept: int = 1) -> torch.Tensor:
-    """Rows (c, first, second, kept) in the order (c, second, first, kept)."""
-    return matrix.reshape(-1, first, second, kept, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
+def _shuffled(matrix: torch.Tensor, first: int, second: int, inner: int = 1) -> torch.Tensor:
+    """Rows (c, first, second, inner) in the order (c, second, first, inner)."""
+    return matrix.reshape(-1, first, second, inner, matrix.shape[1]).transpose(1, 2).reshape(matrix.shape)
 
 
 def _half_span(kind: str, stage: int, size: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Which implementation merges: the kernel for CUDA tensors it can take, the reference for all others."""
+"""Which implementation merges: the kernel for the CUDA tensors it supports, the reference for all others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inweave.ops.merge.work import Target
 
 
 class Launch(Protocol):
-    """A merge that is ready to run, as often as wanted and at any scales."""
+    """A merge that is ready to run, as often as needed and at any scales."""
 
     def run(self) -> None: ...
 
@@ -30,7 +30,7 @@ def prepared(targets: Sequence[Target]) -> Launch:
 
 
 def merge_products(targets: Sequence[Target]) -> None:
-    """Merge all targets: one launch a (device, base dtype, factor dtype) on CUDA, one addmm each elsewhere."""
+    """Merge all targets: one launch per (device, base dtype, factor dtype) on CUDA, one addmm each elsewhere."""
     plain: list[Target] = []
     grouped: dict[tuple[object, ...], list[Target]] = {}
     for target in targets:

@@ -1,4 +1,4 @@
-"""The grouped merge in plain torch: one weight after the other, one addmm a weight.
+"""The grouped merge in plain torch: one weight after the other, one addmm per weight.
 
 Products of a weight are joined along the rank, [s1*up1 s2*up2 ..] @ [down1; down2; ..], so a stack of any
 height costs one matrix product and one rounding.

@@ -6,7 +6,7 @@
         acc += scale * (up slice @ down slice)           float32 accumulation
     out tile = round(acc)
 
-All addresses are offsets (int64, in elements) from one base pointer a dtype, so nothing is loaded as a
+All addresses are offsets (int64, in elements) from one base pointer per dtype, so nothing is loaded as a
 pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `Launch` keeps
 them, so that merging the same stack again, also at other strengths, is the launch alone.
 
@@ -176,8 +176,8 @@ class Launch:
         grid = -(-shapes // np.array(self._block))
         tiles = grid[:, 0] * grid[:, 1]
         target = np.repeat(np.arange(len(shapes)), tiles)
-        within = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-        row0, column0 = within // grid[target, 1] * self._block[0], within % grid[target, 1] * self._block[1]
+        number = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        row0, column0 = number // grid[target, 1] * self._block[0], number % grid[target, 1] * self._block[1]
         width, item = shapes[target, 1], self._bases.element_size()
         start = row0 * width + column0
         offsets = np.stack(

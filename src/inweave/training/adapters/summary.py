@@ -48,7 +48,7 @@ def shape_of(networks: Mapping[str, nn.Module], name: str) -> Shape:
     for component, network in networks.items():
         for module, layer in lora_layers(network).items():
             branch, wide = layer.branch(name), layer.geometry.wide
-            found.kinds[branch.algorithm()] += 1
+            found.kinds[branch.variant()] += 1
             (found.wide_ranks if wide else found.ranks)[branch.rank] += 1
             (found.wide_alphas if wide else found.alphas)[
                 branch.alpha if branch.alpha is not None else branch.rank

@@ -22,7 +22,7 @@ from typing import TypeGuard
 
 import torch
 
-from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor, algorithm
+from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import Conversion
 from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
@@ -224,7 +224,7 @@ class _Work:
         if self.single:
             self.unchanged.append(f"{first.ref}.{first.param}")
             return first
-        kinds = ", ".join(dict.fromkeys(algorithm(entry.factors) for entry, _ in parts))
+        kinds = ", ".join(dict.fromkeys(entry.factors.algorithm for entry, _ in parts))
         self.problems.append(f"{first.keys[0]}: {kinds}; only plain LoRA pairs and differences can be combined")
         return first
 

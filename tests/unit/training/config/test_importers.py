@@ -259,18 +259,18 @@ def put(folder: Path, text: str, name: str = "run.txt") -> Path:
     return path
 
 
-def accounted(found: Imported, name: str) -> bool:
+def accounted(result: Imported, name: str) -> bool:
     """A setting is taken, missed or noted, itself or piece by piece."""
-    told = [*found.mapping, *(each.split(": ")[0] for each in (*found.no_equivalent, *found.notes))]
-    return any(each == name or each.startswith(f"{name}.") for each in told)
+    names = [*result.mapping, *(each.split(": ")[0] for each in (*result.no_equivalent, *result.notes))]
+    return any(each == name or each.startswith(f"{name}.") for each in names)
 
 
 def test_kohya(tmp_path: Path) -> None:
     import tomllib
 
-    found = import_config(put(tmp_path, KOHYA))
-    c = found.config
-    assert found.kind == "kohya"
+    result = import_config(put(tmp_path, KOHYA))
+    c = result.config
+    assert result.kind == "kohya"
     assert (c.network, c.rank, c.alpha, c.lokr_factor, c.targets, c.conv_rank) == (
         "lokr",
         32,
@@ -297,33 +297,33 @@ def test_kohya(tmp_path: Path) -> None:
     assert (c.model, c.parts, c.output, c.name, c.seed) == (
         "models/sd_xl_base_1.0.safetensors", {"vae": "models/sdxl_vae.safetensors"}, "trained", "marble_v1", 1234,
     )  # fmt: skip
-    missed = {each.split(":")[0] for each in found.no_equivalent}
+    missed = {each.split(":")[0] for each in result.no_equivalent}
     assert missed == {
         "fp8_base", "multires_noise_iterations", "multires_noise_discount", "save_every_n_epochs", "logging_dir",
         "my_own_extra", "network_args.use_tucker",
     }  # fmt: skip
-    assert found.mapping["network_dim"] == "rank" and found.mapping["unet_lr"] == "learning_rate"
+    assert result.mapping["network_dim"] == "rank" and result.mapping["unet_lr"] == "learning_rate"
     for section in tomllib.loads(KOHYA).values():
         for name in section:
-            assert accounted(found, name), name
+            assert accounted(result, name), name
 
 
 def test_kohya_is_silent_about_what_it_does(tmp_path: Path) -> None:
     """Its defaults are not ours: a file without them must not train something else here."""
-    found = import_config(put(tmp_path, 'train_data_dir = "x"\nnetwork_dim = 16\nlearning_rate = 1e-4\n'))
-    c = found.config
+    result = import_config(put(tmp_path, 'train_data_dir = "x"\nnetwork_dim = 16\nlearning_rate = 1e-4\n'))
+    c = result.config
     assert (c.alpha, c.steps, c.precision, c.buckets, c.upscale) == (1, 1600, "fp32", False, True)
     assert c.caption_extensions == (".caption",)
     assert (c.train_text_encoders, c.text_encoder_learning_rate, c.cache_text) == (True, 1e-4, False)
-    assert any(note.startswith("network_alpha: not in the file") for note in found.notes)
-    assert "network_alpha" not in found.mapping
+    assert any(note.startswith("network_alpha: not in the file") for note in result.notes)
+    assert "network_alpha" not in result.mapping
 
 
 @pytest.mark.parametrize("length", [75, 150, 225])
 def test_captions_are_not_cut_at_kohyas_length(length: int, tmp_path: Path) -> None:
-    found = import_config(put(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n'))
-    assert not any("max_token_length" in each for each in found.no_equivalent)
-    (note,) = (each for each in found.notes if each.startswith("max_token_length: "))
+    result = import_config(put(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n'))
+    assert not any("max_token_length" in each for each in result.no_equivalent)
+    (note,) = (each for each in result.notes if each.startswith("max_token_length: "))
     assert "nothing is truncated" in note
 
 
@@ -347,8 +347,8 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     model_prediction_type = "raw"
     guidance_scale = 1.0
     """
-    found = import_config(put(tmp_path, text))
-    c = found.config
+    result = import_config(put(tmp_path, text))
+    c = result.config
     assert c.parts == {
         "text_encoder": "clip_l.safetensors",
         "text_encoder_2": "t5xxl_fp16.safetensors",
@@ -362,7 +362,7 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
         "attention-mlp",
     )
     assert (c.train_text_encoders, c.cache_text, c.buckets) == (False, True, True)  # the dataset says how it is cut
-    assert [each.split(":")[0] for each in found.no_equivalent] == ["network_args.train_blocks"]
+    assert [each.split(":")[0] for each in result.no_equivalent] == ["network_args.train_blocks"]
     again = put(tmp_path, c.to_toml(), "ours.toml")
     assert TrainConfig.load(again) == c == import_config(again).config
     mixed = put(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')
@@ -370,9 +370,9 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
 
 
 def test_one_trainer(tmp_path: Path) -> None:
-    found = import_config(put(tmp_path, json.dumps(ONE_TRAINER)))
-    c = found.config
-    assert found.kind == "OneTrainer"
+    result = import_config(put(tmp_path, json.dumps(ONE_TRAINER)))
+    c = result.config
+    assert result.kind == "OneTrainer"
     assert (c.network, c.rank, c.alpha, c.targets) == ("dora", 24, 12, "attention-mlp")
     assert (c.epochs, c.batch_size, c.learning_rate, c.lr_scheduler, c.warmup, c.cosine_cycles) == (
         40,
@@ -399,13 +399,13 @@ def test_one_trainer(tmp_path: Path) -> None:
         3,
     )
     assert (c.output, c.name, c.save_every, c.train_text_encoders) == ("models", "knight", 500, False)
-    missed = {each.split(":")[0] for each in found.no_equivalent}
+    missed = {each.split(":")[0] for each in result.no_equivalent}
     assert missed == {
         "concepts.1.path", "transformer.weight_dtype", "sample_after", "perturbation_noise_weight", "something_new.deep.0.x",
     }  # fmt: skip
     for name in _leaves(ONE_TRAINER):
-        assert accounted(found, name), name
-    assert "a-secret" not in repr(found)
+        assert accounted(result, name), name
+    assert "a-secret" not in repr(result)
 
 
 def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
@@ -419,19 +419,19 @@ def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
     assert import_config(path, dataset="there").config.dataset == "there"
     (tmp_path / "concepts").mkdir()
     put(tmp_path / "concepts", json.dumps([{"path": "off", "enabled": False}, {"path": "on"}]), "c.json")
-    found = import_config(path)
-    c = found.config
+    result = import_config(path)
+    c = result.config
     assert (c.rank, c.alpha, c.epochs, c.warmup, c.precision) == (16, 1.0, 100, 200, "fp16")
     assert (c.min_snr_gamma, c.resolution, c.dataset) == (5, 1024, "on")
     assert c.targets == (".*attn1.*", ".*attn2.*")
-    assert any(each.startswith("resolution.others") for each in found.no_equivalent)
+    assert any(each.startswith("resolution.others") for each in result.no_equivalent)
 
 
 def test_ai_toolkit(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    found = import_config(put(tmp_path, AI_TOOLKIT))
-    c = found.config
-    assert found.kind == "ai-toolkit"
+    result = import_config(put(tmp_path, AI_TOOLKIT))
+    c = result.config
+    assert result.kind == "ai-toolkit"
     assert (c.name, c.output, c.device, c.trigger, c.model) == (
         "harbour_v2", "output", "cuda:0", "h4rbour", "black-forest-labs/FLUX.1-dev",
     )  # fmt: skip
@@ -452,12 +452,12 @@ def test_ai_toolkit(tmp_path: Path) -> None:
     )
     assert (c.save_every, c.keep_last, c.sample_every, c.sample_steps, c.sample_guidance) == (250, 4, 250, 20, 4)
     assert c.sample_prompts == ("[trigger] at dawn", "a lighthouse, h4rbour")
-    missed = {each.split(":")[0] for each in found.no_equivalent}
+    missed = {each.split(":")[0] for each in result.no_equivalent}
     assert missed == {
         "datasets.0.resolution.others", "datasets.0.num_repeats", "datasets.1.folder_path", "model.quantize",
     }  # fmt: skip
     for name in _leaves(yaml.safe_load(AI_TOOLKIT)):
-        assert accounted(found, name.removeprefix("config.process.0.")), name
+        assert accounted(result, name.removeprefix("config.process.0.")), name
 
 
 def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
@@ -466,10 +466,10 @@ def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
         "model": {"name_or_path": "m"},
         "sample": {"samples": [{"prompt": "p"}]},
     }
-    found = import_config(
+    result = import_config(
         put(tmp_path, json.dumps({"job": "extension", "config": {"name": "n", "process": [process]}}))
     )
-    c = found.config
+    c = result.config
     assert (c.rank, c.alpha, c.steps, c.learning_rate, c.precision) == (4, 1.0, 1000, 1e-6, "fp32")
     assert c.sample_prompts == ("p",)
 
@@ -484,13 +484,13 @@ def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> Non
     wrong = 'train_data_dir = "x"\nnetwork_dim = -3\nunet_lr = "fast"\nresolution = "wide"\nnetwork_args = "nonsense"\n'
     with pytest.raises(ConfigError) as caught:
         import_config(put(tmp_path, wrong))
-    told = "\n".join(caught.value.problems)
+    text = "\n".join(caught.value.problems)
     for word in ("network_dim (rank)", "unet_lr (learning_rate)", "resolution", "network_args", "run.txt"):
-        assert word in told
+        assert word in text
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no settings"),
         ("just words", "no settings"),
@@ -507,8 +507,8 @@ def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> Non
         ("[a]\nseed = 1\n[b]\nseed = 2\n", "set twice"),
     ],
 )  # fmt: skip
-def test_what_is_no_training_file_is_told_so(text: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(InweaveError, match=said):
+def test_files_that_are_not_a_training_run_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InweaveError, match=message):
         import_config(put(tmp_path, text))
 
 
@@ -556,8 +556,8 @@ def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
            "train_text_encoder": True, "text_encoder_layer_skip": 1, "concepts": [{"path": "x"}], "weight_decay": 0.02,
            "timestep_distribution": "LOGIT_NORMAL", "gradient_checkpointing": "CPU_OFFLOADED", "text_caching": True,
            "save_after": 0, "save_after_unit": "NEVER"}  # fmt: skip
-    found = import_config(put(tmp_path, json.dumps(old)))
-    c = found.config
+    result = import_config(put(tmp_path, json.dumps(old)))
+    c = result.config
     assert (c.learning_rate, c.text_encoder_learning_rate, c.train_text_encoders, c.cache_text) == (
         1e-4,
         2e-4,
@@ -565,7 +565,7 @@ def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
         False,
     )
     assert (c.clip_skip, c.weight_decay, c.gradient_checkpointing, c.save_every) == (2, 0.02, "full", 0)
-    assert [each.split(":")[0] for each in found.no_equivalent] == ["timestep_distribution"]
+    assert [each.split(":")[0] for each in result.no_equivalent] == ["timestep_distribution"]
 
 
 @pytest.mark.parametrize("data", [b"\x80\x04\x95", b"\xff" * 100, b"a = 1\0", bytes(range(256)), b"x" * (2**20 + 1)])
@@ -616,8 +616,8 @@ def test_weird_values_never_end_in_a_traceback(
     base = importing._recognize(whole)[1]
     monkeypatch.setattr(importing, "_parse", lambda text, path: {})
     for chosen in (*([name] for name in [*names, "model_type"]), names):
-        given = {**base, **dict.fromkeys(chosen, WEIRD[index])}
-        monkeypatch.setattr(importing, "_recognize", lambda table, given=given: (kind, given))
+        settings = {**base, **dict.fromkeys(chosen, WEIRD[index])}
+        monkeypatch.setattr(importing, "_recognize", lambda table, settings=settings: (kind, settings))
         try:
             import_config(path)
         except InweaveError as error:

@@ -67,8 +67,14 @@ def test_presets_fill_what_was_not_said(family: str) -> None:
     for name, value in PRESETS[family].items():
         assert getattr(filled, name) == value
     assert filled.alpha is None and filled.max_grad_norm == 1.0
-    said = of(rank=3, learning_rate=5e-5, epochs=2, precision="fp16").with_preset(family)
-    assert (said.rank, said.learning_rate, said.epochs, said.steps, said.precision) == (3, 5e-5, 2, None, "fp16")
+    message = of(rank=3, learning_rate=5e-5, epochs=2, precision="fp16").with_preset(family)
+    assert (message.rank, message.learning_rate, message.epochs, message.steps, message.precision) == (
+        3,
+        5e-5,
+        2,
+        None,
+        "fp16",
+    )
     assert filled.with_preset(family) == filled
 
 
@@ -272,7 +278,7 @@ def test_what_does_not_matter_is_noted(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("fp8_base", True, "vram"),
         ("multires_noise_iterations", 6, "schedule"),
@@ -285,8 +291,8 @@ def test_what_does_not_matter_is_noted(name: str) -> None:
         ("text_encoder_lr", [1e-4, 1e-5], "share one learning rate"),
     ],
 )
-def test_what_has_no_equivalent_is_refused(name: str, value: Any, said: str) -> None:
-    assert said in problems(**{name: value})
+def test_what_has_no_equivalent_is_refused(name: str, value: Any, message: str) -> None:
+    assert message in problems(**{name: value})
     of(fp8_base=False, multires_noise_iterations=0, max_timestep=1000)  # switched off, they ask for nothing
 
 
@@ -299,17 +305,17 @@ def test_one_thing_said_twice() -> None:
     ("wrong", "right"),
     [("rnak", "rank"), ("learning_rat", "learning_rate"), ("network_dimm", "network_dim"), ("epoch", "epochs")],
 )
-def test_misspelt_settings(wrong: str, right: str) -> None:
+def test_misspelled_settings(wrong: str, right: str) -> None:
     assert f"{wrong}: there is no such setting; did you mean '{right}'?" in problems(**{wrong: 1})
 
 
-def test_misspelt_values_and_rules() -> None:
+def test_misspelled_values_and_rules() -> None:
     assert "did you mean 'adamw8bit'?" in problems(optimizer="adamw8bits")
     assert "did you mean 'learning_rate'?" in problems(rules=[{"pattern": "a", "learning_rates": 1}])
 
 
 def test_all_problems_at_once() -> None:
-    told = problems(
+    text = problems(
         dataset="", steps=3, epochs=4, rank=0, learning_rate=-1, text_encoder_learning_rate=math.inf, caption_dropout=2,
         validation_split=1, train_text_encoders=True, cache_text=True, targets=["to_q", "a[b"], vram="lots", rankk=3,
         objective="flow", min_snr_gamma=5, noise_offset=0.1, rules=[{"pattern": "x(", "rank": 3}, {"pattern": "y"}],
@@ -322,12 +328,12 @@ def test_all_problems_at_once() -> None:
         "network_args", "unet_lr", "lokr_factor", "cosine_cycles",
     ]  # fmt: skip
     for word in expected:
-        assert any(word in each for each in told), word
-    assert len(told) == len(set(told))
+        assert any(word in each for each in text), word
+    assert len(text) == len(set(text))
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"train_denoiser": False}, "nothing is left to train"),
         ({"conv_rank": 4}, 'network = "locon"'),
@@ -347,8 +353,8 @@ def test_all_problems_at_once() -> None:
         ({"targets": "(" * 3000}, "nested too deeply"),
     ],
 )
-def test_contradictions(fields: dict[str, Any], said: str) -> None:
-    assert said in problems(**fields)
+def test_contradictions(fields: dict[str, Any], message: str) -> None:
+    assert message in problems(**fields)
 
 
 def test_text_is_not_cached_while_its_encoders_change() -> None:
@@ -366,7 +372,7 @@ def test_memory_and_warmup() -> None:
     assert (of(warmup=100).warmup_steps(50), of(warmup=0.1).warmup_steps(50), of().warmup_steps(9)) == (100, 5, 0)
     preset = of().with_preset("inweave/emoji")
     assert (preset.warmup_steps(300), preset.warmup_steps(10)) == (20, 5), (
-        "a preset's gives way, what was asked does not"
+        "a preset's gives way, what the user set does not"
     )
     assert of(warmup=8).with_preset("inweave/emoji").warmup_steps(10) == 8
 
@@ -382,13 +388,13 @@ def test_files(tmp_path: Path) -> None:
     path.write_text('dataset = "d"\n\nnetwork_dim = 0\nstepz = 3\nvram = "x"\n')
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(path)
-    told = str(caught.value)
+    text = str(caught.value)
     for word in (f"{path}:3: network_dim (rank)", f"{path}:4: stepz", f"{path}:5: vram"):
-        assert word in told
+        assert word in text
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('dataset = "d"\nrank = \n', "line 2"),
         ("rank = " + "[" * 20_000, "nested too deeply"),
@@ -398,10 +404,10 @@ def test_files(tmp_path: Path) -> None:
         ("".join(f"a{i} = 1\n" for i in range(2_000)), "no such setting"),
     ],
 )
-def test_files_that_cannot_be_read(text: str, said: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    with pytest.raises((ConfigError, FormatError), match=said) as caught:
+    with pytest.raises((ConfigError, FormatError), match=message) as caught:
         TrainConfig.load(path)
     assert str(path) in str(caught.value) and len(str(caught.value)) < 50_000
     with pytest.raises(ConfigError, match="no such file"):
@@ -443,13 +449,13 @@ def values(name: str) -> st.SearchStrategy[Any]:
     kind = TrainConfig.model_fields[name].annotation
     if typing.get_origin(kind) is typing.Literal:
         return st.sampled_from(typing.get_args(kind))
-    said = str(kind)
-    empty = st.none() if "None" in said else st.nothing()
+    message = str(kind)
+    empty = st.none() if "None" in message else st.nothing()
     if kind is bool:
         return st.booleans()
-    if "int" in said:
+    if "int" in message:
         return st.one_of(empty, st.integers(1, 2**31 - 1))
-    if "float" in said:
+    if "float" in message:
         return st.one_of(empty, st.floats(1e-12, 0.999))
     return st.one_of(empty, TEXT)
 
@@ -479,12 +485,12 @@ def test_reading_a_configuration_needs_no_torch() -> None:
 def test_what_is_given_besides_a_file_goes_before_it(tmp_path: Path) -> None:
     file = tmp_path / "style.toml"
     file.write_text("rank = 4\nepochs = 1\nlearning_rate = 1e-3\n")
-    found = TrainConfig.load(file, dataset="d", network_dim=8, max_train_steps=5)
-    assert (found.dataset, found.rank, found.steps, found.epochs, found.learning_rate) == ("d", 8, 5, None, 1e-3)
+    result = TrainConfig.load(file, dataset="d", network_dim=8, max_train_steps=5)
+    assert (result.dataset, result.rank, result.steps, result.epochs, result.learning_rate) == ("d", 8, 5, None, 1e-3)
     with pytest.raises(ConfigError) as caught:
         TrainConfig.load(file, dataset="d", rnk=3, rank="many")
-    told = "\n".join(caught.value.problems)
-    assert "did you mean 'rank'?" in told and "rank: " in told and len(caught.value.problems) == 2
+    text = "\n".join(caught.value.problems)
+    assert "did you mean 'rank'?" in text and "rank: " in text and len(caught.value.problems) == 2
     file.write_text("rank = 4\nrnk = 1\n")
     with pytest.raises(ConfigError, match=r"style\.toml:2: rnk: there is no such setting"):
         TrainConfig.load(file, dataset="d")
@@ -497,8 +503,8 @@ def test_a_name_is_a_file_name(name: str) -> None:
 
 
 def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
-    found = of(optimizer="prodigy", train_text_encoders=True).with_preset("sdxl")
-    assert (found.learning_rate, found.text_encoder_learning_rate) == (1.0, None)
+    result = of(optimizer="prodigy", train_text_encoders=True).with_preset("sdxl")
+    assert (result.learning_rate, result.text_encoder_learning_rate) == (1.0, None)
 
 
 def test_constructors_raise_every_problem_as_ours() -> None:

@@ -40,21 +40,21 @@ def some_rules(draw: st.DrawFn) -> BucketRules:
 
 def test_the_buckets_of_512_are_those_everybody_knows() -> None:
     wide = {(512, 512), (576, 448), (640, 384), (704, 320), (768, 320), (832, 256), (896, 256), (960, 256), (1024, 256)}
-    found = {(bucket.width, bucket.height) for bucket in buckets_for(512, 64, 256, 1024)}
-    assert found == wide | {(height, width) for width, height in wide}
+    result = {(bucket.width, bucket.height) for bucket in buckets_for(512, 64, 256, 1024)}
+    assert result == wide | {(height, width) for width, height in wide}
 
 
 @FAST
 @given(some_rules())
 def test_buckets_keep_to_the_rules(rules: BucketRules) -> None:
     low, high = rules.limits
-    found = buckets_for(rules.size, rules.step, low, high)
-    assert len(set(found)) == len(found)
-    for bucket in found:
+    result = buckets_for(rules.size, rules.step, low, high)
+    assert len(set(result)) == len(result)
+    for bucket in result:
         assert bucket.width * bucket.height <= rules.area
         assert bucket.width % rules.step == bucket.height % rules.step == 0
         assert low <= min(bucket.width, bucket.height) <= max(bucket.width, bucket.height) <= high
-        assert Bucket(bucket.height, bucket.width) in found
+        assert Bucket(bucket.height, bucket.width) in result
 
 
 @FAST
@@ -162,11 +162,11 @@ def test_any_number_of_processes_sees_the_same_sequence(
                 seen += turn
         return seen
 
-    alone = run(0, steps, accumulation * world, 1)
-    assert alone == run(0, steps, accumulation, world)
-    assert alone == run(0, steps // 2, accumulation, world) + run(steps // 2, steps, accumulation * world, 1)
-    endless = [batch for epoch in range(len(alone) // len(order) + 1) for batch in order.batches(epoch)]
-    assert alone == endless[: len(alone)]
+    single = run(0, steps, accumulation * world, 1)
+    assert single == run(0, steps, accumulation, world)
+    assert single == run(0, steps // 2, accumulation, world) + run(steps // 2, steps, accumulation * world, 1)
+    endless = [batch for epoch in range(len(single) // len(order) + 1) for batch in order.batches(epoch)]
+    assert single == endless[: len(single)]
 
 
 def test_two_processes_merged_are_one_with_twice_the_accumulation() -> None:

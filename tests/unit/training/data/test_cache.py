@@ -39,8 +39,8 @@ def test_made_once_and_found_by_the_next_process(tmp_path: Path) -> None:
     made = first.get({"x": 1}, two)
     assert same(first.get({"x": 1}, never), made) and (first.misses, first.hits) == (1, 1)
     later = TensorCache(tmp_path)
-    found = later.get({"x": 1}, never)
-    assert same(found, two()) and found["b"].dtype == torch.bfloat16
+    result = later.get({"x": 1}, never)
+    assert same(result, two()) and result["b"].dtype == torch.bfloat16
     assert (later.misses, later.hits) == (0, 1)
     assert len(files(tmp_path)) == 1
 
@@ -166,19 +166,19 @@ def test_without_caching_every_step_encodes(tmp_path: Path) -> None:
         loose = [drawn(task, step) for step in range(2)]
         assert calls == {"vae": 4, "text_encoder": 4}
     assert not (tmp_path / "cache").exists()
-    kept = task_on(data)
-    assert all(same(drawn(kept, step), loose[step]) for step in range(2))
+    cached = task_on(data)
+    assert all(same(drawn(cached, step), loose[step]) for step in range(2))
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    task_on(make_set(tmp_path / "set")).prepare(lambda *each: told.append(each))
-    assert [number for _, number, _ in told] == [1, 2, 3, 4, 5] and {total for *_, total in told} == {5}
-    assert [text for text, *_ in told] == ["encoding images"] * 2 + ["encoding captions"] * 3
+    message: list[tuple[str, int, int]] = []
+    task_on(make_set(tmp_path / "set")).prepare(lambda *each: message.append(each))
+    assert [number for _, number, _ in message] == [1, 2, 3, 4, 5] and {total for *_, total in message} == {5}
+    assert [text for text, *_ in message] == ["encoding images"] * 2 + ["encoding captions"] * 3
 
 
-def made_by(place: Path, cache_at: Path, model: Any = None, **said: Any) -> int:
-    task = task_on(place, model=model, cache_at=cache_at, **said)
+def made_by(place: Path, cache_at: Path, model: Any = None, **fields: Any) -> int:
+    task = task_on(place, model=model, cache_at=cache_at, **fields)
     task.prepare()
     return task.cache.misses
 
@@ -242,14 +242,14 @@ def texts_of(task: Any, steps: int = 40) -> list[bytes]:
 
 def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": "one, two, three, four, five, six"})
-    said = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
+    fields = {"shuffle_tags": True, "keep_tokens": 2, "caption_variants": 4, "batch_size": 1}
     with counted(shared_model()) as calls:
-        task = task_on(data, **said)
+        task = task_on(data, **fields)
         task.prepare()
         assert len(task.captions[0]) == 4 and calls["text_encoder"] == 5
         seen = {drawn(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)}
         assert calls["text_encoder"] == 5, "no step encodes"
-    assert len(seen) == 4, "every variant is shown"
+    assert len(seen) == 4, "every variant is used"
     assert all(text.startswith("one, two, ") for text in task.captions[0])
     assert {tuple(sorted(text.split(", "))) for text in task.captions[0]} == {
         ("five", "four", "one", "six", "three", "two")
@@ -274,8 +274,8 @@ def test_flips_are_cached_and_mirror_the_picture(tmp_path: Path) -> None:
         task.prepare()
         assert calls["vae"] == 2
         seen = {drawn(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
-        shown = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
-        assert calls["vae"] == 2 and len(shown) == 2 and len(seen) == 1
+        latents = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
+        assert calls["vae"] == 2 and len(latents) == 2 and len(seen) == 1
     mirrored = picture(0).transpose(0)
     mirrored.save(data / "a.png")
     other = task_on(data)

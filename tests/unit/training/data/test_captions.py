@@ -37,9 +37,9 @@ def test_shuffling_moves_tags_and_keeps_the_first(tags: list[str], keep: int, co
     made = caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
     assert len(made) == count
     for text in made:
-        found = [tag for tag in text.split(", ") if tag]
-        assert Counter(found) == Counter(tags)
-        assert found[:keep] == tags[:keep]
+        result = [tag for tag in text.split(", ") if tag]
+        assert Counter(result) == Counter(tags)
+        assert result[:keep] == tags[:keep]
     assert made == caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
     assert made[:1] == caption_variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
 
@@ -68,18 +68,18 @@ def test_bars_hold_both_ends() -> None:
 @given(TAGS, st.integers(0, 3), st.floats(0, 1), st.integers(0, 99))
 def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, share: float, seed: int) -> None:
     (text,) = caption_variants(", ".join(tags), tag_dropout=share, keep_tokens=keep, seed=seed)
-    found = [tag for tag in text.split(", ") if tag]
+    result = [tag for tag in text.split(", ") if tag]
     rest = iter(tags)
-    assert all(tag in rest for tag in found)
-    assert found[:keep] == tags[:keep]
+    assert all(tag in rest for tag in result)
+    assert result[:keep] == tags[:keep]
     if share == 1:
-        assert found == tags[:keep]
+        assert result == tags[:keep]
 
 
 def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
     made = caption_variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
-    kept = sum(len(text.split(", ")) for text in made) / (40 * 50)
-    assert 0.7 < kept < 0.8
+    share = sum(len(text.split(", ")) for text in made) / (40 * 50)
+    assert 0.7 < share < 0.8
     assert caption_variants("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
 
 
@@ -141,10 +141,10 @@ def test_the_settings_of_a_subset_reach_the_variants() -> None:
 
 
 def test_tags_are_counted_by_folder() -> None:
-    found = tag_frequency([
+    result = tag_frequency([
         example("1girl, Red Hair, "), example("1girl", "1girl, smile"), example("sks", folder="5_other")
     ])  # fmt: skip
-    assert found == {"10_cat": {"1girl": 2, "red hair": 1, "smile": 1}, "5_other": {"sks": 1}}
+    assert result == {"10_cat": {"1girl": 2, "red hair": 1, "smile": 1}, "5_other": {"sks": 1}}
 
 
 def test_captions_beside_a_picture(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sets on disk, in every layout: what is found, what is refused, and what is said about the rest."""
+"""Sets on disk, in every layout: what is read, what is refused, and what is reported about the rest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from inweave.training.data.reader import read_dataset
 from inweave.training.data.types import Dataset, Subset, fingerprint_fields, with_defaults
 
 
-def picture(path: Path, size: tuple[int, int] = (12, 8), colour: Any = None, mode: str = "RGB", **options: Any) -> Path:
+def picture(path: Path, size: tuple[int, int] = (12, 8), color: Any = None, mode: str = "RGB", **options: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     shade = sum(path.name.encode("utf-8", "surrogateescape")) % 251
-    Image.new(mode, size, colour if colour is not None else (shade, size[0] % 256, 7)).save(path, **options)
+    Image.new(mode, size, color if color is not None else (shade, size[0] % 256, 7)).save(path, **options)
     return path
 
 
@@ -63,8 +63,8 @@ def test_a_caption_for_all_fills_only_what_is_missing(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png", "own")
     picture(tmp_path / "b.png")
     picture(tmp_path / "reg" / "c.png")
-    found = read_dataset(tmp_path, caption="given")
-    assert [example.captions for example in found.examples] == [("own",), ("given",), ()]
+    result = read_dataset(tmp_path, caption="default")
+    assert [example.captions for example in result.examples] == [("own",), ("default",), ()]
 
 
 def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_regularization_pictures_lie_in_reg(tmp_path: Path) -> None:
 
 def test_metadata_says_what_belongs_to_the_set(tmp_path: Path) -> None:
     picture(tmp_path / "images" / "a.png")
-    captioned(tmp_path / "b.png", "beside, not asked")
+    captioned(tmp_path / "b.png", "next to it, not listed")
     picture(tmp_path / "c.png")
     rows = ['{"file_name": "images/a.png", "text": "A"}', '{"file_name": "b.png", "caption": ["B", "B2"]}']
     (tmp_path / "metadata.jsonl").write_text("\n".join(rows))
@@ -122,7 +122,7 @@ def test_a_dataset_file_inherits_downwards(tmp_path: Path) -> None:
     picture(tmp_path / "x" / "a.png").with_suffix(".cap").write_text("from cap")
     picture(tmp_path / "x" / "b.png")
     picture(tmp_path / "y" / "c.png")
-    picture(tmp_path / "y" / "d.png", mode="RGBA", colour=(1, 2, 3, 4))
+    picture(tmp_path / "y" / "d.png", mode="RGBA", color=(1, 2, 3, 4))
     file = toml(
         tmp_path,
         """
@@ -233,10 +233,10 @@ def test_files_that_are_no_dataset_file(tmp_path: Path, text: str) -> None:
 
 def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
     captioned(tmp_path / "a.jpg")
-    picture(tmp_path / "a-masklabel.png", mode="L", colour=9)
-    captioned(tmp_path / "b.png", mode="RGBA", colour=(1, 2, 3, 4))
+    picture(tmp_path / "a-masklabel.png", mode="L", color=9)
+    captioned(tmp_path / "b.png", mode="RGBA", color=(1, 2, 3, 4))
     captioned(tmp_path / "c.png", mode="RGB")
-    picture(tmp_path / "gone-masklabel.png", mode="L", colour=8)
+    picture(tmp_path / "gone-masklabel.png", mode="L", color=8)
     dataset = read_dataset(tmp_path)
     assert [example.mask for example in dataset.examples] == [tmp_path / "a-masklabel.png", None, None]
     assert [path.name for path in dataset.report.ignored] == ["gone-masklabel.png"]
@@ -248,10 +248,10 @@ def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
     assert names(read_dataset(tmp_path, skip_unreadable=True)) == ["b.png", "c.png"]
 
 
-def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", colour: Any = None) -> Path:
+def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB", color: Any = None) -> Path:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return picture(path, size, colour, mode, exif=exif)
+    return picture(path, size, color, mode, exif=exif)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +278,13 @@ def test_a_mask_has_the_shape_of_its_picture(
         (a, _) = read_dataset(tmp_path).examples
         assert (a.mask, a.mask_orientation, a.mask_is_black) == (tmp_path / "a-masklabel.png", 1, False)
         return
-    told = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {picture_size[0]}x{picture_size[1]}"
-    with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {told}"):
+    message = f"its mask a-masklabel.png is {mask[0]}x{mask[1]} and the image {picture_size[0]}x{picture_size[1]}"
+    with pytest.raises(FormatError, match=rf"1 files cannot be used.*\n.*a\.png: {message}"):
         read_dataset(tmp_path)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert names(skipped) == ["b.png"]
     ((path, why),) = skipped.report.unreadable
-    assert path.name == "a.png" and told in why
+    assert path.name == "a.png" and message in why
 
 
 def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
         picture(tmp_path / f"{name}-masklabel.png", size, 255, "L")
     turned(tmp_path / "c-masklabel.png", (12, 8), 8, "L", 255)
     turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
-    found = read_dataset(tmp_path, caption="x")
+    result = read_dataset(tmp_path, caption="x")
     # as stored; upright already; turned by its own word; the size does not say; turned though the picture is not
-    assert [example.mask_orientation for example in found.examples] == [6, 1, 8, 1, 6]
-    assert [path.name for path in found.report.ambiguous_masks] == ["d-masklabel.png"]
+    assert [example.mask_orientation for example in result.examples] == [6, 1, 8, 1, 6]
+    assert [path.name for path in result.report.ambiguous_masks] == ["d-masklabel.png"]
     picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
     with pytest.raises(FormatError, match=r"is 6x4 and the image 8x12 once upright \(12x8 in its file\)"):
         read_dataset(tmp_path, caption="x")
@@ -307,30 +307,32 @@ def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
 def test_orientations_that_mean_nothing_turn_nothing(orientation: int, tmp_path: Path) -> None:
     turned(tmp_path / "a.jpg", (12, 8), orientation)
     picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
-    found = read_dataset(tmp_path, caption="x")
-    assert (found.examples[0].size, found.examples[0].mask_orientation) == (
+    result = read_dataset(tmp_path, caption="x")
+    assert (result.examples[0].size, result.examples[0].mask_orientation) == (
         (12, 8),
         1,
-    ) and not found.report.ambiguous_masks
+    ) and not result.report.ambiguous_masks
 
 
 def test_black_masks_are_known(tmp_path: Path) -> None:
     for name in "abc":
         captioned(tmp_path / f"{name}.png")
-    captioned(tmp_path / "d.png", mode="RGBA", colour=(9, 9, 9, 0))
-    captioned(tmp_path / "e.png", mode="RGBA", colour=(9, 9, 9, 1))
-    picture(tmp_path / "a-masklabel.png", colour=0, mode="L")
-    picture(tmp_path / "b-masklabel.png", colour=255, mode="I;16")  # of 65535: nothing in 8 bits
-    picture(tmp_path / "c-masklabel.png", colour=1, mode="L")
-    found = read_dataset(alpha_masked(tmp_path))
-    assert [example.mask_is_black for example in found.examples] == [True, True, False, True, False]
-    assert not any(example.mask_is_black for example in read_dataset(tmp_path).examples[3:]), "alpha was not asked for"
+    captioned(tmp_path / "d.png", mode="RGBA", color=(9, 9, 9, 0))
+    captioned(tmp_path / "e.png", mode="RGBA", color=(9, 9, 9, 1))
+    picture(tmp_path / "a-masklabel.png", color=0, mode="L")
+    picture(tmp_path / "b-masklabel.png", color=255, mode="I;16")  # of 65535: nothing in 8 bits
+    picture(tmp_path / "c-masklabel.png", color=1, mode="L")
+    result = read_dataset(alpha_masked(tmp_path))
+    assert [example.mask_is_black for example in result.examples] == [True, True, False, True, False]
+    assert not any(example.mask_is_black for example in read_dataset(tmp_path).examples[3:]), (
+        "alpha is not used as a mask"
+    )
 
 
 def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
     captioned(tmp_path / "10_cat" / "a.png")
     captioned(tmp_path / "b.JPG")
-    (tmp_path / "b.JPG.txt").write_text("also asked for")
+    (tmp_path / "b.JPG.txt").write_text("also a caption")
     for name in ("c.GIF", "c.txt", "10_cat/d.heic", "d.tiff", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
         (tmp_path / name).write_bytes(b"")
     picture(tmp_path / "10_cat" / "more" / "e.png")

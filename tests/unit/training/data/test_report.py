@@ -41,8 +41,8 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
     (tmp_path / "reg").mkdir()
     Image.new("RGB", (128, 128), (99, 0, 0)).save(tmp_path / "reg" / "r.png")
     (tmp_path / "2_cat" / "z.png").write_bytes(b"broken")
-    found = read_dataset(tmp_path, skip_unreadable=True)
-    report = check_dataset(found, RULES, batch_size=2, accumulation=2, epochs=3)
+    result = read_dataset(tmp_path, skip_unreadable=True)
+    report = check_dataset(result, RULES, batch_size=2, accumulation=2, epochs=3)
     assert (report.images, report.regularization, report.repeated, report.masks) == (8, 1, 15, 1)
     assert (report.captions, report.several_captions) == (8, 1)
     assert report.buckets == {"128x128": 5, "160x96": 1, "256x64": 2}
@@ -55,7 +55,7 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
     assert [[Path(name).name for name in group] for group in report.duplicates] == [["a.png", "copy.bmp"]]
     assert [Path(name).name for name in report.unreadable] == ["z.png"]
     assert json.loads(json.dumps(report.as_dict()))["buckets"] == report.buckets
-    told = "\n".join(report.lines())
+    lines = "\n".join(report.lines())
     for part in (
         "8 images, 15 per epoch with repeats; 1 of them for regularization; 1 with masks",
         "128x128 (5), 160x96 (1), 256x64 (2)",
@@ -66,7 +66,7 @@ def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
         "z.png (",
         "without a caption: 1: ",
     ):
-        assert part in told, told
+        assert part in lines, lines
 
 
 def test_steps_round_up_over_the_whole_run_and_not_in_every_epoch() -> None:
@@ -82,8 +82,8 @@ def test_small_pictures_where_nothing_is_enlarged() -> None:
     assert (report.too_small, report.own_bucket, report.upscaled) == (["tiny"], ["small"], 0)
     assert report.buckets == {"64x64": 1, "128x128": 1}
     assert (report.images, report.repeated, report.batches_per_epoch) == (3, 2, 2)
-    told = "\n".join(report.lines())
-    assert "too small for any bucket, left out: 1: tiny" in told and "in one of their own: 1: small" in told
+    lines = "\n".join(report.lines())
+    assert "too small for any bucket, left out: 1: tiny" in lines and "in one of their own: 1: small" in lines
 
 
 def test_crops_are_counted_above_each_mark() -> None:
@@ -144,7 +144,7 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
     for name, level in (("a", 0), ("c", 9)):
         Image.new("L", (128, 128), level).save(tmp_path / f"{name}-masklabel.png")
-    found, rules = read_dataset(tmp_path, skip_unreadable=True), BucketRules(128, 32, 64, 256, upscale=False)
+    result, rules = read_dataset(tmp_path, skip_unreadable=True), BucketRules(128, 32, 64, 256, upscale=False)
     at = f"{tmp_path}/"
     other = [
         f"without a caption: 2: {at}d.png, {at}thin.png",
@@ -160,25 +160,25 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
     black = f"masks that are all black, so that nothing is trained on the image: 1: {at}a.png"
     unused = f"masks that are not used, since masked_loss is off: 2: {at}a.png, {at}c.png"
     for masked_loss, masks in ((True, black), (False, unused)):
-        report = check_dataset(found, rules, epochs=1, masked_loss=masked_loss)
-        told = report.warnings()
-        assert [line.startswith(part) for line, part in zip(told, [*other, masks, *beyond], strict=True)] == [True] * 8
-        assert set(told) < set(report.lines())
-    kept = json.loads(json.dumps(report.as_dict()))
-    assert (kept["unsupported_formats"], kept["orphan_captions"], len(kept["unused_masks"])) == (
+        report = check_dataset(result, rules, epochs=1, masked_loss=masked_loss)
+        lines = report.warnings()
+        assert [line.startswith(part) for line, part in zip(lines, [*other, masks, *beyond], strict=True)] == [True] * 8
+        assert set(lines) < set(report.lines())
+    document = json.loads(json.dumps(report.as_dict()))
+    assert (document["unsupported_formats"], document["orphan_captions"], len(document["unused_masks"])) == (
         [f"{at}anim.gif"],
         [f"{at}lost.txt"],
         2,
     )
-    assert not any("not used" in line for line in check_dataset(found, rules, epochs=1).warnings())
+    assert not any("not used" in line for line in check_dataset(result, rules, epochs=1).warnings())
     assert check_dataset(dataset(example("a", (128, 128))), RULES, epochs=1).warnings() == []
 
 
 def test_masks_are_used_where_the_dataset_asks_for_alpha() -> None:
-    asked = Subset(alpha_mask=True)
+    masked = Subset(alpha_mask=True)
     examples = [
         replace(example(name, (128, 128), subset=subset), mask="alpha", mask_is_black=True)
-        for name, subset in (("a", asked), ("b", Subset()))
+        for name, subset in (("a", masked), ("b", Subset()))
     ]
     report = check_dataset(dataset(*examples), RULES, epochs=1, masked_loss=False)
     assert (report.black_masks, report.unused_masks) == (["a"], ["b"])

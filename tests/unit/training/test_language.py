@@ -180,24 +180,6 @@ def test_what_makes_no_sense_is_refused_before_the_model_is_read(
         train(asked(folders["llama"], **{"dataset": texts, "output": tmp_path / "out", **said}))
 
 
-def test_texts_that_cannot_be_read_name_the_line(tmp_path: Path) -> None:
-    file = tmp_path / "t.jsonl"
-    file.write_text(
-        '{"text": "fine"}\n{"prompt": "no completion"}\n[1]\n{"text": 5}\n{"completion": "\u2028 is no line end"}\n'
-    )
-    with pytest.raises(ConfigError) as caught:
-        read_texts(file)
-    assert [problem.split(":")[0].split(", ")[1] for problem in caught.value.problems] == ["line 2", "line 3", "line 4"]
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(FormatError, match="not a readable text file"):
-        read_texts(file)
-    with pytest.raises(FormatError, match="not a readable text file"):
-        read_texts(tmp_path / "none.txt")
-    other = tmp_path / "t.txt"
-    other.write_bytes("\ufeffone\r\ntwo\r\n \r\n\r\n\r\nthree\n".encode())
-    assert read_texts(other) == [("", "one\ntwo"), ("", "three")]
-
-
 def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     import shutil
 

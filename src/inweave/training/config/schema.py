@@ -24,7 +24,7 @@ from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import Translation, known_names, translate
 from inweave.training.config.presets import KINDS, PRESETS
 from inweave.training.config.toml import at_most, flatten_sections, format_toml_value, parse_toml, read_text_file
-from inweave.training.config.types import memory_bytes
+from inweave.training.config.types import memory_bytes, warmup_in_steps
 from inweave.training.config.validation import (
     ensure_consistent,
     is_for_other_objective,
@@ -147,7 +147,7 @@ class TrainConfig(Settings):
 
     def warmup_steps(self, steps: int) -> int:
         """Of a run of ``steps``; a preset's warmup that is longer than a short run takes half of it."""
-        warmup = round(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+        warmup = warmup_in_steps(self.warmup, steps)
         return warmup if "warmup" in self.explicit_fields else min(warmup, steps // 2)
 
 

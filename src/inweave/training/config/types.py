@@ -66,6 +66,11 @@ def memory_bytes(text: str) -> int:
     return int(number * base ** ("KMGT".index(match[2].upper()) + 1))
 
 
+def warmup_in_steps(warmup: float, total: int) -> int:
+    """A warmup below 1 is a fraction of all steps, any other a number of steps."""
+    return round(warmup * total) if warmup < 1 else int(warmup)
+
+
 class Rule(CheckedModel):
     """What holds for the modules that match a pattern; the first rule that matches a module wins."""
 

@@ -16,6 +16,7 @@ import math
 from typing import TYPE_CHECKING
 
 from inweave.errors import ConfigError
+from inweave.training.config.types import warmup_in_steps
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
@@ -53,7 +54,7 @@ def warmup_steps(total: int, warmup: int | float) -> int:
         raise ConfigError(f"there must be at least 1 step, got {total}")
     if not math.isfinite(warmup) or (warmup != int(warmup) and not 0 < warmup < 1):
         raise ConfigError(f"warmup must be a whole number of steps or a fraction below 1, got {warmup!r}")
-    steps = round(warmup * total) if warmup < 1 else int(warmup)
+    steps = warmup_in_steps(warmup, total)
     if not 0 <= steps < total:
         raise ConfigError(f"warmup must leave steps to train: {warmup!r} is {steps} of {total} steps")
     return steps

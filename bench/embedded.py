@@ -25,8 +25,7 @@ from peft import LoraConfig
 
 import inweave
 from inweave.models import embedded
-from inweave.training.distributed.world import World
-from inweave.training.session import diffusion_run
+from inweave.training.session import prepare
 
 PEER = """
 import sys, torch
@@ -74,7 +73,7 @@ def steps(folder: Path) -> tuple[float, float]:
     config = inweave.TrainConfig.of(
         dataset="inweave/pixel", output=str(folder), steps=300, device="cpu", cache_dir=str(folder / "cache")
     )
-    run, _ = diffusion_run(config, World(), None)
+    run, _ = prepare(config)
     ours = seconds(run._one, 15)
     unet = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32).unet
     unet.requires_grad_(False)

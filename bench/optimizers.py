@@ -280,7 +280,7 @@ class TrainingRun:
     def __init__(self, folder: Path, steps: int, seed: int) -> None:
         from inweave.models.embedded import NAME, style_folder
         from inweave.models.model import load_model
-        from inweave.training.adapters.attach import add_networks
+        from inweave.training.adapters.attach import attach_adapters
         from inweave.training.config.schema import TrainConfig
         from inweave.training.data.cache import TensorCache
         from inweave.training.data.reader import read_dataset
@@ -292,10 +292,10 @@ class TrainingRun:
         ).with_preset(NAME)
         model = load_model(NAME, device="cpu", dtype="fp32", keep="file")
         self.task = DiffusionTask(model, read_dataset(config.dataset), config, TensorCache(folder))
-        self.flat = FlatParameters(add_networks(self.task.networks, config).parameters)
+        self.flat = FlatParameters(attach_adapters(self.task.networks, config).parameters)
         self.start = self.flat.values.clone()
         self.batches = [
-            self.task.draw(
+            self.task.sample_batch(
                 self.task.order.step(number, accumulation=1, world=1, rank=0)[0], generator_for(seed, number)
             )
             for number in range(steps)

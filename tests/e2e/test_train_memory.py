@@ -50,8 +50,8 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
     told = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
     assert "memory: batch_size 4 becomes 2" in told and "memory: a step keeps" in told
     measured = [record for record in journal(planned) if "measured_bytes" in record]
-    assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["kept_bytes"]
-    assert measured[0]["measured_bytes"] == pytest.approx(plan["kept_bytes"], rel=0.15)
+    assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["activation_bytes"]
+    assert measured[0]["measured_bytes"] == pytest.approx(plan["activation_bytes"], rel=0.15)
     assert [record["event"] for record in journal(planned) if str(record.get("event")).startswith("sample")] == [
         "sample"
     ]
@@ -68,7 +68,7 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, cache: Path) -> None:
     told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "1032MiB"), code=1)
-    assert "are not enough" in told and "a larger limit" in told
+    assert "is not enough" in told and "raise the limit" in told
     assert not (tmp_path / "out").exists()
 
 
@@ -91,6 +91,6 @@ def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None
     )
     assert (plain, held, shared) == (24, 12, 12)
     large = needed(tmp_path, cache, "-b", 2, "--set", "resolution=256", "--set", "upscale=true")
-    assert large["kept_bytes"] > 3 * whole["kept_bytes"]
+    assert large["activation_bytes"] > 3 * whole["activation_bytes"]
     told = invoked(*on_emoji(tmp_path, cache, "--steps", 2, "--check", "--set", "masked_loss=true"), code=2)
     assert "no image has a mask" in told

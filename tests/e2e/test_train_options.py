@@ -132,7 +132,7 @@ def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
         )
         found.append(checked["estimate"])
         assert any("captions: the longest" in line for line in checked["estimate"]["choices"]) == (words == 300)
-    assert found[0]["kept_bytes"] > found[1]["kept_bytes"], "what captions are padded to is kept too"
+    assert found[0]["activation_bytes"] > found[1]["activation_bytes"], "what captions are padded to is kept too"
 
 
 def test_a_trigger_goes_before_every_caption(tmp_path: Path, cache: Path) -> None:

@@ -30,14 +30,14 @@ import json, sys
 from pathlib import Path
 from tests.unit.training import tiny as made
 from inweave.training import loop as run
-from inweave.training.checkpoint import store as checkpoint
+from inweave.training.checkpoint import resume as resuming
 from inweave.training.distributed.world import join
 output, said = Path(sys.argv[1]), json.loads(sys.argv[2])
 world = join("cpu")
 if not world.first:
     def never(*_, **__):
         raise AssertionError("only the first process writes")
-    run.save_state = run.store = run.Journal = run.tidy = run.alone = never
+    run.save_state = run.save_adapter = run.TrainLog = resuming.recover = resuming.lock = never
 task = made.tiny(output, world=world, **said)
 done = task.train()
 validating = task.task.held_out

@@ -26,8 +26,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 from inweave.training.config.schema import TrainConfig
-from inweave.training.tasks.language import language_run
-from inweave.training.session import diffusion_run, is_language
+from inweave.training.session import prepare
 from inweave.training.distributed.fsdp import frozen_bytes
 from inweave.training.distributed.world import join
 
@@ -35,13 +34,13 @@ said = json.loads(sys.argv[1])
 dies = said.pop("dies", None)
 config = TrainConfig.of(**said)
 world = join("cpu")
-run, sample = (language_run(config, world), None) if is_language(config) else diffusion_run(config, world, None)
+run, sample = prepare(config, world)
 
 def tell(record):
     if record.get("step") == dies:
         os.kill(os.getpid(), signal.SIGKILL)
 
-done = run.train(sample=sample, tell=tell)
+done = run.train(sample=sample, on_record=tell)
 gc.collect()
 storages = [t.untyped_storage() for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
 alive = sum({each.data_ptr(): each.nbytes() for each in storages}.values())

@@ -115,14 +115,14 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
     import safetensors.torch
 
     from inweave.formats.files import write_file
-    from inweave.training.output.adapter_file import _sign
+    from inweave.training.output.adapter_file import _add_hashes
 
     draw = np.random.default_rng(0)
     arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
     tensors = {name: Tensor("F32", value.shape, value.tobytes()) for name, value in arrays.items()}
     said = {"ss_steps": "4", "ss_x": "1", "modelspec.title": "t"}
     file = write_file(tmp_path / "a.safetensors", tensors, said)
-    _sign(file)
+    _add_hashes(file)
     kept = {name: value for name, value in said.items() if name.startswith("ss_")}
     stream = io.BytesIO(safetensors.torch.save({n: torch.from_numpy(a) for n, a in arrays.items()}, kept))
     stream.seek(0x100000)
@@ -282,7 +282,7 @@ def test_no_memory_for_a_picture_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(DiffusionTask, "_encoded", short)
     told = invoked(*quick(tmp_path / "out", tmp_path / "cache", "--steps", 1), code=1)
-    assert "no memory to encode" in told and "airplane.png at 64x64; lower `resolution`" in told
+    assert "not enough memory to encode" in told and "airplane.png at 64x64; lower `resolution`" in told
 
 
 def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ from tests.unit.training.tiny import TinyTask, made
 from inweave.training import session
 loss = TinyTask.loss
 TinyTask.loss = lambda self, inputs: (time.sleep(0.02), loss(self, inputs))[1]
-session.train = lambda config, tell=None, tick=None: made(config).train(tell=tell)
+session.train = lambda config, on_record=None, on_progress=None: made(config).train(on_record=on_record)
 from inweave.cli.app import app
 app()
 """

@@ -57,7 +57,7 @@ def test_every_network_learns_in_every_precision(network: str, precision: str, t
     done = inweave.train(
         said(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema_decay=0.9)
     )
-    assert done.bad == 0 and len(done.losses) == 12 and all(loss == loss for loss in done.losses)
+    assert done.skipped_steps == 0 and len(done.losses) == 12 and all(loss == loss for loss in done.losses)
     assert all(value.isfinite().all() for value in learnt(done.path).values())
 
 
@@ -111,7 +111,7 @@ def alone(config: Any, share: float = 1.0) -> dict[str, Any]:
         "import json, sys, torch, inweave\n"
         f"torch.cuda.set_per_process_memory_fraction({share})\n"
         "told = []\n"
-        "done = inweave.train(inweave.TrainConfig.of(**json.loads(sys.argv[1])), tell=told.append)\n"
+        "done = inweave.train(inweave.TrainConfig.of(**json.loads(sys.argv[1])), on_record=told.append)\n"
         "peak, free = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]\n"
         "torch.empty(free // 2, dtype=torch.uint8, device='cuda') if sys.argv[2] == 'lifted' else None\n"
         "print(json.dumps({'path': str(done.path), 'losses': done.losses, 'told': told, 'peak': peak}))\n"
@@ -155,7 +155,7 @@ def test_a_limit_is_planned_held_measured_and_lifted(precision: str, tmp_path: P
 
 
 def test_what_does_not_fit_says_so(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(MemoryBudgetError, match="are not enough"):
+    with pytest.raises(MemoryBudgetError, match="is not enough"):
         inweave.train(said(tmp_path, cache, vram="1032MiB"))
 
 
@@ -172,4 +172,4 @@ def test_a_language_model_learns(tmp_path: Path) -> None:
                 seed=2, vram="2GiB",
             )
         )  # fmt: skip
-        assert done.bad == 0 and done.losses[-1] < done.losses[0]
+        assert done.skipped_steps == 0 and done.losses[-1] < done.losses[0]

@@ -34,7 +34,7 @@ def trained(variant: str, place: Path, **said: Any) -> tuple[Path, list[float]]:
     task = task_on(data, model=model, **said)
     task.prepare()
     same = drawn(task)
-    task.draw = lambda batch, generator: same  # type: ignore[method-assign]
+    task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
     done = Run(task, model, file_index(model), task.config).train()
     with torch.no_grad():
         return done.path, [*done.losses, float(task.loss(same))]

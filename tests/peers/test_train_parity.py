@@ -97,14 +97,14 @@ def ours(place: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.
     )  # fmt: skip
     task = DiffusionTask(model, read_dataset(data), config, TensorCache(None))
     drawn: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []
-    draw = task.draw
+    draw = task.sample_batch
 
     def noted(batch: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
         found = draw(batch, generator)
         drawn.append((batch, found))
         return found
 
-    task.draw = noted  # type: ignore[method-assign]
+    task.sample_batch = noted  # type: ignore[method-assign]
     return Run(task, model, file_index(model), config), drawn
 
 

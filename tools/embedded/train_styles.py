@@ -35,7 +35,9 @@ def train(name: str, steps: int, out: Path) -> None:
         config = inweave.TrainConfig.of(
             **{**SETTINGS, "steps": steps}, model=embedded.NAME, dataset=f"inweave/{name}", name=name, output=place
         )
-        done = inweave.train(config, tell=lambda record: print(name, record, flush=True) if "loss" in record else None)
+        done = inweave.train(
+            config, on_record=lambda record: print(name, record, flush=True) if "loss" in record else None
+        )
         if done.step < steps:
             raise SystemExit(f"{name}: {done.reason}")
         out.mkdir(parents=True, exist_ok=True)

@@ -125,20 +125,20 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
                 if not as_json:
                     progress.line(notes[-1])
 
-        done = run(config, tell=on_record, tick=progress.update)
+        done = run(config, on_record=on_record, on_progress=progress.update)
     if not first:
         raise typer.Exit(OK)
     if as_json:
         print_json({
             "ok": True, "path": str(done.path), "step": done.step, "reason": done.reason, "seconds": round(done.seconds, 2),
-            "skipped_steps": done.bad, "losses": [finite(loss) for loss in done.losses],
+            "skipped_steps": done.skipped_steps, "losses": [finite(loss) for loss in done.losses],
             "validation": [[step, finite(loss)] for step, loss in done.validation], "notes": notes,
         })  # fmt: skip
     else:
         hint = "; continue with --resume" if done.reason == STOPPED else ""
         typer.echo(printable(f"{done.path}: {done.reason}{hint} (step {done.step}, {done.seconds:.0f} s)"))
-        if done.bad:
-            print_lines([f"{done.bad} steps had a non-finite loss or gradient and were skipped"], "yellow")
+        if done.skipped_steps:
+            print_lines([f"{done.skipped_steps} steps had a non-finite loss or gradient and were skipped"], "yellow")
     raise typer.Exit(OK)
 
 
@@ -153,9 +153,9 @@ def show_record(progress: Display, record: Mapping[str, Any]) -> None:
         f"{record['step']}/{record['total']}",
         f"loss {record['loss']:.4f}" if record["loss"] is not None else "loss not finite",
         f"lr {record['lr']:.2e}" if record.get("lr") is not None else "",
-        f"{record['rate']:.2f} it/s" if record.get("rate") else "",
+        f"{record['steps_per_second']:.2f} it/s" if record.get("steps_per_second") else "",
         f"{record['memory'] / 2**30:.1f} GiB" if record.get("memory") else "",
-        f"{record['bad']} skipped" if record.get("bad") else "",
+        f"{record['skipped_steps']} skipped" if record.get("skipped_steps") else "",
     )
     progress.update("training", record["step"], record["total"], "  ".join(figure for figure in figures if figure))
 
@@ -176,7 +176,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
         print_facts("memory, estimated", [
             ("weights", f"{estimate['weights_bytes'] / gib:.2f} GiB"),
             ("adapter", f"{estimate['trained_bytes'] / gib:.3f} GiB for {estimate['trained_parameters']:,} parameters"),
-            ("activations", f"{estimate['kept_bytes'] / gib:.2f} GiB"),
+            ("activations", f"{estimate['activation_bytes'] / gib:.2f} GiB"),
             ("total", f"{estimate['total_bytes'] / gib:.2f} GiB"),
         ])  # fmt: skip
         print_lines(estimate.get("choices", []))

@@ -143,7 +143,7 @@ def _train(story: Story, steps: int, progress: Progress | None) -> Path:
         if "loss" in record:
             _show(progress, "training", record["step"], record["total"])
 
-    done = train(config, tell=on_record, tick=progress)
+    done = train(config, on_record=on_record, on_progress=progress)
     if done.reason == STOPPED:
         raise KeyboardInterrupt
     story.losses = done.losses

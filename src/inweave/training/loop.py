@@ -1,12 +1,12 @@
-"""A run from beginning to end: prepare, step, save, sample, validate, finish. It can stop anywhere and go on exactly.
+"""The training loop: resume, train, validate, save, sample, finish. A run can stop anywhere and resume exactly.
 
-Nothing random outlives a step: every number drawn depends on (seed, step, micro-batch) alone, the order of the data on
-(seed, epoch). So a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more are the
+No random state outlives a step: every random number depends on (seed, step, micro-batch) alone, the order of the data on
+(seed, epoch). So a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
 same bits as 40.
 
     after a step    log (log_every), validate, save (save_every), sample (sample_every), in this order
-    validate        when a checkpoint is due; without checkpoints once an epoch; and at the end
-    what is drawn, validated and written is the average of the weights where one is kept, without dropout
+    validate        whenever a checkpoint is due; without checkpoints once per epoch; and at the end
+    samples, validation and files use the EMA weights if there are any, without dropout
 """
 
 from __future__ import annotations
@@ -17,50 +17,58 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
 from inweave.errors import ConfigError, InweaveError, TargetError
 from inweave.targets.index import ModelIndex
-from inweave.training.adapters.attach import NAME, Trained, add_networks, gathered
+from inweave.training.adapters.attach import NAME, TrainableSet, attach_adapters, collect_adapters
 from inweave.training.adapters.summary import shape_of
-from inweave.training.checkpoint.resume import base_of, check_same
-from inweave.training.checkpoint.store import State, alone, named, newest, save_state, tidy
+from inweave.training.checkpoint.resume import (
+    ResumePoint,
+    base_digest,
+    ensure_resumable,
+    open_resume_point,
+    state_folder,
+)
+from inweave.training.checkpoint.store import State, save_state
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import total_steps
 from inweave.training.distributed.world import World
-from inweave.training.memory.meta import Meter
-from inweave.training.memory.oom import needing
+from inweave.training.memory.meter import StepMeter
+from inweave.training.memory.oom import oom_hint
 from inweave.training.optim.flat import FlatParameters
-from inweave.training.optim.schedules import share_of
-from inweave.training.output.adapter_file import described, no_validation, refuse_existing, store, sweep, written
-from inweave.training.output.log import Drawn, Journal, Pace, Tell
-from inweave.training.output.signals import Interrupts
+from inweave.training.optim.schedules import learning_rate_at
+from inweave.training.output.adapter_file import adapter_exists, save_adapter
+from inweave.training.output.log import OnRecord, Throughput, TrainLog
+from inweave.training.output.metadata import training_metadata
+from inweave.training.output.samples import SampleImage
+from inweave.training.output.signals import GracefulStop
 from inweave.training.step import Step
-from inweave.training.tasks.base import Task, generator_for
+from inweave.training.tasks.base import Task, generator_for, no_validation
 
-ASK_SECONDS = 4.0  # between questions of several processes whether to stop: launchers kill after 30
+STOP_POLL_SECONDS = 4.0  # how often several processes agree whether to stop: launchers kill after 30 seconds
 DONE, STOPPED = "all steps are done", "stopped on request"
 
-Sample = Callable[[int], list[Drawn]]
+Sample = Callable[[int], list[SampleImage]]
 
 
 @dataclass(slots=True)
-class Finished:
-    """``path``: the adapter; ``reason``: why it ended; ``losses``: of the steps since it was started or resumed."""
+class TrainResult:
+    """``path``: the adapter; ``reason``: why training ended; ``losses``: of the steps since it was started or resumed."""
 
     path: Path
     step: int
     losses: list[float] = field(default_factory=list)
     reason: str = DONE
     seconds: float = 0.0
-    bad: int = 0
+    skipped_steps: int = 0
     validation: list[tuple[int, float]] = field(default_factory=list)
 
 
 class Run:
-    """Holds a task, its adapters and everything that is saved."""
+    """A task, its adapters, and everything that is saved."""
 
     def __init__(
         self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
@@ -69,297 +77,293 @@ class Run:
             raise ConfigError(no_validation(config))
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
-        self.base = base_of(getattr(model, "networks", task.networks))
-        self.trained: Trained = add_networks(task.networks, config, index)
-        self.flat = FlatParameters(self.trained.parameters, self.trained.multipliers, task.device)
+        self.base = base_digest(getattr(model, "networks", task.networks))
+        self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
+        self.flat = FlatParameters(self.trainable.parameters, self.trainable.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
-        self._per_step = per_step = config.gradient_accumulation * self.world.size
-        self.total = total_steps(len(task.order), per_step, steps=config.steps, epochs=config.epochs)
-        share_of(config, 0, self.total)  # a warm-up as long as the run is told before it
+        self._batches_per_step = config.gradient_accumulation * self.world.size
+        self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
+        learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
         self.number = 0  # steps done
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
-        self.states = self.output / f"{config.name}-state"
-        self._validate_every = config.save_every or -(-len(task.order) // per_step)
-        self.meter: Meter | None = None  # of steps whose memory was planned
-        self.base_hashes: Future[dict[str, str]] | None = None  # of the base, for the metadata; they take a while
-        self.choices: list[str] = []  # what was decided for the user, and why
-        self.told: list[tuple[str, str]] = []  # (event, text) to begin the log with
-        self._notes: list[str] | None = None  # what to say of the beginning; None before it
-        self._lock: TextIO | None = None
-        self._stop = 0
-        self._ask_at, self._last_asked = 0, (0, time.perf_counter())
+        self._validate_every = config.save_every or -(-len(task.order) // self._batches_per_step)
+        self.meter: StepMeter | None = None  # compares a step's memory with its plan
+        self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
+        self.notes: list[tuple[str, str]] = []  # (event, text) that the log begins with
+        self._resume_point: ResumePoint | None = None
+        self._stop_requests = 0
+        self._next_poll, self._last_poll = 0, (0, time.perf_counter())
         self._losses: list[torch.Tensor] = []
 
-    # going on
+    # resume and save
 
-    def resume(self, wanted: str) -> int:
-        """Take over the newest checkpoint ("auto") or a given one; returns the step the run goes on from."""
-        if self.world.first:
-            self._lock = self._lock or alone(self.states)
-            tidy(self.states)
-            sweep(self.output, self.config.name)
-        self.world.wait()
+    def resume(self, source: ResumePoint | str) -> int:
+        """Continue from a checkpoint that is open, the newest one ("auto") or the one at a path; returns its step."""
+        point = source if isinstance(source, ResumePoint) else open_resume_point(self.config, self.world, source)
+        self._resume_point = point
         try:
-            self._notes = self._begin(wanted)
-            self._agree()
+            if point.state is not None:
+                self._load(point.state)
+                point.state = None  # its tensors were copied
+            self._ensure_same_step()
         except BaseException:
-            self._release()
+            point.release()
             raise
         return self.number
 
-    def _agree(self) -> None:
-        """All processes go on from one step, or they would learn different things and wait for each other."""
-        device = self.task.device
-        least, most = self.world.least(self.number, device), -self.world.least(-self.number, device)
-        if least != most:
-            raise ConfigError(
-                f"resume: some processes found step {least} and others step {most}; all of them need the same `output`, on a "
-                "disk they share"
-            )
-
-    def _begin(self, wanted: str) -> list[str]:
-        """Load what there is to go on from; what to say about it."""
-        state, damaged = None, list[str]()
-        if wanted != "never":
-            state, damaged = newest(self.states) if wanted == "auto" else named(Path(wanted))
-            refuse_existing(self.config, wanted)
-        if state is None:
-            refuse_existing(self.config, wanted)
-            return [] if wanted == "never" else [f"there is no checkpoint in {self.states}: it begins at step 0"]
-        check_same(state.facts, self._facts(), self.config, state.step)
+    def _load(self, state: State) -> None:
+        ensure_resumable(state.facts, self._facts(), self.config, state.step)
         self.step.load(state.tensors)
         self.number = state.step
         self.started = state.facts.get("started", self.started)
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
-        return [*damaged, f"from step {self.number}"]
 
-    def _release(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+    def _ensure_same_step(self) -> None:
+        """All processes resume from one step, or they would train on different data and wait for each other."""
+        device = self.task.device
+        least, most = self.world.least(self.number, device), -self.world.least(-self.number, device)
+        if least != most:
+            raise ConfigError(
+                f"resume: some processes have step {least} and others step {most}; all of them need the same `output`, on "
+                "a disk they share"
+            )
 
     def _facts(self) -> dict[str, Any]:
+        """What identifies the run in a checkpoint."""
         config = self.config.model_dump(mode="json")
         config["steps"], config["epochs"] = self.total, None
-        config["gradient_accumulation"] = (
-            self.world.size * self.config.gradient_accumulation
-        )  # of all processes together
+        config["gradient_accumulation"] = self._batches_per_step  # of all processes together
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
             "validation": self.validation,
         }  # fmt: skip
 
-    def save(self) -> None:
-        """A checkpoint of now; only the first process writes."""
+    def save_checkpoint(self) -> None:
+        """Save the current step; only the first process writes."""
         if self.world.first:
-            save_state(self.states, State(self.number, self.step.state(), self._facts()), self.config.keep_last)
+            state = State(self.number, self.step.state(), self._facts())
+            save_state(state_folder(self.config), state, self.config.keep_last)
         self.world.wait()
+
+    def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
+        """Write the current adapter, with EMA weights if there are any. ``float32``: whatever the configuration says."""
+        path = self._adapter_path(suffix)
+        if self.world.first:
+            advice = "the checkpoint has it: free some memory and resume with --resume auto"
+            with oom_hint(f"write {path}, the adapter of step {self.number}", advice), self._eval_weights():
+                adapter = collect_adapters(self.task.networks)
+            data = self.task.metadata() | {"ss_num_batches_per_epoch": str(len(self.task.order))}
+            steps = self.number, self.total, len(self.task.order) / self._batches_per_step
+            shape = shape_of(self.task.networks, NAME)
+            metadata = training_metadata(self.config, shape, self.model, steps, self.started, data)
+            metadata |= self.base_hashes.result() if self.base_hashes is not None else {}
+            config = self.config.model_copy(update={"save_dtype": "fp32"}) if float32 else self.config
+            path = save_adapter(adapter, path, config, self.index, metadata)
+        self.world.wait()
+        return path
+
+    def _adapter_path(self, suffix: str = "") -> Path:
+        return self.output / f"{self.config.name}{suffix}.safetensors"
+
+    @property
+    def _step_suffix(self) -> str:
+        return f"-{self.number:06d}"
 
     # the loop
 
-    def train(self, *, sample: Sample | None = None, tell: Tell | None = None) -> Finished:
-        """All steps that are left, then the file."""
-        begun = time.perf_counter()
-        if self._notes is None:
+    def train(self, *, sample: Sample | None = None, on_record: OnRecord | None = None) -> TrainResult:
+        """Train the remaining steps, then write the adapter."""
+        start = time.perf_counter()
+        if self._resume_point is None:
             self.resume(self.config.resume)
-        journal: Journal | None = None
+        assert self._resume_point is not None
         losses: list[float] = []
         devices = [self.task.device] if self.task.device.type == "cuda" else []
+        log: TrainLog | None = None
         try:
-            if self.world.first:
-                path = self.output / f"{self.config.name}.jsonl"
-                journal = Journal(path, since=self.number, tensorboard=self.config.tensorboard, tell=tell)
-                resumed = "resumed" if self.number else "begins"
-                said = [("memory", text) for text in self.choices] + [(resumed, text) for text in self._notes or []]
-                for event, text in (*self.told, *said):
-                    journal.write({"event": event, "step": self.number, "text": text})
-            with Interrupts(self._ask), torch.random.fork_rng(devices):  # whoever calls keeps the global generator
-                reason = self._loop(journal, sample, losses)
+            log = self._open_log(on_record)
+            with (
+                GracefulStop(self.request_stop),
+                torch.random.fork_rng(devices),
+            ):  # the caller's generator is not touched
+                reason = self._train_steps(log, sample, losses)
                 losses += self._read_losses()
-                self.save()
-                path = self._store(self._file("" if reason != STOPPED else f"-{self.number:06d}"))
-            if journal is not None:
-                journal.write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
+                self.save_checkpoint()
+                path = self.save_adapter("" if reason != STOPPED else self._step_suffix)
+            if log is not None:
+                log.write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
         finally:
-            if journal is not None:
-                journal.close()
-            self._release()
-        seconds = time.perf_counter() - begun
-        return Finished(path, self.number, losses, reason, seconds, int(self.step.bad), list(self.validation))
+            if log is not None:
+                log.close()
+            self._resume_point.release()
+        seconds = time.perf_counter() - start
+        return TrainResult(path, self.number, losses, reason, seconds, int(self.step.skipped), list(self.validation))
 
-    def _loop(self, journal: Journal | None, sample: Sample | None, losses: list[float]) -> str:
-        """Steps until there is a reason to stop."""
-        config, pace = self.config, Pace(self.total, self.number)
-        if self._due() and self.world.any(not written(self._file(f"-{self.number:06d}")), self.task.device):
-            self._store(self._file(f"-{self.number:06d}"))  # the run ended between the checkpoint and its adapter
+    def _train_steps(self, log: TrainLog | None, sample: Sample | None, losses: list[float]) -> str:
+        """Train until there is a reason to stop, and return it."""
+        config, throughput = self.config, Throughput(self.total, self.number)
+        if self._save_due() and self.world.any(
+            not adapter_exists(self._adapter_path(self._step_suffix)), self.task.device
+        ):
+            self.save_adapter(self._step_suffix)  # the run ended between the checkpoint and its adapter
         while True:
-            if config.patience and _stuck([loss for _, loss in self.validation], config.patience):
-                best = min(self.validation, key=lambda entry: entry[1])
-                kept = self._file("-best")
-                shown = kept.name if kept.is_file() else kept.stem
-                there = f", and {shown} is of then" if self.world.any(written(kept), self.task.device) else ""
-                return (
-                    f"no better validation loss for {config.patience} times; the best was {best[1]:.4f} at step {best[0]}"
-                    f"{there}"
-                )
-            if self.number >= self.total:
-                self._check_health(journal, self.total)
-                return DONE
-            if self._asked():
-                return STOPPED
-            self._measured(journal)
-            last, told = self.number == self.total, self.number % config.log_every == 0
-            if last or told:
+            if reason := self._stop_reason(log):
+                return reason
+            self._train_step_measured(log)
+            last, log_due = self.number == self.total, self.number % config.log_every == 0
+            if last or log_due:
                 losses += self._read_losses()
-                if journal is not None:
-                    journal.write(self._record(losses[-1], pace))
-            if last or told or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
-                self._check_health(journal)
+                if log is not None:
+                    log.write(self._record(losses[-1], throughput))
+            if last or log_due or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
+                self._ensure_finite_steps(log, config.max_skipped_steps)
             if config.validation_split and (last or self.number % self._validate_every == 0):
-                self.validation.append((self.number, self.validate()))
-                if config.patience and self.validation[-1][1] <= min(loss for _, loss in self.validation):
-                    self._store(self._file("-best"))
-                if journal is not None:
-                    journal.write({"event": "validation", "step": self.number, "validation": self.validation[-1][1]})
-            if self._due():
-                self.save()
-                self._store(self._file(f"-{self.number:06d}"))
+                self._validate(log)
+            if self._save_due():
+                self.save_checkpoint()
+                self.save_adapter(self._step_suffix)
             if sample is not None and config.sample_every and self.number % config.sample_every == 0:
-                self._sampled(sample, journal)
+                self._sample(sample, log)
 
-    def _due(self) -> bool:
-        """Whether a checkpoint and its adapter belong to the step just done."""
-        every = self.config.save_every
-        return bool(every) and 0 < self.number < self.total and self.number % every == 0
-
-    def _measured(self, journal: Journal | None) -> None:
-        """One update, and a word on memory where there is something to say."""
-        pieces = self.step.split
-        found = None
-        if self.meter is not None:
-            found = self.meter(self._one)
-        else:
-            self._one()
-        if journal is not None and found is not None:
-            journal.write({"step": self.number, **found})
-        if journal is not None and self.step.split != pieces:
-            told = f"it ran out; from now on a batch is computed in {self.step.split} pieces and added up"
-            journal.write({"event": "memory", "step": self.number, "text": told})
-
-    def _one(self) -> None:
-        """One update."""
+    def train_step(self) -> None:
+        """One update of the weights."""
         config, world = self.config, self.world
         batches = self.task.order.step(
             self.number, accumulation=config.gradient_accumulation, world=world.size, rank=world.rank
         )
-        drawn = []
+        inputs = []
         for micro, batch in enumerate(batches):
-            place = micro * world.size + world.rank
-            drawn.append(self.task.draw(batch, generator_for(config.seed, self.number, place)))
-        self.step.run(self.number, config.learning_rate * share_of(config, self.number, self.total), drawn)
+            position = micro * world.size + world.rank
+            inputs.append(self.task.sample_batch(batch, generator_for(config.seed, self.number, position)))
+        self.step.run(self.number, config.learning_rate * learning_rate_at(config, self.number, self.total), inputs)
         self.number += 1
         self._losses.append(self.step.loss.clone())
 
-    def _ask(self) -> int:
-        self._stop += 1
-        return self._stop
+    def _train_step_measured(self, log: TrainLog | None) -> None:
+        """One update, with what there is to report about its memory."""
+        split = self.step.split
+        measurement = None
+        if self.meter is not None:
+            measurement = self.meter(self.train_step)
+        else:
+            self.train_step()
+        if log is not None and measurement is not None:
+            log.write({"step": self.number, **measurement})
+        if log is not None and self.step.split != split:
+            text = f"out of memory; from now on micro-batches are split into {self.step.split} parts"
+            log.write({"event": "memory", "step": self.number, "text": text})
 
-    def _asked(self) -> bool:
-        """Whether to stop; processes must agree, and ask each other every few seconds."""
+    def _save_due(self) -> bool:
+        """Whether a checkpoint and its adapter belong to the step just done."""
+        every = self.config.save_every
+        return bool(every) and 0 < self.number < self.total and self.number % every == 0
+
+    def _stop_reason(self, log: TrainLog | None) -> str:
+        """Why to stop before the next step; empty to continue."""
+        patience = self.config.patience
+        losses = [loss for _, loss in self.validation]
+        if patience and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience]):
+            step, loss = min(self.validation, key=lambda entry: entry[1])
+            best = self._adapter_path("-best")
+            name = best.name if best.is_file() else best.stem
+            file = f", saved as {name}" if self.world.any(adapter_exists(best), self.task.device) else ""
+            return f"no better validation loss for {patience} times; the best was {loss:.4f} at step {step}{file}"
+        if self.number >= self.total:
+            self._ensure_finite_steps(log, self.total)
+            return DONE
+        return STOPPED if self._stop_requested() else ""
+
+    def request_stop(self) -> int:
+        """Stop after the current step; returns how often this was called."""
+        self._stop_requests += 1
+        return self._stop_requests
+
+    def _stop_requested(self) -> bool:
+        """Whether to stop; several processes must agree, and ask each other every few seconds."""
         if self.world.size > 1:
-            if self.number < self._ask_at:
+            if self.number < self._next_poll:
                 return False
             now = time.perf_counter()
-            done, seconds = self.number - self._last_asked[0], now - self._last_asked[1]
-            steps = int(ASK_SECONDS * done / max(seconds, 1e-9))
-            self._ask_at = self.number + self.world.least(max(min(steps, 100), 1), self.task.device)
-            self._last_asked = self.number, now
-        return self.world.any(self._stop > 0, self.task.device)
+            done, seconds = self.number - self._last_poll[0], now - self._last_poll[1]
+            steps = int(STOP_POLL_SECONDS * done / max(seconds, 1e-9))
+            self._next_poll = self.number + self.world.least(max(min(steps, 100), 1), self.task.device)
+            self._last_poll = self.number, now
+        return self.world.any(self._stop_requests > 0, self.task.device)
 
-    def _read_losses(self) -> list[float]:
-        found: list[float] = torch.stack(self._losses).tolist() if self._losses else []
-        self._losses.clear()
-        return found
-
-    def _record(self, loss: float, pace: Pace) -> dict[str, Any]:
-        rate, eta = pace.at(self.number)
-        device = self.task.device
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        found: dict[str, Any] = {
-            "step": self.number, "total": self.total, "loss": loss, "lr": float(self.step.rate), "norm": float(self.step.norm),
-            "rate": rate, "eta": eta, "memory": memory, "bad": int(self.step.bad), "time": time.time(),
-        }  # fmt: skip
-        if self.step.scaler is not None:
-            found["loss_scale"] = float(self.step.scaler.scale)
-        if self.step.split > 1:
-            found["split"] = self.step.split
-        return found
-
-    def _check_health(self, journal: Journal | None, most: int | None = None) -> None:
-        """Stop where no step has been taken for too long; bad steps change nothing, so what is saved is good."""
-        row = int(self.step.bad_in_a_row)
-        if row < (most or self.config.max_skipped_steps):
+    def _ensure_finite_steps(self, log: TrainLog | None, limit: int) -> None:
+        """Stop where too many steps in a row were skipped; they change nothing, so what is saved is good."""
+        count = int(self.step.skipped_in_a_row)
+        if count < limit:
             return
         causes = {
             "fp16": "fp16 overflows: train in bf16 or fp32",
-            "fp32": "the learning rate is too high, or the data holds NaN",
+            "fp32": "the learning rate is too high, or the data contains NaN",
         }
-        half = "fp16" if self.step.scaler is not None else self.config.precision
-        likely = causes.get(half, "the learning rate is too high for this model and rank")
-        if journal is not None:
-            journal.write({"event": "stopped", "step": self.number, "text": f"{row} steps without finite numbers"})
-        self.save()
+        precision = "fp16" if self.step.scaler is not None else self.config.precision
+        cause = causes.get(precision, "the learning rate is too high for this model and rank")
+        if log is not None:
+            text = f"{count} steps in a row were skipped: their loss or gradients were not finite"
+            log.write({"event": "stopped", "step": self.number, "text": text})
+        self.save_checkpoint()
         try:
-            path = self._store(self._file(f"-{self.number:06d}"), wide=True)  # what grew so far may be beyond fp16
-            kept = f"the adapter from before them is {path}: go on from it under another name (start_from)"
+            path = self.save_adapter(self._step_suffix, float32=True)  # its weights may be beyond the range of fp16
+            outcome = f"the adapter from before them is {path}: continue from it under another name (start_from)"
         except TargetError:
-            kept = "and the adapter from before them holds numbers beyond all precisions: begin again"
+            outcome = "the adapter from before them has values beyond the range of float32: start over"
         raise InweaveError(
-            f"{row} steps in a row had a loss or gradients that are not finite, so nothing was learnt from them; {kept}. "
-            f"Likely: {likely}"
+            f"{count} steps in a row had a loss or gradients that are not finite and were skipped; {outcome}. "
+            f"Likely cause: {cause}"
         )
 
+    # validate and sample
+
     def validate(self) -> float:
-        """The mean loss of what is held out, always with the same random numbers."""
+        """The mean loss of the validation batches, always with the same random numbers."""
         batches = self.task.held_out
-        found = torch.zeros(len(batches), device=self.task.device)
-        with self._evaluating():
+        losses = torch.zeros(len(batches), device=self.task.device)
+        with self._evaluation():
             for number, counts in self.world.turns(len(batches), together=self.config.shard):
-                drawn = self.task.draw(batches[number], generator_for(self.config.seed, -2, number))
-                loss = self.step.judge(drawn)
+                inputs = self.task.sample_batch(batches[number], generator_for(self.config.seed, -2, number))
+                loss = self.step.eval_loss(inputs)
                 if counts:
-                    found[number] = loss
-        self.world.add_up(found)  # everybody else's are zeros: the same number as of one process
-        sizes = torch.tensor([float(len(batch)) for batch in batches], device=found.device)
-        return float((found * sizes).sum() / sizes.sum())
+                    losses[number] = loss
+        self.world.add_up(losses)  # the other processes' entries are zero: the same number as of one process
+        sizes = torch.tensor([float(len(batch)) for batch in batches], device=losses.device)
+        return float((losses * sizes).sum() / sizes.sum())
 
-    # what others see
+    def _validate(self, log: TrainLog | None) -> None:
+        loss = self.validate()
+        self.validation.append((self.number, loss))
+        if self.config.patience and loss <= min(each for _, each in self.validation):
+            self.save_adapter("-best")
+        if log is not None:
+            log.write({"event": "validation", "step": self.number, "validation": loss})
 
-    def _sampled(self, sample: Sample, journal: Journal | None) -> None:
-        """Pictures are worth less than the run: one that fails is told and left out."""
+    def _sample(self, sample: Sample, log: TrainLog | None) -> None:
+        """Generate samples; they are worth less than the run: one that fails is reported and left out."""
         if self.world.first or self.config.shard:
             events: list[dict[str, Any]]
             try:
-                with self._evaluating():
-                    events = [drawn.record() for drawn in sample(self.number)]
+                with self._evaluation():
+                    events = [image.record() for image in sample(self.number)]
             except Exception as error:
                 if self.config.shard and not isinstance(error, OSError):
                     raise  # the other processes wait inside the network for this one
                 events = [{"event": "sample failed", "text": f"{type(error).__name__}: {' '.join(str(error).split())}"}]
-            if journal is not None:
+            if log is not None:
                 for event in events:
-                    journal.write({"step": self.number, **event})
+                    log.write({"step": self.number, **event})
             if self.task.device.type == "cuda":
                 torch.cuda.empty_cache()
         self.world.wait()
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        """The weights that are saved, and nothing dropped; afterwards everything is as it was."""
+    def _evaluation(self) -> Iterator[None]:
+        """Inside the block the networks are in evaluation mode, with the weights that are saved."""
         modes = [(module, module.training) for network in self.task.networks.values() for module in network.modules()]
-        with self._best_weights():
+        with self._eval_weights():
             for network in self.task.networks.values():
                 network.eval()
             try:
@@ -368,28 +372,40 @@ class Run:
                 for module, mode in modes:
                     module.training = mode
 
-    def _best_weights(self) -> Any:
+    def _eval_weights(self) -> Any:
         return (self.step.ema or self.step.optimizer).eval_weights()
 
-    def _file(self, ending: str) -> Path:
-        return self.output / f"{self.config.name}{ending}.safetensors"
+    # the log
 
-    def _store(self, path: Path, *, wide: bool = False) -> Path:
-        """The adapter of now; the average of the weights where one is kept. ``wide``: in float32."""
-        if self.world.first:
-            advice = "the checkpoint has it: free some memory and go on with --resume auto"
-            with needing(f"write {path}, the adapter of step {self.number}", advice), self._best_weights():
-                adapter = gathered(self.task.networks)
-            data = self.task.metadata() | {"ss_num_batches_per_epoch": str(len(self.task.order))}
-            steps = self.number, self.total, len(self.task.order) / self._per_step
-            shape = shape_of(self.task.networks, NAME)
-            told = described(self.config, shape, self.model, steps, self.started, data)
-            told |= self.base_hashes.result() if self.base_hashes is not None else {}
-            config = self.config.model_copy(update={"save_dtype": "fp32"}) if wide else self.config
-            path = store(adapter, path, config, self.index, told)
-        self.world.wait()
-        return path
+    def _open_log(self, on_record: OnRecord | None) -> TrainLog | None:
+        """The log of the first process, with what was decided before the first step."""
+        if not self.world.first:
+            return None
+        path = self.output / f"{self.config.name}.jsonl"
+        log = TrainLog(path, since=self.number, tensorboard=self.config.tensorboard, on_record=on_record)
+        assert self._resume_point is not None
+        resumed = "resumed" if self.number else "begins"
+        for event, text in (*self.notes, *((resumed, note) for note in self._resume_point.notes)):
+            log.write({"event": event, "step": self.number, "text": text})
+        return log
 
+    def _read_losses(self) -> list[float]:
+        """Move the losses of the last steps to the host."""
+        losses: list[float] = torch.stack(self._losses).tolist() if self._losses else []
+        self._losses.clear()
+        return losses
 
-def _stuck(values: list[float], patience: int) -> bool:
-    return len(values) > patience and min(values[-patience:]) >= min(values[:-patience])
+    def _record(self, loss: float, throughput: Throughput) -> dict[str, Any]:
+        speed, eta = throughput.at(self.number)
+        device = self.task.device
+        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        record: dict[str, Any] = {
+            "step": self.number, "total": self.total, "loss": loss, "lr": float(self.step.rate),
+            "grad_norm": float(self.step.norm), "steps_per_second": speed, "eta": eta, "memory": memory,
+            "skipped_steps": int(self.step.skipped), "time": time.time(),
+        }  # fmt: skip
+        if self.step.scaler is not None:
+            record["loss_scale"] = float(self.step.scaler.scale)
+        if self.step.split > 1:
+            record["split"] = self.step.split
+        return record

@@ -1,12 +1,13 @@
-"""One update of the weights: a function of static tensors.
+"""One update of the weights.
 
-    for each micro-batch   loss = task.loss(inputs);  (scale * share * loss).backward()      share = 1 / all micro-batches
-    all processes          grads = sum of their grads
-    once                   norm, clip, optimizer, loss scale, average; where the norm is not finite nothing changes
+    for each micro-batch   stage its tensors in static buffers, seed dropout, then `micro_step`:
+                           loss = task.loss(inputs);  (loss_scale * share * loss).backward()    share = 1 / all micro-batches
+    all processes          sum gradients and losses
+    once                   `apply_gradients`: norm, clip, optimizer, loss scale, EMA; skipped where the norm is not finite
 
-Inputs are copied into buffers that stay where they are (one set a shape); gradients, values and optimizer state are flat
-buffers; no number comes to the host: losses and counters are read when somebody asks. A step that runs out of memory is
-begun again with every micro-batch cut in two.
+`micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
+and counters stay where they are, no number comes to the host, and nothing is decided there. What is decided on the host is
+outside of them: seeding, copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
 """
 
 from __future__ import annotations
@@ -20,12 +21,33 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inweave.errors import ConfigError, MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.memory.oom import needing, out_of_memory
+from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.loss_scale import LossScaler, clip
-from inweave.training.tasks.base import Task, Tensors, number_for
+from inweave.training.tasks.base import Task, Tensors, seed_for
+
+
+class StaticInputs:
+    """Batches on the device at fixed addresses, one set of buffers per shape."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[object, ...], Tensors] = {}
+
+    def stage(self, batch: Tensors) -> Tensors:
+        """Copy a batch into its buffers and return them."""
+        key = tuple((name, tuple(value.shape), value.dtype) for name, value in batch.items())
+        if key not in self._buffers:
+            self._buffers[key] = {name: value.to(self._device, copy=True) for name, value in batch.items()}
+            return self._buffers[key]
+        for name, value in batch.items():
+            self._buffers[key][name].copy_(value, non_blocking=True)
+        return self._buffers[key]
+
+    def clear(self) -> None:
+        self._buffers.clear()
 
 
 class Step:
@@ -41,52 +63,49 @@ class Step:
         self.ema = Ema(flat, config.ema_decay) if config.ema_decay else None
         half = getattr(task, "dtype", torch.float32) == torch.float16
         self.scaler = LossScaler(device) if half else None
+        self.inputs = StaticInputs(task.device)
         self.rate = torch.zeros((), device=device)
+        self.share = torch.zeros((), device=device)  # of the loss, for the micro-batch being computed
         self.loss = torch.zeros((), device=device)
         self.norm = torch.zeros((), device=device)
-        self.bad = torch.zeros((), dtype=torch.int64, device=device)
-        self.bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
-        self.split = 1  # into how many pieces micro-batches are cut, after memory ran out
-        self._buffers: dict[tuple[object, ...], Tensors] = {}
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)
+        self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.split = 1  # into how many parts a micro-batch is split, after memory ran out
+
+    @property
+    def capture_problems(self) -> list[str]:
+        """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
+        problems = (
+            []
+            if self.optimizer.capturable
+            else [f"optimizer {self.config.optimizer}: {self.optimizer.capture_problem}"]
+        )
+        if self.task.device.type != "cuda":
+            problems.append(f"device {self.task.device}: only CUDA devices have graphs")
+        if self.config.shard:
+            problems.append("shard: the base is gathered by hooks on the host")
+        return problems
+
+    # one update
 
     def run(self, number: int, rate: float, batches: Sequence[Tensors]) -> None:
-        """Update ``number``, at this learning rate, from this process's micro-batches."""
+        """Do update ``number`` at this learning rate, from this process's micro-batches."""
         self.rate.fill_(rate)
-        self._within_memory(lambda: self._accumulate(number, batches), batches)
-        with needing("update the adapter", 'set optimizer = "adamw8bit"'):  # some of it may be done: no second try
-            self._update()
+        self._retry_split(lambda: self._accumulate(number, batches), batches)
+        with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no second try
+            self.world.add_up(self.flat.grads)
+            self.world.add_up(self.loss)
+            self.apply_gradients()
 
-    @torch.no_grad()
-    def judge(self, batch: Tensors) -> torch.Tensor:
-        """The loss of a batch that nothing is learnt from."""
-        total = torch.zeros_like(self.loss)
+    def micro_step(self, inputs: Tensors) -> None:
+        """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
+        loss = self.task.loss(inputs)
+        scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        self.loss += loss.detach() * self.share
 
-        def add() -> None:
-            total.zero_()
-            for piece, part in _pieces(batch, self.split):
-                total.add_(self.task.loss(self._placed(piece)), alpha=part)
-
-        self._within_memory(add, [batch])
-        return total
-
-    def _accumulate(self, number: int, batches: Sequence[Tensors]) -> None:
-        self.flat.zero_grads()
-        self.loss.zero_()
-        share = 1.0 / (len(batches) * self.world.size)
-        for micro, batch in enumerate(batches):
-            place = micro * self.world.size + self.world.rank
-            for count, (piece, part) in enumerate(_pieces(batch, self.split)):
-                # dropout, the adapter's or the model's own, is the only thing drawn inside a step
-                torch.manual_seed(number_for(self.config.seed, number, place, count, "dropout"))
-                loss = self.task.loss(self._placed(piece))
-                factor = share * part
-                scaled = loss * factor if self.scaler is None else loss * (factor * self.scaler.scale)
-                scaled.backward()  # type: ignore[no-untyped-call]
-                self.loss += loss.detach() * factor
-
-    def _update(self) -> None:
-        self.world.add_up(self.flat.grads)
-        self.world.add_up(self.loss)
+    def apply_gradients(self) -> None:
+        """Clip the gradients and update parameters, optimizer, loss scale, EMA and counters."""
         scale = 1.0 if self.scaler is None else self.scaler.scale
         grad_scale, ok, norm = clip(self.flat.grads, self.config.max_grad_norm or None, scale)
         ok = ok & self.loss.isfinite()
@@ -96,21 +115,39 @@ class Step:
             self.scaler.update(ok)
         if self.ema is not None:
             self.ema.update(ok)
-        self.bad.add_(~ok)
-        self.bad_in_a_row.copy_(torch.where(ok, 0, self.bad_in_a_row + 1))
+        self.skipped.add_(~ok)
+        self.skipped_in_a_row.copy_(torch.where(ok, 0, self.skipped_in_a_row + 1))
 
-    def _placed(self, batch: Tensors) -> Tensors:
-        """The batch in buffers at fixed addresses."""
-        key = tuple((name, tuple(value.shape), value.dtype) for name, value in batch.items())
-        if key not in self._buffers:
-            self._buffers[key] = {name: value.to(self.task.device, copy=True) for name, value in batch.items()}
-            return self._buffers[key]
-        for name, value in batch.items():
-            self._buffers[key][name].copy_(value, non_blocking=True)
-        return self._buffers[key]
+    @torch.no_grad()
+    def eval_loss(self, batch: Tensors) -> torch.Tensor:
+        """Return the loss of a batch without training on it."""
+        total = torch.zeros_like(self.loss)
 
-    def _within_memory(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
-        """Do ``work``, with smaller pieces each time that memory runs out."""
+        def evaluate() -> None:
+            total.zero_()
+            for part, share in _split(batch, self.split):
+                total.add_(self.task.loss(self.inputs.stage(part)), alpha=share)
+
+        self._retry_split(evaluate, [batch])
+        return total
+
+    # what the host decides
+
+    def _accumulate(self, number: int, batches: Sequence[Tensors]) -> None:
+        self.flat.zero_grads()
+        self.loss.zero_()
+        share = 1.0 / (len(batches) * self.world.size)
+        for micro, batch in enumerate(batches):
+            position = micro * self.world.size + self.world.rank
+            for count, (part, fraction) in enumerate(_split(batch, self.split)):
+                inputs = self.inputs.stage(part)
+                self.share.fill_(share * fraction)
+                # dropout, the adapter's or the model's own, is the only source of randomness inside a step
+                torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
+                self.micro_step(inputs)
+
+    def _retry_split(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
+        """Do ``work``, with micro-batches split further each time that memory runs out."""
         while True:
             try:
                 with _attention(self.task.device):
@@ -118,57 +155,59 @@ class Step:
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
-                told = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
             # outside of the handler: the error holds its frames, and they hold what was computed
-            if self.config.shard:  # the other processes wait inside the network, and would not begin again
+            if self.config.shard:  # the other processes wait inside the network and would not start over
                 raise MemoryBudgetError(
-                    f'out of memory; set gradient_checkpointing = "full", or lower batch_size or resolution ({told})'
+                    f'out of memory; set gradient_checkpointing = "full", or lower batch_size or resolution ({reason})'
                 )
             largest = max(_rows(batch) for batch in batches)
             self.flat.zero_grads()
-            self._buffers.clear()
+            self.inputs.clear()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if self.split >= largest:
                 raise MemoryBudgetError(
-                    f'out of memory with one example at a time; set gradient_checkpointing = "full" or lower resolution ({told})'
+                    f'out of memory with one example at a time; set gradient_checkpointing = "full" or lower resolution ({reason})'
                 )
             self.split *= 2
 
     # state
 
     def state(self) -> Tensors:
-        found = {f"values.{name}": value for name, value in self.flat.state().items()}
-        found |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
+        tensors = {f"values.{name}": value for name, value in self.flat.state().items()}
+        tensors |= {f"optimizer.{name}": value for name, value in self.optimizer.state().items()}
         if self.ema is not None:
-            found |= {f"ema.{name}": value for name, value in self.ema.state().items()}
+            tensors |= {f"ema.{name}": value for name, value in self.ema.state().items()}
         if self.scaler is not None:
-            found |= {f"scaler.{name}": value for name, value in self.scaler.state().items()}
-        counters = {"bad": self.bad, "bad_in_a_row": self.bad_in_a_row, "split": torch.tensor(self.split)}
-        return found | counters
+            tensors |= {f"scaler.{name}": value for name, value in self.scaler.state().items()}
+        counters = {
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "split": torch.tensor(self.split),
+        }
+        return tensors | counters
 
     def load(self, tensors: Tensors) -> None:
         def part(prefix: str) -> Tensors:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-        # batches of unequal size may make unequal numbers of pieces
+        # batches of unequal size may be split into unequal numbers of parts
         if self.config.shard and int(tensors["split"]) > 1:
-            raise ConfigError(
-                "shard: this run computes its batches in pieces, since memory ran out; go on without shard"
-            )
+            raise ConfigError("shard: this run splits its micro-batches, since memory ran out; resume it without shard")
         self.flat.load(part("values."))
         self.optimizer.load(part("optimizer."))
         if self.ema is not None:
             self.ema.load(part("ema."))
         if self.scaler is not None:
             self.scaler.load(part("scaler."))
-        self.bad.copy_(tensors["bad"])
-        self.bad_in_a_row.copy_(tensors["bad_in_a_row"])
+        self.skipped.copy_(tensors["skipped"])
+        self.skipped_in_a_row.copy_(tensors["skipped_in_a_row"])
         self.split = int(tensors["split"])  # another split adds up in another order
 
 
 def _attention(device: torch.device) -> AbstractContextManager[object]:
-    """On a GPU without cuDNN's kernel: its backward pass reads beyond its memory at 4,608 tokens of 128 (Flux)."""
+    """Leave out cuDNN's kernel on a GPU: its backward pass reads out of bounds at 4,608 tokens of width 128 (Flux)."""
     if device.type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
@@ -178,10 +217,10 @@ def _rows(batch: Tensors) -> int:
     return len(next(iter(batch.values())))
 
 
-def _pieces(batch: Tensors, split: int) -> list[tuple[Tensors, float]]:
-    """The batch cut along its first axis, and how much of it each piece is."""
-    if split == 1:
+def _split(batch: Tensors, parts: int) -> list[tuple[Tensors, float]]:
+    """Split a batch along its first axis; with each part, its fraction of the batch."""
+    if parts == 1:
         return [(batch, 1.0)]
-    rows = {name: value.chunk(split) for name, value in batch.items()}
-    made = [{name: parts[i] for name, parts in rows.items()} for i in range(len(next(iter(rows.values()))))]
-    return [(piece, _rows(piece) / _rows(batch)) for piece in made]
+    chunks = {name: value.chunk(parts) for name, value in batch.items()}
+    split = [{name: rows[i] for name, rows in chunks.items()} for i in range(len(next(iter(chunks.values()))))]
+    return [(part, _rows(part) / _rows(batch)) for part in split]

@@ -63,7 +63,18 @@ def test_a_progress_bar_only_on_a_terminal(
     with display(quiet) as progress:
         assert progress.live is bar
         progress.byte_counter("merging")(1, 2)
-        show_record(progress, {"step": 1, "total": 3, "loss": 0.25, "lr": 1e-4, "rate": 2.0, "memory": 2**30, "bad": 1})
+        show_record(
+            progress,
+            {
+                "step": 1,
+                "total": 3,
+                "loss": 0.25,
+                "lr": 1e-4,
+                "steps_per_second": 2.0,
+                "memory": 2**30,
+                "skipped_steps": 1,
+            },
+        )
         progress.line("a line \x1b[31m")
     text = stream.getvalue()
     assert ("merging" in text) == bar and ("loss 0.2500" in text) == bar

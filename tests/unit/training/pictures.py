@@ -75,7 +75,7 @@ def task_on(
 
 
 def drawn(task: DiffusionTask, step: int = 0, batch: tuple[int, ...] = (0, 1)) -> Tensors:
-    return task.draw(batch, generator_for(0, step, 0))
+    return task.sample_batch(batch, generator_for(0, step, 0))
 
 
 def same(one: Tensors, other: Tensors) -> bool:

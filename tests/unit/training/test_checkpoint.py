@@ -14,7 +14,16 @@ import torch
 
 from inweave.errors import ConfigError, FormatError
 from inweave.training.checkpoint import store as checkpoint
-from inweave.training.checkpoint.store import State, alone, checkpoints, load_state, named, newest, save_state, tidy
+from inweave.training.checkpoint.store import (
+    State,
+    checkpoints,
+    load_named,
+    load_newest,
+    load_state,
+    lock,
+    recover,
+    save_state,
+)
 
 
 def state(step: int, fill: float = 0.0) -> State:
@@ -64,7 +73,7 @@ def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: P
     save_state(tmp_path, state(5), keep=1)
     (tmp_path / "step-000005" / "state.safetensors").write_bytes(b"")
     save_state(tmp_path, state(3), keep=1)
-    found, told = newest(tmp_path)
+    found, told = load_newest(tmp_path)
     assert found is not None and found.step == 3 and "step-000005" in told[0]
 
 
@@ -116,26 +125,26 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(damage: Callable[[Path]
     for step in (1, 2, 3):
         save_state(tmp_path, state(step), keep=3)
     damage(tmp_path / "step-000003")
-    found, told = newest(tmp_path)
+    found, told = load_newest(tmp_path)
     assert found is not None and found.step == 2 and bits(found) == bits(state(2))
     assert all("step-000003" in text for text in told)
     with pytest.raises(FormatError, match="step-000003"):
-        named(tmp_path / "step-000003")
+        load_named(tmp_path / "step-000003")
     save_state(
         tmp_path, state(3), keep=1
     )  # the run comes by again: what was damaged is good now, and may replace the rest
-    again, told = newest(tmp_path)
+    again, told = load_newest(tmp_path)
     assert again is not None and bits(again) == bits(state(3)) and not told
     assert names(tmp_path) == ["step-000003"]
 
 
 def test_without_a_good_one_all_are_named(tmp_path: Path) -> None:
-    assert newest(tmp_path) == (None, []) and newest(tmp_path / "none") == (None, [])
+    assert load_newest(tmp_path) == (None, []) and load_newest(tmp_path / "none") == (None, [])
     for step in (1, 2):
         save_state(tmp_path, state(step), keep=2)
         cut(tmp_path / f"step-00000{step}")
-    with pytest.raises(FormatError, match=r"none of the checkpoints can be read:\n.*step-000002.*\n.*step-000001"):
-        newest(tmp_path)
+    with pytest.raises(FormatError, match=r"no checkpoint can be read:\n.*step-000002.*\n.*step-000001"):
+        load_newest(tmp_path)
 
 
 class Died(BaseException):
@@ -186,8 +195,8 @@ def test_a_death_at_any_moment_leaves_the_one_before_or_the_new_one(
             except Died:
                 died = True
             monkeypatch.undo()
-        tidy(folder)
-        found, told = newest(folder)
+        recover(folder)
+        found, told = load_newest(folder)
         assert found is not None and not told and bits(found) in (bits(before), bits(after))
         assert all(name.startswith("step-") for name in names(folder)), "nothing is left behind"
         save_state(folder, state(7), keep=1)
@@ -204,9 +213,9 @@ def test_leftovers_of_other_kinds_go_and_nothing_else_does(tmp_path: Path) -> No
     (tmp_path / ".step-000002.part").mkdir()
     (tmp_path / ".step-000003.12345").mkdir()
     (tmp_path / "notes").mkdir()
-    tidy(tmp_path)
+    recover(tmp_path)
     assert names(tmp_path) == ["notes", "step-000001"]
-    tidy(tmp_path / "none")
+    recover(tmp_path / "none")
 
 
 def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,11 +231,11 @@ def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, mo
 
 
 def test_the_lock_is_one_processes_and_ends_with_it(tmp_path: Path) -> None:
-    held = alone(tmp_path / "s")
+    held = lock(tmp_path / "s")
     with pytest.raises(ConfigError, match="another process"):
-        alone(tmp_path / "s")
+        lock(tmp_path / "s")
     held.close()
-    alone(tmp_path / "s").close()
+    lock(tmp_path / "s").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output: .* cannot be written to"):
-        alone(tmp_path / "file" / "s")
+        lock(tmp_path / "file" / "s")

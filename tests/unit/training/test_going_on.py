@@ -84,8 +84,8 @@ def test_a_log_that_finds_no_room_says_so() -> None:
     script = (
         "import resource, sys, tempfile, pathlib\n"
         "from inweave.errors import FormatError\n"
-        "from inweave.training.output.log import Journal\n"
-        "journal = Journal(pathlib.Path(tempfile.mkdtemp()) / 't.jsonl')\n"
+        "from inweave.training.output.log import TrainLog\n"
+        "journal = TrainLog(pathlib.Path(tempfile.mkdtemp()) / 't.jsonl')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
         "try:\n"
         "    journal.write({'event': 'x' * 20})\n"
@@ -94,7 +94,7 @@ def test_a_log_that_finds_no_room_says_so() -> None:
         "    print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "t.jsonl: the log cannot be written: File too large; make room" in told and "--resume auto" in told
+    assert "t.jsonl: the log cannot be written: File too large; free some space" in told and "--resume auto" in told
 
 
 def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
         tiny(tmp_path, steps=2, seed=1).train()
     shutil.rmtree(tmp_path / "t-state")
     for resume in ("never", "auto"):
-        with pytest.raises(ConfigError, match="there is an adapter already"):
+        with pytest.raises(ConfigError, match="the adapter exists"):
             tiny(tmp_path, steps=2, seed=1, resume=resume).train()
     assert file_bits(done.path) == before
 
@@ -135,7 +135,9 @@ def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Pa
     run = tiny(tmp_path, steps=4, resume="auto")
     run.train()
     told = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
-    assert "step-000004: not a complete checkpoint" in told[0] and "state.json is not what was written" in told[1]
+    assert (
+        "step-000004: not a complete checkpoint" in told[0] and "the checksum of state.json does not match" in told[1]
+    )
     assert told[2] == "from step 2"
 
 
@@ -144,7 +146,7 @@ def test_a_path_to_resume_from_may_be_a_checkpoint_or_a_folder_of_them(tmp_path:
     states = tmp_path / "a" / "t-state"
     assert tiny(tmp_path / "b").resume(str(states)) == 8
     assert tiny(tmp_path / "c").resume(str(states / "step-000003")) == 3
-    with pytest.raises(ConfigError, match="is no checkpoint and holds none"):
+    with pytest.raises(ConfigError, match="is not a checkpoint and contains none"):
         tiny(tmp_path / "d").resume(str(tmp_path))
     with pytest.raises(FormatError, match="not a complete checkpoint"):
         tiny(tmp_path / "e").resume(str(states / "step-000007"))
@@ -202,7 +204,7 @@ def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
     assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in done.validation]
     assert len({rate for _, rate in curve(tmp_path, "lr")}) == 5, "a cosine has another rate every step"
     tags = set(board(tmp_path).Tags()["scalars"])
-    assert {"norm", "rate", "bad"} <= tags and not {"step", "total", "time"} & tags
+    assert {"grad_norm", "steps_per_second", "skipped_steps"} <= tags and not {"step", "total", "time"} & tags
     tiny(tmp_path / "other", steps=2).train()
     assert not list(tmp_path.glob("other/*tensorboard*"))
 

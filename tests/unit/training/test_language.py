@@ -13,10 +13,9 @@ from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.models.language_models import load_language_model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.texts import read_texts
-from inweave.training.distributed.world import World
-from inweave.training.session import check, train
+from inweave.training.session import check, prepare, train
 from inweave.training.tasks.base import generator_for
-from inweave.training.tasks.language import LanguageTask, language_run
+from inweave.training.tasks.language import LanguageTask
 
 SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
 CPU = torch.device("cpu")
@@ -82,12 +81,12 @@ def test_it_learns_and_peft_reads_the_same_logits(
     from peft import PeftModel
 
     config = asked(folders[kind], texts, tmp_path / "out", steps=40, learning_rate=0.02)
-    run = language_run(config, World())
+    run = prepare(config)[0]
     done = run.train()
     assert sum(done.losses[-3:]) < 0.8 * sum(done.losses[:3])
     assert done.path == tmp_path / "out" / "song"
     assert sorted(path.name for path in done.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    batch = run.task.draw((0, 1), generator_for(0))
+    batch = run.task.sample_batch((0, 1), generator_for(0))
     fed = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     with torch.no_grad():
         mine = run.model.eval()(**fed).logits
@@ -106,7 +105,7 @@ def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
     network, tokenizer = load_language_model(folders[kind], CPU, torch.float32)
     task = LanguageTask(network, tokenizer, read_texts(file), asked(folders[kind], file, tmp_path))
-    batch = task.draw((0, 1), generator_for(0))
+    batch = task.sample_batch((0, 1), generator_for(0))
     ids, labels = batch["input_ids"], batch["labels"]
     begins = [0] if kind == "llama" else []
     assert ids[0].tolist()[: len(begins)] == begins
@@ -135,7 +134,7 @@ def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[st
     assert all(len(ids) <= 16 for ids, _ in task.examples) and len(task.examples) > 2
     assert [token for ids, _ in task.examples[:-1] for token in ids] == [*tokenizer(text).input_ids, 1]
     short = len(task.examples) - 1
-    alone, beside = task.draw((short,), generator_for(0)), task.draw((short, 0), generator_for(0))
+    alone, beside = task.sample_batch((short,), generator_for(0)), task.sample_batch((short, 0), generator_for(0))
     row = {name: value[:1] for name, value in beside.items()}
     assert float(task.loss(alone)) == pytest.approx(float(task.loss(row)), rel=1e-5)
 
@@ -160,16 +159,17 @@ def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], t
     )
     assert (config.dialect, config.precision, config.targets) == ("peft", "fp32", "all")
     assert report.as_dict()["texts"] == 4 and report.as_dict()["held_out"] == 1 and "4 texts" in report.lines()[0]
-    learnt = sum(p.numel() for p in language_run(config, World()).trained.parameters.values())
-    assert needs["trained_parameters"] == learnt and not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
+    trainable = sum(p.numel() for p in prepare(config)[0].trainable.parameters.values())
+    assert needs["trained_parameters"] == trainable
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ({"dialect": "kohya"}, "dialect: language models"),
-        ({"dialect": "diffusers"}, "dialect: language models"),
-        ({"sample_every": 5}, "sample_every: only pictures"),
+        ({"dialect": "kohya"}, "dialect: a language model cannot"),
+        ({"dialect": "diffusers"}, "dialect: a language model cannot"),
+        ({"sample_every": 5}, "sample_every: samples are images"),
         ({"dataset": Path("folder")}, r"\.txt or \.jsonl"),
     ],
 )
@@ -218,9 +218,9 @@ def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path],
         plan["choices"]
     )
     told: list[Any] = []
-    planned = train(TrainConfig.of(**said, batch_size=4, vram=vram, output=str(tmp_path / "a")), tell=told.append)
+    planned = train(TrainConfig.of(**said, batch_size=4, vram=vram, output=str(tmp_path / "a")), on_record=told.append)
     measured = next(record for record in told if "measured_bytes" in record)
-    share = measured["measured_bytes"] / plan["kept_bytes"]
+    share = measured["measured_bytes"] / plan["activation_bytes"]
     assert 0.5 < share < 1.15, "the plan is for the longest text; a batch may have shorter ones"
     by_hand = train(TrainConfig.of(**said, batch_size=2, gradient_accumulation=2, output=str(tmp_path / "b")))
     assert planned.losses == by_hand.losses

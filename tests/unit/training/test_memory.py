@@ -25,10 +25,12 @@ from inweave.models import bundled  # noqa: E402
 from inweave.models.blueprint import Blueprint, Part  # noqa: E402
 from inweave.models.families import family_named  # noqa: E402
 from inweave.models.variants import find_variant  # noqa: E402
-from inweave.training.adapters.attach import add_networks  # noqa: E402
+from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
-from inweave.training.memory.estimate import GIB, apply_checkpointing, estimate, limit_for, plan  # noqa: E402
+from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
+from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
 from inweave.training.memory.meta import Measured, blank  # noqa: E402
+from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
 from tests.unit.training.pictures import drawn, fresh_model, make_set, task_on  # noqa: E402
 
 MODES = ("off", "selective", "full")
@@ -82,7 +84,7 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     if variant == "sd1.5":
         said |= {"train_text_encoders": True}
     task = task_on(data, model=model, **said)
-    trained = add_networks(task.networks, task.config)
+    trained = attach_adapters(task.networks, task.config)
     draw = torch.Generator().manual_seed(0)
     for parameter in trained.parameters.values():  # zeros would hide what goes wrong
         parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw)
@@ -134,7 +136,7 @@ def test_saved_tensors_shrink_with_full_checkpointing(tmp_path: Path) -> None:
     for mode in MODES:
         model = fresh_model()
         task = task_on(data, model=model)
-        add_networks(task.networks, task.config)
+        attach_adapters(task.networks, task.config)
         apply_checkpointing(task.networks, mode)
         seen: dict[int, int] = {}
 
@@ -212,13 +214,13 @@ def test_sdxl_takes_what_is_published() -> None:
     assert 5 < within["total_bytes"] / GIB < 8
     assert without["trained_parameters"] == within["trained_parameters"] == 46_448_640
     assert without["trained_bytes"] == 16 * 46_448_640
-    assert within["kept_bytes"] < 0.2 * without["kept_bytes"]
-    for key in ("weights_bytes", "trained_bytes", "kept_bytes", "total_bytes", "steps"):
+    assert within["activation_bytes"] < 0.2 * without["activation_bytes"]
+    for key in ("weights_bytes", "trained_bytes", "activation_bytes", "total_bytes", "steps"):
         assert key in without
 
 
 def test_flux_needs_more_than_24_gb() -> None:
-    found = plan(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
+    found = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
     assert found.staged and found.changes == {}, "with T5 beside it 34 would be needed"
     assert found.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
     assert 24e9 < found.estimate["total_bytes"] < 2 * 24e9
@@ -231,10 +233,10 @@ def test_flux_needs_more_than_24_gb() -> None:
 def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """1 GiB of denoiser and 1 of everything else in 16 bits; an example keeps 4, 2 and 1 GiB by mode."""
 
-    def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, again: bool, chunks: int) -> Measured:
+    def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, backward: bool, chunks: int) -> Measured:
         times = 2 if dtype == torch.float32 else 1
         kept = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
-        assert again == (config.gradient_checkpointing == "full")
+        assert backward == (config.gradient_checkpointing == "full")
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
         return Measured({n: size * times for n, size in weights.items()}, 1 << 20, kept * GIB * times, GIB // 4)
 
@@ -255,7 +257,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 )
 def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: dict[str, Any], staged: bool) -> None:
     given = config(batch_size=4)
-    found = plan(published("sdxl"), given, int(limit * GIB))
+    found = plan_memory(published("sdxl"), given, int(limit * GIB))
     assert dict(found.changes) == changes and found.staged is staged
     assert found.estimate["total_bytes"] <= limit * GIB
     assert found.config == given.model_copy(update=changes)
@@ -265,20 +267,20 @@ def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: d
 
 
 def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
-    found = plan(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
+    found = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
     assert (found.config.batch_size, found.config.gradient_accumulation) == (3, 4)
-    full = plan(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
+    full = plan_memory(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
     assert full.config.gradient_checkpointing == "full" and full.config.batch_size == 1
-    loose = plan(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
+    loose = plan_memory(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
     assert loose.config.cache_latents and loose.config.cache_text, "what leaves the device is cached"
-    text = plan(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))
+    text = plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))
     assert not text.config.cache_text and text.estimate["weights_bytes"] == 1.75 * GIB, "encoders that learn stay"
 
 
 def test_precision_is_the_last_resort(sizes: Any) -> None:
     wide = config(precision="fp32", batch_size=1)
-    assert plan(published("sdxl"), wide, int(5.2 * GIB)).changes == {"gradient_checkpointing": "full"}
-    found = plan(published("sdxl"), wide, int(4.5 * GIB))
+    assert plan_memory(published("sdxl"), wide, int(5.2 * GIB)).changes == {"gradient_checkpointing": "full"}
+    found = plan_memory(published("sdxl"), wide, int(4.5 * GIB))
     assert found.changes == {
         "precision": "bf16",
         "gradient_checkpointing": "selective",
@@ -286,14 +288,14 @@ def test_precision_is_the_last_resort(sizes: Any) -> None:
 
 
 def test_what_fits_in_no_way_says_what_would_help(sizes: Any) -> None:
-    with pytest.raises(MemoryBudgetError, match=r"2\.00 GiB are not enough.*lower resolution.*raise the limit"):
-        plan(published("sdxl"), config(batch_size=4), 2 * GIB)
+    with pytest.raises(MemoryBudgetError, match=r"2\.00 GiB is not enough.*lower resolution.*raise the limit"):
+        plan_memory(published("sdxl"), config(batch_size=4), 2 * GIB)
     with pytest.raises(MemoryBudgetError, match="the weights alone are too large"):
-        plan(published("sdxl"), config(), int(1.5 * GIB))
+        plan_memory(published("sdxl"), config(), int(1.5 * GIB))
     with pytest.raises(MemoryBudgetError, match=r"CUDA and its libraries 1\.00 GiB\); CUDA .* alone take more"):
-        plan(published("sdxl"), config(), GIB)
+        plan_memory(published("sdxl"), config(), GIB)
     with pytest.raises(MemoryBudgetError, match="train_text_encoders = false"):
-        plan(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(2.9 * GIB))
+        plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(2.9 * GIB))
 
 
 def test_limits() -> None:
@@ -306,8 +308,8 @@ def test_limits() -> None:
 def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     model = fresh_model()
     found = estimate(model, config(network=network, resolution=64, rank=4, precision="fp32"), 7)
-    assert found["steps"] == 7 and found["kept_bytes"] > 0
-    learnt = add_networks({"unet": model.denoiser}, config(network=network, rank=4)).parameters
+    assert found["steps"] == 7 and found["activation_bytes"] > 0
+    learnt = attach_adapters({"unet": model.denoiser}, config(network=network, rank=4)).parameters
     assert found["trained_parameters"] == sum(parameter.numel() for parameter in learnt.values())
 
 
@@ -316,9 +318,9 @@ def test_what_is_measured_is_what_a_real_step_keeps(variant: str, tmp_path: Path
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
     said = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
-    found = estimate(model, config(**said))["kept_bytes"]
+    found = estimate(model, config(**said))["activation_bytes"]
     task = task_on(data, model=model, batch_size=1, **said)
-    add_networks(task.networks, task.config)
+    attach_adapters(task.networks, task.config)
     inputs = drawn(task, 0, (0,))
     with Watch(model.networks.values()) as watch:
         loss = task.loss(inputs)

@@ -19,10 +19,11 @@ from inweave.exchange.check import check  # noqa: E402
 from inweave.exchange.convert import convert  # noqa: E402
 from inweave.layers import eject, lora_layers  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
-from inweave.training.adapters.attach import NAME, add_networks, gathered, meant  # noqa: E402
+from inweave.training.adapters.attach import NAME, attach_adapters, collect_adapters  # noqa: E402
+from inweave.training.adapters.targets import select_modules  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from inweave.training.output.adapter_file import store  # noqa: E402
+from inweave.training.output.adapter_file import save_adapter  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
 
@@ -82,7 +83,7 @@ def test_presets_mean_what_is_written_down(kind: str) -> None:
     wanted = {"attention": ATTENTION[kind], "attention-mlp": ATTENTION[kind] | MLP[kind]}
     wanted["all"] = wanted["attention-mlp"] | REST[kind]
     for preset, ends in wanted.items():
-        names = meant("unet", network, plain(targets=preset))
+        names = select_modules("unet", network, plain(targets=preset))
         assert {_NUMBERED.sub("", name) for name in names} == ends, preset
         assert not [name for name in names if name.startswith(NEVER)]
         every = [
@@ -95,8 +96,8 @@ def test_presets_mean_what_is_written_down(kind: str) -> None:
 
 def test_locon_adds_the_convolutions_of_the_blocks() -> None:
     unet = tiny.pipeline("sd1.5").unet
-    before = set(meant("unet", unet, plain(targets="attention")))
-    found = set(meant("unet", unet, plain(targets="attention", network="locon")))
+    before = set(select_modules("unet", unet, plain(targets="attention")))
+    found = set(select_modules("unet", unet, plain(targets="attention", network="locon")))
     assert {_NUMBERED.sub("", name) for name in found - before} == {"conv", "conv1", "conv2", "conv_shortcut"}
 
 
@@ -119,7 +120,7 @@ def test_rules_give_rank_alpha_rate_and_skip() -> None:
     ]
     config = plain(targets="attention", alpha=2.0, learning_rate=1e-4, text_encoder_learning_rate=2e-5, rules=rules,
                    train_text_encoders=True, cache_text=False)  # fmt: skip
-    trained = add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
+    trained = attach_adapters({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
     unet, te = ranks_of(model.denoiser), ranks_of(model.networks["text_encoder"])
     assert not [name for name in unet if re.search("mid_block.*to_q", name)]
     assert {v for n, v in unet.items() if re.search("down_blocks.*to_q", n)} == {(8, 8.0)}, "a rule's rank is its alpha"
@@ -153,7 +154,7 @@ def test_ranks_are_of_whole_names() -> None:
             self.b = nn.ModuleDict({"proj": nn.Linear(4, 4)})
 
     network = Two()
-    add_networks({"model": network}, plain(targets=["proj"], rules=[{"pattern": r"^model\.proj", "rank": 1}]))
+    attach_adapters({"model": network}, plain(targets=["proj"], rules=[{"pattern": r"^model\.proj", "rank": 1}]))
     assert ranks_of(network) == {"proj": (1, 1.0), "b.proj": (4, 4.0)}
 
 
@@ -169,7 +170,7 @@ def test_ranks_are_of_whole_names() -> None:
 )
 def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wide: Any) -> None:
     unet = fresh_model().unet
-    add_networks({"unet": unet}, plain(network="locon", **said))
+    attach_adapters({"unet": unet}, plain(network="locon", **said))
     found = ranks_of(unet)
     assert {value for name, value in found.items() if name.endswith((".conv1", ".conv2", ".conv"))} == {wide}
     assert {value for name, value in found.items() if name.endswith(("to_q", "conv_shortcut"))} == {linear}
@@ -181,23 +182,26 @@ def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wid
         ({"targets": ["to_q", "to_quack"]}, "to_quack"),
         ({"targets": "nothing.*"}, "nothing"),
         ({"rules": [{"pattern": "to_quack", "rank": 2}]}, "to_quack"),
-        ({"rules": [{"pattern": "to_q", "rank": 2}, {"pattern": "attn1.to_q", "rank": 3}]}, "taken by rules before"),
+        (
+            {"rules": [{"pattern": "to_q", "rank": 2}, {"pattern": "attn1.to_q", "rank": 3}]},
+            "belongs to an earlier rule",
+        ),
         ({"rules": [{"pattern": ".", "skip": True}]}, "every module is skipped"),
     ],
 )
 def test_what_means_nothing_is_an_error(said: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        add_networks({"unet": fresh_model().unet}, plain(**said))
+        attach_adapters({"unet": fresh_model().unet}, plain(**said))
 
 
 def test_a_target_may_mean_modules_of_one_network_only() -> None:
     model = fresh_model()
     config = plain(targets=["to_q", "q_proj"], train_text_encoders=True, cache_text=False)
-    add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
-    with pytest.raises(ConfigError, match="no module of te1"):
+    attach_adapters({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
+    with pytest.raises(ConfigError, match=r"matches none of the .* layers of te1"):
         other = fresh_model()
         lonely = plain(targets=["to_q"], train_text_encoders=True, cache_text=False)
-        add_networks({"unet": other.unet, "te1": other.text_encoder}, lonely)
+        attach_adapters({"unet": other.unet, "te1": other.text_encoder}, lonely)
 
 
 # every kind of network, trained, saved and taken up again
@@ -235,15 +239,15 @@ def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) 
     inputs = drawn(task)
     with torch.no_grad():
         bare = task.loss(inputs)
-    trained = add_networks(task.networks, task.config)
+    trained = attach_adapters(task.networks, task.config)
     with torch.no_grad():
         torch.testing.assert_close(task.loss(inputs), bare, rtol=1e-5, atol=1e-6, msg="a fresh adapter changes nothing")
     losses = steps_on(task, trained)
     assert losses[-1] < losses[0] - 1e-4 and sorted(losses, reverse=True) == losses
     index = file_index(model)
     for dialect in ("kohya", "diffusers") if kind in ("lora", "rslora") else ("kohya",):
-        file = store(
-            gathered(task.networks),
+        file = save_adapter(
+            collect_adapters(task.networks),
             tmp_path / f"{dialect}.safetensors",
             task.config.model_copy(update={"dialect": dialect}),
             index,
@@ -254,7 +258,7 @@ def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) 
             learnt = task.loss(inputs)
         other = fresh_model()
         again = task_on(data, model=other, **said, start_from=str(file))
-        more = add_networks(again.networks, again.config, file_index(other))
+        more = attach_adapters(again.networks, again.config, file_index(other))
         with torch.no_grad():
             torch.testing.assert_close(again.loss(inputs), learnt, rtol=1e-5, atol=1e-6)
         assert more.parameters.keys() == trained.parameters.keys()
@@ -267,7 +271,7 @@ def on_unet(model: Any, file: Path, **said: Any) -> None:
         f"te{n}": model.networks[f] for n, f in enumerate(("text_encoder", "text_encoder_2"), 1) if f in model.networks
     }
     clips = {name: clip for name, clip in clips.items() if "T5" not in type(clip).__name__}
-    add_networks({"unet": model.denoiser, **clips}, config, file_index(model))
+    attach_adapters({"unet": model.denoiser, **clips}, config, file_index(model))
 
 
 def told(model: Any, seed: int = 0) -> torch.Tensor:
@@ -307,10 +311,10 @@ def test_going_on_from_another_dialect(variant: str, dialect: str, tmp_path: Pat
 def test_peft_folders_go_on_too(tmp_path: Path) -> None:
     model = fresh_model()
     task = task_on(make_set(tmp_path / "set"), model=model)
-    trained = add_networks(task.networks, task.config)
+    trained = attach_adapters(task.networks, task.config)
     steps_on(task, trained)
-    saved = store(
-        gathered(task.networks),
+    saved = save_adapter(
+        collect_adapters(task.networks),
         tmp_path / "out.safetensors",
         task.config.model_copy(update={"dialect": "peft"}),
         file_index(model),
@@ -318,7 +322,7 @@ def test_peft_folders_go_on_too(tmp_path: Path) -> None:
     )
     assert (saved / "adapter_config.json").is_file()
     other = fresh_model()
-    add_networks({"unet": other.unet}, plain(start_from=str(saved)), file_index(other))
+    attach_adapters({"unet": other.unet}, plain(start_from=str(saved)), file_index(other))
     torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
 
 
@@ -329,14 +333,14 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
     assert {layer.branch(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
     index = file_index(shared_model())
     with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
-        add_networks({"unet": fresh_model().unet}, plain(start_from=str(file)), index)
+        attach_adapters({"unet": fresh_model().unet}, plain(start_from=str(file)), index)
     with pytest.raises(ConfigError, match="brings its own modules"):
         rules = [{"pattern": "to_q", "rank": 2}]
-        add_networks({"unet": fresh_model().unet}, plain(start_from=str(file), rules=rules), index)
+        attach_adapters({"unet": fresh_model().unet}, plain(start_from=str(file), rules=rules), index)
     other = fresh_model()
     rules = [{"pattern": "attn2.to_q", "learning_rate": 1e-3}]
     config = plain(start_from=str(file), rules=rules, train_text_encoders=True, cache_text=False)
-    trained = add_networks({"unet": other.unet, "te1": other.text_encoder}, config, index)
+    trained = attach_adapters({"unet": other.unet, "te1": other.text_encoder}, config, index)
     assert {round(f, 6) for n, f in trained.multipliers.items() if "attn2.to_q" in n} == {10.0}
     eject(other.unet)
 
@@ -344,8 +348,10 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
 def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> None:
     data, model = make_set(tmp_path / "set"), fresh_model()
     task = task_on(data, model=model)
-    steps_on(task, add_networks(task.networks, task.config))
-    file = store(gathered(task.networks), tmp_path / "unet.safetensors", task.config, file_index(model), {})
+    steps_on(task, attach_adapters(task.networks, task.config))
+    file = save_adapter(
+        collect_adapters(task.networks), tmp_path / "unet.safetensors", task.config, file_index(model), {}
+    )
     other = fresh_model()
     on_unet(other, file)
     assert lora_layers(other.text_encoder)
@@ -373,11 +379,13 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
 def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, said: dict[str, Any]) -> None:
     model = fresh_model(variant)
     with pytest.raises(ConfigError, match="dialect"):
-        add_networks({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, plain(**said), file_index(model))
+        attach_adapters(
+            {"unet": model.denoiser, "te1": model.networks["text_encoder"]}, plain(**said), file_index(model)
+        )
     other = fresh_model(variant)
-    trained = add_networks({"unet": other.denoiser}, plain(targets="attention"), file_index(other))
+    trained = attach_adapters({"unet": other.denoiser}, plain(targets="attention"), file_index(other))
     bare = fresh_model(variant)
-    again = add_networks({"unet": bare.denoiser}, plain(targets="attention")).parameters
+    again = attach_adapters({"unet": bare.denoiser}, plain(targets="attention")).parameters
     assert all(torch.equal(parameter, again[name]) for name, parameter in trained.parameters.items()), (
         "looking changes nothing"
     )

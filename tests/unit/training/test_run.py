@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.loop import DONE, STOPPED, Run
-from inweave.training.output.adapter_file import base_hashes
-from inweave.training.output.log import Drawn
+from inweave.training.output.metadata import base_hashes
+from inweave.training.output.samples import SampleImage
 from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
 
 
@@ -65,14 +65,14 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
 
 def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
     run = tiny(tmp_path, gradient_accumulation=2)
-    draw, seen = run.task.draw, list[float]()
+    draw, seen = run.task.sample_batch, list[float]()
 
     def drawn(*arguments: Any) -> Any:
         found = draw(*arguments)
         seen.extend(found["noise"].flatten().tolist())
         return found
 
-    run.task.draw = drawn  # type: ignore[method-assign]
+    run.task.sample_batch = drawn  # type: ignore[method-assign]
     run.train()
     assert len(seen) > 500 and len(set(seen)) > 0.999 * len(seen)
 
@@ -104,7 +104,7 @@ def test_training_leaves_the_global_generator_alone(tmp_path: Path) -> None:
 
 
 def interrupting(run: Run, at: int, times: int) -> None:
-    draw, count = run.task.draw, iter(range(10**6))
+    draw, count = run.task.sample_batch, iter(range(10**6))
 
     def drawn(*arguments: Any) -> Any:
         if next(count) == at:
@@ -112,7 +112,7 @@ def interrupting(run: Run, at: int, times: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
         return draw(*arguments)
 
-    run.task.draw = drawn  # type: ignore[method-assign]
+    run.task.sample_batch = drawn  # type: ignore[method-assign]
 
 
 def test_one_interrupt_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -144,27 +144,31 @@ def test_two_interrupts_stop_now_and_leave_the_last_checkpoint_whole(tmp_path: P
 @pytest.mark.parametrize("poison", ["nan", "inf", "gradient", "loss"])
 def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, ema_decay=0.9, optimizer=optimizer)
-    run._one()
+    run.train_step()
     before = state_bits(run)
     run.task.poison = poison
-    run._one()
+    run.train_step()
     after = state_bits(run)
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"bad", "bad_in_a_row"} and (int(run.step.bad), int(run.step.bad_in_a_row)) == (1, 1)
+    assert changed == {"skipped", "skipped_in_a_row"} and (int(run.step.skipped), int(run.step.skipped_in_a_row)) == (
+        1,
+        1,
+    )
     run.task.poison = ""
-    run._one()
-    assert (int(run.step.bad), int(run.step.bad_in_a_row)) == (1, 0)
+    run.train_step()
+    assert (int(run.step.skipped), int(run.step.skipped_in_a_row)) == (1, 0)
     assert state_bits(run) != after
 
 
 def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path: Path) -> None:
     run = tiny(tmp_path, max_skipped_steps=3, log_every=100)
     for _ in range(2):
-        run._one()
+        run.train_step()
     good = state_bits(run)
     run.task.poison = "nan"
     with pytest.raises(
-        InweaveError, match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data holds NaN"
+        InweaveError,
+        match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data contains NaN",
     ):
         run.train()
     kept = load_state(checkpoints(tmp_path / "t-state")[0]).tensors
@@ -180,9 +184,9 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
     assert run.step.scaler is not None
     run.step.scaler.scale.fill_(2.0**24)
     done = run.train()
-    assert 1 <= done.bad < 15 and done.bad == log(tmp_path)[-2]["bad"]
+    assert 1 <= done.skipped_steps < 15 and done.skipped_steps == log(tmp_path)[-2]["skipped_steps"]
     scales = [record["loss_scale"] for record in log(tmp_path) if "loss" in record]
-    assert scales[0] == 2.0**23 and scales[-1] == 2.0 ** (24 - done.bad)
+    assert scales[0] == 2.0**23 and scales[-1] == 2.0 ** (24 - done.skipped_steps)
     assert all(value.isfinite().all() for value in run.flat.state().values())
     assert done.losses[-1] < done.losses[0]
 
@@ -234,7 +238,7 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
     def short(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("no")
 
-    monkeypatch.setattr("inweave.training.loop.gathered", short)
+    monkeypatch.setattr("inweave.training.loop.collect_adapters", short)
     with pytest.raises(MemoryBudgetError, match="resume auto"):
         tiny(tmp_path).train()
     monkeypatch.undo()
@@ -253,7 +257,9 @@ def test_an_adapter_beyond_fp16_is_kept_in_float32_when_a_run_stops(tmp_path: Pa
     run = tiny(tmp_path, steps=9, save_dtype="fp16", max_skipped_steps=2)
     run.flat.values[:4] = 1e6
     run.task.poison = "nan"
-    with pytest.raises(InweaveError, match=r"the adapter from before them is .*t-000002.*Likely: the learning rate"):
+    with pytest.raises(
+        InweaveError, match=r"the adapter from before them is .*t-000002.*Likely cause: the learning rate"
+    ):
         run.train()
     assert max(abs(np.frombuffer(raw, np.float32)).max() for raw in file_bits(tmp_path / "t-000002").values()) == 1e6
 
@@ -267,12 +273,12 @@ def test_samples_change_no_bit_and_see_the_average_without_dropout(tmp_path: Pat
     run = tiny(tmp_path / "shown", sample_every=2, **EVERYTHING)
     seen: list[int] = []
 
-    def draw(step: int) -> list[Drawn]:
+    def draw(step: int) -> list[SampleImage]:
         torch.rand(step)  # moves the global generator, as a library may
         assert not any(module.training for module in run.task.networks["model"].modules())
         assert run.step.ema is not None and torch.equal(run.flat.values, run.step.ema.values)
         seen.append(step)
-        return [Drawn(tmp_path / f"{step}.png", ("in tiles",) if step == 4 else ())]
+        return [SampleImage(tmp_path / f"{step}.png", ("in tiles",) if step == 4 else ())]
 
     run.train(sample=draw)
     assert seen == [2, 4, 6, 8]
@@ -313,7 +319,7 @@ def test_validation_is_deterministic_and_of_the_weights_that_are_saved(tmp_path:
     assert held == {7, 8, 9}
     trained = one.task.drawn[: len(one.task.drawn)]
     assert {number for batch in trained if batch not in one.task.held_out for number in batch} == set(range(7))
-    with one._best_weights():
+    with one._eval_weights():
         averaged = one.flat.values.clone()
     assert not torch.equal(averaged, one.flat.values)
     recorded = [record["validation"] for record in log(tmp_path / "1") if record.get("event") == "validation"]
@@ -340,7 +346,7 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     place = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
     resumed = tiny(tmp_path / "resumed", resume=str(place), **said).train()
     assert (resumed.step, resumed.validation) == (straight.step, straight.validation)
-    assert straight.reason == f"{resumed.reason}, and t-best is of then", "elsewhere there is no file of then"
+    assert straight.reason == f"{resumed.reason}, saved as t-best", "the resumed run started in another folder"
     over = tiny(tmp_path / "straight", **{**said, "resume": "auto"}).train()
     assert (over.step, over.losses) == (straight.step, []), "what has ended stays ended"
 
@@ -376,7 +382,7 @@ def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run = tiny(tmp_path, steps=2)
-        run.task.draw = _interrupting(run.task.draw)  # type: ignore[method-assign]
+        run.task.sample_batch = _interrupting(run.task.sample_batch)  # type: ignore[method-assign]
         assert run.train().reason == DONE
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:

@@ -12,7 +12,8 @@ from PIL import Image
 from inweave.errors import ConfigError
 from inweave.generate.record import read_record
 from inweave.models.model import load_model
-from inweave.training.output.samples import Sampler, read_line, sample_requests
+from inweave.training.output.sample_prompts import read_line, sample_requests
+from inweave.training.output.samples import Sampler
 from tests.unit.training.tiny import config
 
 
@@ -97,11 +98,11 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
     told = [problem.removeprefix(f"sample_prompts: {file}:") for problem in refused(tmp_path, str(file))]
     known = "--n (negative_prompt), --w (width), --h (height), --d (seed), --l (guidance), --s (steps), --ss (sampler)"
     assert told == [
-        f"3: --q: there is no such flag; known are {known}",
-        "3: --w (width): a whole number, 0 or more, is needed, got 'wide'",
+        f"3: --q: unknown flag; known flags are {known}",
+        "3: --w (width): expected a whole number of 0 or more, got 'wide'",
         "4: prompt: there is no text in it",
-        "5: --w (width): is given twice",
-        "6: --d (seed): a whole number, 0 or more, is needed, got '-1'",
+        "5: --w (width): appears twice",
+        "6: --d (seed): expected a whole number of 0 or more, got '-1'",
     ]
 
 
@@ -111,13 +112,13 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
         ("cat --w 500", "--w (width): Input should be a multiple of 8, got 500"),
         ("cat --s 0", "--s (steps): Input should be greater than or equal to 1, got 0"),
         ("cat --l 31", "--l (guidance): Input should be less than or equal to 30, got 31.0"),
-        ("cat --l 7,5", "--l (guidance): a number, 0 or more, is needed, got '7,5'"),
-        ("cat --w 512 wide", "--w (width): a whole number, 0 or more, is needed, got '512 wide'"),
-        ("cat --n", "--n (negative_prompt): some text is needed, got ''"),
+        ("cat --l 7,5", "--l (guidance): expected a number of 0 or more, got '7,5'"),
+        ("cat --w 512 wide", "--w (width): expected a whole number of 0 or more, got '512 wide'"),
+        ("cat --n", "--n (negative_prompt): expected text, got ''"),
         ("cat --ss magic", "--ss (sampler): 'magic' is unknown"),
-        ("cat --no-background", "--no-background: there is no such flag"),
-        ("cat <lora:other:1>", "<lora:...>: a sample shows the adapter that is trained"),
-        ("nowhere.txt", "nowhere.txt: there is no such file; a prompt itself cannot end in .txt, .toml, .json"),
+        ("cat --no-background", "--no-background: unknown flag"),
+        ("cat <lora:other:1>", "<lora:...>: a sample shows the adapter being trained"),
+        ("nowhere.txt", "nowhere.txt: no such file; a prompt itself cannot end in .txt, .toml, .json"),
     ],
 )
 def test_what_is_refused(line: str, told: str, tmp_path: Path) -> None:
@@ -133,14 +134,14 @@ def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("a.txt", "# nothing\n\n", "there is no prompt in it"),
-        ("a.json", "[]", "there is no prompt in it"),
-        ("a.json", '{"prompt": "cat"}', "a list of prompts, each a table or a line, is needed"),
-        ("a.json", "[", "is no JSON"),
-        ("a.json", '[{"prompt": "cat", "steps": 3}]', "prompt 1: steps: there is no such key; known are prompt, "),
-        ("a.json", '[{"prompt": "cat", "width": true}]', "width: a whole number, 0 or more, is needed, got True"),
+        ("a.txt", "# nothing\n\n", "contains no prompt"),
+        ("a.json", "[]", "contains no prompt"),
+        ("a.json", '{"prompt": "cat"}', "expected a list of prompts, each a table or a line"),
+        ("a.json", "[", "not valid JSON"),
+        ("a.json", '[{"prompt": "cat", "steps": 3}]', "prompt 1: steps: unknown key; known keys are prompt, "),
+        ("a.json", '[{"prompt": "cat", "width": true}]', "width: expected a whole number of 0 or more, got True"),
         ("a.json", '[{"seed": 3}]', "prompt: there is no text in it"),
-        ("a.toml", 'prompt = "cat"', "a [prompt] table with a [[prompt.subset]] for each prompt is needed"),
+        ("a.toml", 'prompt = "cat"', "expected a [prompt] table with one [[prompt.subset]] per prompt"),
         ("a.toml", "prompt =", "is not valid TOML"),
     ],
 )

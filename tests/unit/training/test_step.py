@@ -16,7 +16,7 @@ EPS = 2.0**-24  # half an ulp: what one rounding costs
 
 
 def batches(run: Run, *rows: tuple[int, ...]) -> list[Tensors]:
-    return [run.task.draw(batch, generator_for(3, number)) for number, batch in enumerate(rows)]
+    return [run.task.sample_batch(batch, generator_for(3, number)) for number, batch in enumerate(rows)]
 
 
 def joined(parts: list[Tensors]) -> Tensors:
@@ -46,7 +46,7 @@ def bound(run: Run, given: list[Tensors]) -> torch.Tensor:
 def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
     run = tiny(tmp_path)
     for _ in range(2):  # "up" starts at zero, and "down" then has no gradient
-        run._one()
+        run.train_step()
     parts = batches(run, *rows)
     added, loss = gradients(run, parts)
     at_once, whole = gradients(run, [joined(parts)])
@@ -63,7 +63,7 @@ def test_pieces_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
     """Of five rows no pieces are equal: each counts by its rows."""
     run = tiny(tmp_path)
     for _ in range(2):
-        run._one()
+        run.train_step()
     given = [joined(batches(run, (1, 2), (4, 5, 7)))]
     whole, loss = gradients(run, given)
     run.step.split = split
@@ -71,7 +71,7 @@ def test_pieces_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
     run.step.split = 1
     assert (whole - cut).abs().le(bound(run, given)).all() and same == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
     run.step.split = split
-    assert float(run.step.judge(given[0])) == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
+    assert float(run.step.eval_loss(given[0])) == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
 
 
 def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,19 +84,19 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
         for rank in (0, 1):  # first only to see what each would send
             monkeypatch.setattr(World, "add_up", lambda self, tensor, kept=kept: kept[self.rank].append(tensor.clone()))
             monkeypatch.setattr(two[rank].step.optimizer, "step", lambda *_: None)
-            two[rank]._one()
+            two[rank].train_step()
             two[rank].number = number
             monkeypatch.undo()
         sums = [first + second for first, second in zip(*kept, strict=True)]
         for rank in (0, 1):
             answers = iter(sums)
             monkeypatch.setattr(World, "add_up", lambda self, tensor, answers=answers: tensor.copy_(next(answers)))
-            two[rank]._one()
+            two[rank].train_step()
             monkeypatch.undo()
-        one._one()
+        one.train_step()
         assert state_bits(two[0]) == state_bits(two[1])
-        assert {n: b for n, b in state_bits(two[0]).items() if n != "bad"} == {
-            n: b for n, b in state_bits(one).items() if n != "bad"
+        assert {n: b for n, b in state_bits(two[0]).items() if n != "skipped"} == {
+            n: b for n, b in state_bits(one).items() if n != "skipped"
         }
     assert sorted(two[0].task.drawn[1::2] + two[1].task.drawn[1::2]) == sorted(one.task.drawn)
 
@@ -104,12 +104,12 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
 def test_the_state_is_all_there_is(tmp_path: Path) -> None:
     run = tiny(tmp_path / "a", ema_decay=0.9, dropout=0.1, dtype=torch.float16)
     for _ in range(3):
-        run._one()
+        run.train_step()
     run.step.split = 2
     other = tiny(tmp_path / "b", ema_decay=0.9, dropout=0.1, dtype=torch.float16)
     other.step.load({name: value.clone() for name, value in run.step.state().items()})
     other.number = run.number
     for _ in range(2):
-        run._one()
-        other._one()
+        run.train_step()
+        other.train_step()
         assert state_bits(run) == state_bits(other) and torch.equal(run.step.loss, other.step.loss)

@@ -58,7 +58,7 @@ class TinyTask:
         self.poison = ""
         self.limit = 1000
 
-    def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
         self.drawn.append(batch)
         rows = torch.stack([self.examples[number] for number in batch])
         kept = torch.rand(len(batch), generator=generator) >= self.config.caption_dropout

@@ -1,45 +1,129 @@
-"""Whether a run that goes on is the one that began: the same settings, data and base, as far as they decide numbers.
+"""Resuming: what a run starts from, and whether it is the run that wrote the checkpoint.
 
-    settings   those that say resume="same"; more steps, or fewer, if every step so far had the rate it would have now
-    data       what the pictures and captions are, wherever they lie
-    base       numbers taken from every weight of the model, wherever it lies
+    settings   those with the fact resume="same" are; more or fewer steps are fine if every step so far had the learning
+               rate it would have now
+    data       the same images and captions, wherever they are
+    base       the same weights, judged by values sampled from every one of them, wherever they are
 
-Where data and base are the same, their paths may differ. A run from before bases were noted goes by the path.
+Where data and base are the same, their paths may differ. A checkpoint without a digest of the base goes by the path.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
 
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.training.checkpoint.store import State, checkpoints, load_named, load_newest, lock, recover
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.cache import sample_bits, tensor_bits
+from inweave.training.distributed.world import World
 from inweave.training.optim.schedules import rates
+from inweave.training.output.adapter_file import adapter_exists, remove_leftovers
 
 
-def base_of(networks: Mapping[str, nn.Module]) -> str:
-    """A digest of weights before adapters are on them."""
+@dataclass(slots=True)
+class ResumePoint:
+    """What a run starts from. ``state``: None at step 0; ``notes``: what to report; the lock lasts until `release`."""
+
+    state: State | None = None
+    notes: list[str] = field(default_factory=list)
+    _lock: TextIO | None = None
+
+    @property
+    def config(self) -> Mapping[str, Any] | None:
+        """The configuration of the run that is resumed, if one is."""
+        return None if self.state is None else dict(self.state.facts.get("config", {}))
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def state_folder(config: TrainConfig) -> Path:
+    return Path(config.output) / f"{config.name}-state"
+
+
+def open_resume_point(config: TrainConfig, world: World, source: str | None = None) -> ResumePoint:
+    """Lock the run's folder, recover it, and read the checkpoint to resume from, once; needs no model.
+
+    ``source``: as `TrainConfig.resume`, which it overrides. Outputs of another run are refused.
+    """
+    source = source or config.resume
+    folder = state_folder(config)
+    point = ResumePoint()
+    try:
+        if world.first:
+            point._lock = lock(folder)
+            recover(folder)
+            remove_leftovers(Path(config.output), config.name)
+        world.wait()
+        point.state, point.notes = _find(source, folder)
+        if problem := existing_output(config, source):
+            raise ConfigError(problem)
+    except BaseException:
+        point.release()
+        raise
+    if point.state is not None:
+        point.notes.append(f"from step {point.state.step}")
+    elif source != "never":
+        point.notes.append(f"there is no checkpoint in {folder}: training starts at step 0")
+    return point
+
+
+def resumed_config(config: TrainConfig) -> Mapping[str, Any] | None:
+    """Return the configuration of the run that would be resumed; locks and changes nothing."""
+    state, notes = _find(config.resume, state_folder(config))
+    return ResumePoint(state, notes).config
+
+
+def _find(source: str, folder: Path) -> tuple[State | None, list[str]]:
+    if source == "never":
+        return None, []
+    return load_newest(folder) if source == "auto" else load_named(Path(source))
+
+
+def existing_output(config: TrainConfig, source: str | None = None) -> str:
+    """Why this run would overwrite an earlier one; empty if it resumes it, or if nothing is there."""
+    source = source or config.resume
+    folder, file = state_folder(config), Path(config.output) / f"{config.name}.safetensors"
+    path = Path(source).resolve()
+    own = source not in ("auto", "never") and folder.resolve() in (path, *path.parents)
+    if own or (source == "auto" and checkpoints(folder)):
+        return ""
+    otherwise = "or use another name (--name) or output"
+    if checkpoints(folder):
+        return f'{folder}: contains checkpoints of an earlier run; resume it with resume = "auto" (--resume auto), {otherwise}'
+    if adapter_exists(file):
+        return f"{file}: the adapter exists, and there is no checkpoint to resume from; move it, {otherwise}"
+    return ""
+
+
+def base_digest(networks: Mapping[str, nn.Module]) -> str:
+    """A digest of the weights, before adapters are attached."""
     digest = hashlib.sha256()
     for folder, network in sorted(networks.items()):
         for key, value in network.state_dict().items():
-            told = (folder, key, str(value.dtype), tuple(value.shape), sample_bits(tensor_bits(value)))
-            digest.update(str(told).encode())
+            row = (folder, key, str(value.dtype), tuple(value.shape), sample_bits(tensor_bits(value)))
+            digest.update(str(row).encode())
     return digest.hexdigest()
 
 
-def check_same(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> None:
-    """Raise where the facts of a checkpoint of ``step`` are those of another run, and say of everything why."""
+def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> None:
+    """Raise where the facts of a checkpoint of ``step`` are those of another run, naming everything that differs."""
     before, today = dict(then.get("config", {})), dict(now["config"])
     total = today["steps"]
     if before.get("steps") and step <= total and rates(config, before["steps"], step) == rates(config, total, step):
         before["steps"] = total
-    noted = "base" in then
-    by_content = names_where(resume="content") if noted else {"dataset"}
+    has_digest = "base" in then
+    by_content = names_where(resume="content") if has_digest else {"dataset"}
     free = names_where(resume="free") | by_content
     problems = [
         f"{name}: this run was started with {before.get(name)!r}, now it is {today.get(name)!r}; "
@@ -48,10 +132,12 @@ def check_same(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainCon
         if before.get(name) != today.get(name)
     ]
     if not problems and then.get("data") != now["data"]:
-        problems.append("dataset: it is not the one this run was started with; start a new run under another name")
-    if not problems and noted and then["base"] != now["base"]:
         problems.append(
-            "model: its weights are not those this run was started with; start a new run under another name"
+            "dataset: it is not the one this run was started with; start a new run under another name (--name)"
+        )
+    if not problems and has_digest and then["base"] != now["base"]:
+        problems.append(
+            "model: its weights are not those this run was started with; start a new run under another name (--name)"
         )
     if problems:
         raise ConfigError(problems)

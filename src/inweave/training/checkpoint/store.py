@@ -1,14 +1,14 @@
-"""The state of a run on disk: written whole or not at all, and read back bit for bit.
+"""Checkpoints on disk: written completely or not at all, and read back bit for bit.
 
     <output>/<name>-state/step-000120/state.safetensors   every tensor: parameters, optimizer, EMA, counters
-                                     /state.json          step, configuration, what the data was, a sum of all tensors
+                                     /state.json          step, configuration, a digest of the data, a checksum
                          /.step-000120.part               being written
-                         /.lock                           held by the process that writes
+                         /.lock                           locked by the process that trains
 
-A checkpoint is written into a hidden folder beside its place, every file and the folder flushed to the disk, and then
-renamed: a process that dies at any moment leaves the one before it, complete. One that stands in the place already is
-moved aside first and removed last. What is left behind is tidied by the next run: a hidden folder that is whole is put
-into its place if that is empty, everything else goes. Old checkpoints are removed only after the new one is in place.
+A checkpoint is written into a hidden folder, every file and the folder are flushed to the disk, and the folder is then
+renamed: a process that dies at any moment leaves the previous checkpoint complete. A checkpoint of the same step is
+moved aside first and removed last. The next run recovers what is left behind: a hidden folder that is complete takes its
+name if that is free, everything else is removed. Old checkpoints are removed only after the new one has its name.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ from inweave.training.data.cache import tensor_checksum
 
 VERSION = 1
 _STEP = re.compile(r"step-(\d{6,})")
-_LEFT = re.compile(r"\.(step-\d{6,})\.(part|old)")
+_LEFTOVER = re.compile(r"\.(step-\d{6,})\.(part|old)")
 _FILES = ("state.safetensors", "state.json")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
+    """``facts``: what identifies the run: configuration, digests of data and base, start time, validation losses."""
+
     step: int
     tensors: dict[str, torch.Tensor]
     facts: dict[str, Any]
 
 
 def save_state(folder: Path, state: State, keep: int) -> Path:
-    """Write a checkpoint and remove those beyond the last ``keep``; 0 keeps all."""
-    place = folder / f"step-{state.step:06d}"
-    hidden, aside = folder / f".{place.name}.part", folder / f".{place.name}.old"
+    """Write a checkpoint and remove all but the last ``keep``; 0 keeps all."""
+    target = folder / f"step-{state.step:06d}"
+    hidden, aside = folder / f".{target.name}.part", folder / f".{target.name}.old"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in (hidden, aside):
@@ -61,49 +63,49 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
         (hidden / _FILES[1]).write_text(json.dumps(facts, indent=1, ensure_ascii=False), "utf-8")
         for path in (*(hidden / name for name in _FILES), hidden):
             _flush(path)
-        if place.exists():  # the same step again, after a resume or because this one is damaged
-            place.rename(aside)
-        hidden.rename(place)
+        if target.exists():  # the same step again, after a resume or because this one is damaged
+            target.rename(aside)
+        hidden.rename(target)
         _flush(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(hidden, ignore_errors=True)
-        told = (error.strerror if isinstance(error, OSError) else None) or error
-        raise FormatError(f"{place}: the checkpoint could not be written: {told}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise FormatError(f"{target}: the checkpoint could not be written: {reason}") from None
     shutil.rmtree(aside, ignore_errors=True)
     for path in checkpoints(folder)[keep:] if keep else ():
-        if path != place:  # the one just written is good, whatever the others are
+        if path != target:  # the one just written is good, whatever the others are
             shutil.rmtree(path, ignore_errors=True)
-    return place
+    return target
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All that have the name of one, the newest first; whether they are whole, `load_state` finds out."""
+    """Return all folders named like a checkpoint, newest first; `load_state` checks whether they are complete."""
     if not folder.is_dir():
         return []
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(found, reverse=True) if path.is_dir()]
+    numbered = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered, reverse=True) if path.is_dir()]
 
 
 def load_state(place: Path) -> State:
-    """A checkpoint, or what is wrong with it."""
+    """Read a checkpoint, or raise what is wrong with it."""
     try:
         facts = json.loads((place / _FILES[1]).read_text("utf-8"))
         tensors = load_file(place / _FILES[0])
         step, version, total = int(facts["step"]), facts["version"], facts["sum"]
-        known = facts.get("facts_sum")  # those of earlier versions have none
+        facts_sum = facts.get("facts_sum")  # absent in earlier versions
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
-        raise FormatError(f"{place}: written in version {version} of the format, {VERSION} is read here")
+        raise FormatError(f"{place}: format version {version}, expected {VERSION}")
     if total != tensor_checksum(tensors):
-        raise FormatError(f"{place}: damaged: its tensors are not those that were written")
-    if known is not None and known != _sum_of_facts(facts):
-        raise FormatError(f"{place}: damaged: {_FILES[1]} is not what was written")
+        raise FormatError(f"{place}: damaged: the checksum of its tensors does not match")
+    if facts_sum is not None and facts_sum != _sum_of_facts(facts):
+        raise FormatError(f"{place}: damaged: the checksum of {_FILES[1]} does not match")
     return State(step, tensors, facts)
 
 
-def newest(folder: Path) -> tuple[State | None, list[str]]:
-    """(the newest checkpoint that can be read whole, what is wrong with those passed over for it)."""
+def load_newest(folder: Path) -> tuple[State | None, list[str]]:
+    """Return (the newest checkpoint that is complete, what is wrong with newer ones)."""
     damaged: list[str] = []
     for place in checkpoints(folder):
         try:
@@ -111,26 +113,26 @@ def newest(folder: Path) -> tuple[State | None, list[str]]:
         except FormatError as error:
             damaged.append(str(error))
     if damaged:
-        raise FormatError("none of the checkpoints can be read:\n" + "\n".join(damaged))
+        raise FormatError("no checkpoint can be read:\n" + "\n".join(damaged))
     return None, []
 
 
-def named(place: Path) -> tuple[State, list[str]]:
-    """The checkpoint a path means: itself, or the newest in a folder of checkpoints."""
+def load_named(place: Path) -> tuple[State, list[str]]:
+    """Read the checkpoint at a path: itself, or the newest in a folder of checkpoints."""
     if (place / _FILES[1]).exists() or _STEP.fullmatch(place.name):
         return load_state(place), []
-    state, damaged = newest(place)
+    state, damaged = load_newest(place)
     if state is None:
-        raise ConfigError(f"resume: {place} is no checkpoint and holds none; name a folder like lora-state/step-000100")
+        raise ConfigError(
+            f"resume: {place} is not a checkpoint and contains none; give a folder like lora-state/step-000100"
+        )
     return state, damaged
 
 
-def tidy(folder: Path) -> None:
-    """Finish or remove what a process left behind that died while writing."""
-    for path in sorted(
-        folder.glob(".step-*"), reverse=True
-    ):  # .part before .old: the new one goes before the one aside
-        match = _LEFT.fullmatch(path.name)
+def recover(folder: Path) -> None:
+    """Finish or remove what a process that died while writing left behind."""
+    for path in sorted(folder.glob(".step-*"), reverse=True):  # .part before .old: prefer the new one to the old one
+        match = _LEFTOVER.fullmatch(path.name)
         place = folder / match[1] if match else path
         if match and not place.exists():
             with suppress(FormatError, OSError):
@@ -140,8 +142,8 @@ def tidy(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def alone(folder: Path) -> TextIO:
-    """A lock on the folder, until the file is closed or the process ends, however it ends."""
+def lock(folder: Path) -> TextIO:
+    """Lock the folder until the file is closed or the process ends, however it ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("a", encoding="utf-8")
@@ -152,19 +154,19 @@ def alone(folder: Path) -> TextIO:
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
-        pass  # no such locks on this system
+        pass  # this system has no such locks
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             file.close()
             raise ConfigError(
-                f"{folder}: another process is training this run; stop it, or take another name"
+                f"{folder}: another process is training this run; stop it, or use another name (--name)"
             ) from None
-    return file  # a file system without locks has none
+    return file  # a file system without locks does without
 
 
 def _sum_of_facts(facts: Mapping[str, Any]) -> int:
-    told = {name: value for name, value in facts.items() if name != "facts_sum"}
-    return zlib.crc32(json.dumps(told, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    content = {name: value for name, value in facts.items() if name != "facts_sum"}
+    return zlib.crc32(json.dumps(content, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def _flush(path: Path) -> None:

@@ -1,14 +1,19 @@
-"""Computing again instead of keeping: time for memory.
+"""Gradient checkpointing: recompute activations in the backward pass instead of storing them.
 
-off         every intermediate result is kept for the backward pass
-selective   products with frozen weights and attention are kept; everything cheap, the adapters' own products
-            included, is computed again
-full        only the inputs of blocks are kept, everything inside is computed again
+off         every activation is stored
+selective   products with frozen weights and attention are stored; everything cheap, the adapters' own products
+            included, is recomputed
+full        only the inputs of blocks are stored, everything inside is recomputed
+
+The libraries' own switches are used. diffusers takes the function to checkpoint with. transformers checkpoints a layer only
+in training mode, which would also switch on the dropout of the base: the layer alone is put into training mode, and back
+into evaluation mode while it computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,51 +21,78 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-#: what selective keeps, and which argument of it is the weight, where it has one
-_KEPT = {
+#: what selective stores -> which argument is the weight, where it has one
+_STORED = {
     "mm": 1, "addmm": 2, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None,
 }  # fmt: skip
 
 
-def apply_checkpointing(networks: Mapping[str, nn.Module], mode: str) -> None:
-    """Switch recomputation on in every network that offers it; dropout of the base stays as it is."""
+def apply_checkpointing(
+    networks: Mapping[str, nn.Module],
+    mode: str,
+    recompute_in: Callable[[], AbstractContextManager[Any]] | None = None,
+) -> None:
+    """Enable gradient checkpointing in every network that supports it; dropout of the base stays as it is.
+
+    ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
+    """
     if mode == "off":
         return
-    again: Any = partial(checkpoint, use_reentrant=False)
-    if mode == "selective":
-        again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _policy))
+    recompute: Any = partial(checkpoint, use_reentrant=False)
+    if mode == "selective" or recompute_in is not None:
+        recompute = partial(recompute, context_fn=partial(_contexts, mode, recompute_in or nullcontext))
     network: Any
     for network in networks.values():
         if hasattr(network, "enable_gradient_checkpointing"):
-            network.enable_gradient_checkpointing(again)
+            network.enable_gradient_checkpointing(recompute)
             continue
-        for module in network.modules():  # transformers asks for training mode, which is also that of its dropout
-            if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
-                module.forward = _recomputed(module.forward, again)
+        layer: Any
+        for layer in network.modules():
+            if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(layer).__mro__):
+                layer._gradient_checkpointing_func = _layer_checkpoint(layer, recompute)
+                layer.gradient_checkpointing = layer.training = True
 
 
-def _recomputed(forward: Any, again: Any) -> Any:
-    def inner(*given: Any, **named: Any) -> Any:
+def _contexts(
+    mode: str, recompute_in: Callable[[], AbstractContextManager[Any]]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of a block's forward pass and of its recomputation."""
+    forward, recompute = (
+        create_selective_checkpoint_contexts(_policy) if mode == "selective" else (nullcontext(), nullcontext())  # type: ignore[no-untyped-call]
+    )
+    return forward, _both(recompute, recompute_in())
+
+
+@contextmanager
+def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
+    with first, second:
+        yield
+
+
+def _layer_checkpoint(layer: nn.Module, recompute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function a transformers layer calls with its forward pass and its positional arguments."""
+
+    def call(forward: Callable[..., Any], *arguments: Any) -> Any:
+        def evaluate(*inputs: Any) -> Any:
+            layer.training = False
+            try:
+                return forward(*inputs)
+            finally:
+                layer.training = True
+
         if not torch.is_grad_enabled():
-            return forward(*given, **named)
-        # a cache of earlier tokens has no place in training, and a second pass would add to it again
-        given = tuple(None if _is_cache(value) else value for value in given)
-        named = {name: None if _is_cache(value) else value for name, value in named.items()}
-        return again(forward, *given, **named)
+            return evaluate(*arguments)
+        # a key-value cache has no use in training, and the recomputation would append to it again
+        return recompute(evaluate, *(None if hasattr(value, "get_seq_length") else value for value in arguments))
 
-    return inner
-
-
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "get_seq_length")
+    return call
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
     name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
-    place = _KEPT.get(name)
-    learns = (
-        place is not None and arguments[place].requires_grad
-    )  # of low rank: cheap, and as large as what it is added to
-    return CheckpointPolicy.MUST_SAVE if name in _KEPT and not learns else CheckpointPolicy.PREFER_RECOMPUTE
+    weight = _STORED.get(name)
+    # a trainable weight is of low rank: its product is cheap, and as large as what it is added to
+    trainable = weight is not None and arguments[weight].requires_grad
+    return CheckpointPolicy.MUST_SAVE if name in _STORED and not trainable else CheckpointPolicy.PREFER_RECOMPUTE

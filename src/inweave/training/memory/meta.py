@@ -1,53 +1,47 @@
-"""What a step keeps in memory, measured without any: the model's own networks, run on the meta device.
+"""The activation memory of a step, measured without using any: the model's own networks, run on the meta device.
 
-    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► the highest water, the work
+    blueprint ──networks without weights──► adapters ──one example forward (and backward)──► peak memory, operations
 
-A `Meter` sees the same of real steps: what they keep, beside what was expected.
-
-Every tensor an operation makes is counted from the moment it is made until its storage is gone, so what autograd keeps,
-what checkpointing drops and what it computes again are all seen. Attention is taken to be fused, as it is on every GPU:
-on the meta device torch would choose the plain one, which keeps tokens x tokens.
+Attention is assumed to be fused, as it is on every GPU: on the meta device torch would choose the plain implementation,
+which stores tokens x tokens.
 """
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.layers import lora_layers
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, on_meta
-from inweave.training.adapters.attach import add_networks
+from inweave.training.adapters.attach import attach_adapters
+from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
+from inweave.training.memory.meter import PeakMemory
 
 _META = torch.device("meta")
-_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes; ``kept``: of one example, at the highest; ``encoding``: of one picture in the autoencoder.
+    """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
-    ``work``: additions and multiplications of one example, forward.
+    ``operations``: additions and multiplications of one example, forward.
     """
 
     weights: Mapping[str, int]
     parameters: int
-    kept: int
+    activations: int
     encoding: int
-    work: int = 0
+    operations: int = 0
 
 
 def measure(
@@ -55,24 +49,23 @@ def measure(
     config: TrainConfig,
     dtype: torch.dtype,
     checkpoint: Callable[[Mapping[str, nn.Module]], None],
-    trained: Callable[[Model, TrainConfig], dict[str, nn.Module]],
     *,
-    again: bool,
+    backward: bool,
     chunks: int = 1,
 ) -> Measured:
-    """One example through forward; ``again``: backward too, where things are computed again (else it adds nothing).
+    """Run one example forward; ``backward``: and backward, which adds memory only where activations are recomputed.
 
-    ``chunks``: of the text encoder that a caption takes.
+    ``chunks``: how many chunks of the text encoder a caption takes.
     """
     model = blank(blueprint, dtype)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
-    parameters = _adapted(trained(model, config), config, checkpoint)
+    parameters = _attach(trained_networks(model, config), config, checkpoint)
     side = (config.resolution or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
-    encoding = _highest(lambda: _encode(model, side), everything)
+    encoding = _peak(lambda: _encode(model, side), everything)
     counter = FlopCounterMode(display=False)
-    kept = _highest(lambda: _step(model, config, (side, chunks), counter, again=again), everything)
-    return Measured(weights, parameters, kept, encoding, counter.get_total_flops())
+    activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
+    return Measured(weights, parameters, activations, encoding, counter.get_total_flops())
 
 
 def measure_network(
@@ -81,33 +74,35 @@ def measure_network(
     checkpoint: Callable[[Mapping[str, nn.Module]], None],
     loss: Callable[[], torch.Tensor],
 ) -> Measured:
-    """The same of one network on the meta device and the loss of one example on it, forward and backward.
+    """Do the same for one network on the meta device and the loss of one example, forward and backward.
 
-    Of a language model the gradient of all those words is the highest point of a step.
+    In a language model the gradient of the logits is the peak of a step.
     """
     weights = {"model": _bytes(network)}
-    parameters = _adapted({"model": network}, config, checkpoint)
+    parameters = _attach({"model": network}, config, checkpoint)
     counter = FlopCounterMode(display=False)
 
     def step() -> None:
         with counter:
-            found = loss()
-        torch.autograd.backward(found)
+            value = loss()
+        torch.autograd.backward(value)
 
-    return Measured(weights, parameters, _highest(step, [network]), 0, counter.get_total_flops())
+    return Measured(weights, parameters, _peak(step, [network]), 0, counter.get_total_flops())
 
 
 def _bytes(network: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in network.parameters())
 
 
-def _adapted(
+def _attach(
     networks: Mapping[str, nn.Module], config: TrainConfig, checkpoint: Callable[[Mapping[str, nn.Module]], None]
 ) -> int:
-    """Put the adapters on; how many numbers learn."""
-    dora = config.network == "dora"  # starts from norms of weights, and there are none: its magnitudes come afterwards
-    said = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
-    add_networks(networks, said)
+    """Attach the adapters; returns the number of trainable parameters."""
+    dora = (
+        config.network == "dora"
+    )  # it starts from the norms of weights, and there are none: magnitudes are added afterwards
+    settings = config.model_copy(update={"start_from": None} | ({"network": "lora"} if dora else {}), check=False)
+    attach_adapters(networks, settings)
     for network in networks.values():
         _finish(network, dora=dora)
     checkpoint(networks)
@@ -115,7 +110,7 @@ def _adapted(
 
 
 def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
-    """The model in a precision, without weights; nothing of its files is read."""
+    """Return the model in a precision, without weights; its weight files are not read."""
     networks: dict[str, nn.Module] = {}
     for folder, part in blueprint.parts.items():
         wide = folder == "vae" and part.config.get("force_upcast")
@@ -125,12 +120,12 @@ def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
 
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Without the words diffusers has for `.to(dtype)`."""
+    """Convert without diffusers' warnings about `.to(dtype)`."""
     return network._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _finish(network: nn.Module, *, dora: bool) -> None:
-    """Adapters that were made with numbers join the rest; their gradients are there already, as in a run."""
+    """Move adapters to the meta device too; their gradients exist already, as in a run."""
     network._apply(lambda tensor: tensor.to(_META))  # type: ignore[no-untyped-call]
     for layer in lora_layers(network).values():
         for term in layer.adapters.values():
@@ -145,7 +140,9 @@ def _encode(model: Model, side: int) -> None:
     vae.encode_distribution(model.vae, torch.empty(1, 3, side, side, dtype=model.vae.dtype, device=_META))
 
 
-def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: FlopCounterMode, *, again: bool) -> None:
+def _step(
+    model: Model, config: TrainConfig, sizes: tuple[int, int], counter: FlopCounterMode, *, backward: bool
+) -> None:
     side, chunks = sizes
     family = model.family
     latents = torch.empty(model.latent_space.shape(side, side), dtype=model.dtype, device=_META)
@@ -155,113 +152,30 @@ def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: Fl
     with counter:
         prediction = family.denoise(model, latents, torch.empty(1, device=_META), inputs)
     loss = prediction.float().square().mean()
-    if again:
+    if backward:
         torch.autograd.backward(loss)
 
 
-def _highest(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
-    """The most bytes alive at once during ``work``, without what is there before it."""
-    water = _Water()
+def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
+    """Return the most bytes alive at once during ``work``, without what exists before it."""
+    memory = PeakMemory()
     for network in networks:
         for tensor in (*network.parameters(), *network.buffers()):
-            water.ignore(tensor)
+            memory.ignore(tensor)
             if tensor.grad is not None:
-                water.ignore(tensor.grad)
-    with _fused_attention(), water:
+                memory.ignore(tensor.grad)
+    with FusedAttention(), memory:  # type: ignore[no-untyped-call]
         work()
-    return water.peak
+    return memory.peak
 
 
-class Meter:
-    """What the second step of a run keeps at its highest; the first one also makes what stays."""
+class FusedAttention(TorchFunctionMode):
+    """Attention on the meta device stores its inputs, its result and one number per row; elsewhere it is what it was."""
 
-    def __init__(self, device: torch.device, expected: int) -> None:
-        self._device, self._expected, self._calls = device, expected, 0
-
-    def __call__(self, step: Callable[[], None]) -> dict[str, Any] | None:
-        """Do a step; what there is to say of it, once."""
-        self._calls += 1
-        if self._calls != 2:
-            step()
-            return None
-        retries = self._retries()
-        found = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
-        told = f"a step keeps {found / 2**30:.2f} GiB; {self._expected / 2**30:.2f} were expected"
-        if (again := self._retries() - retries) > 0:
-            told += f"; {again} times memory was given back and taken anew to fit, which is slow: raise vram a little"
-        return {"event": "memory", "text": told, "measured_bytes": found, "expected_bytes": self._expected}
-
-    def _retries(self) -> int:
-        """How often the allocator emptied its cache because it had reached the limit."""
-        if self._device.type != "cuda":
-            return 0
-        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
-
-    def _on_gpu(self, step: Callable[[], None]) -> int:
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        step()
-        return int(torch.cuda.max_memory_allocated(self._device)) - before
-
-    def _on_cpu(self, step: Callable[[], None]) -> int:
-        water = _Water("cpu")
-        with water:
-            step()
-        return water.peak
-
-
-class _Water(TorchDispatchMode):
-    """Counts the bytes of storages on a kind of device, from their first tensor to their end."""
-
-    def __init__(self, kind: str = "meta") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._kind = kind
-        self.live = self.peak = 0
-        self._known: dict[int, Any] = {}
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        self._known[tensor.untyped_storage()._cdata] = None
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._kind != "meta":  # what is given and not known was there before, and results may be views of it
-            for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in self._known:
-                    self.ignore(tensor)
-        found = operation(*args, **(kwargs or {}))
-        for tensor in (found,) if isinstance(found, torch.Tensor) else tree_leaves(found):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == self._kind:
-                self._count(tensor.untyped_storage())
-        return found
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        size = storage.nbytes()
-
-        def gone(_: object) -> None:
-            self.live -= size
-            del self._known[key]
-
-        self._known[key] = weakref.ref(storage, gone)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-
-
-@contextmanager
-def _fused_attention() -> Iterator[None]:
-    """Attention on the meta device keeps its inputs, its result and one number a row; elsewhere it is what it was."""
-    fused = torch.ops.aten._scaled_dot_product_flash_attention.default
-    with _LOCK:
-        real = functional.scaled_dot_product_attention
-
-        def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **options: Any) -> Any:
-            if not query.is_meta:
-                return real(query, key, value, *rest, **options)
-            return fused(query, key, value)[0]
-
-        functional.scaled_dot_product_attention = attention
-        try:
-            yield
-        finally:
-            functional.scaled_dot_product_attention = real
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if function is functional.scaled_dot_product_attention:
+            inputs = (*args, *(options[name] for name in ("query", "key", "value") if name in options))[:3]
+            if inputs[0].is_meta:
+                return torch.ops.aten._scaled_dot_product_flash_attention.default(*inputs)[0]
+        return function(*args, **options)

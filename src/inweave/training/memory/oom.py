@@ -1,4 +1,4 @@
-"""Out of memory, wherever it happens: known by its signs, and told with the setting to change."""
+"""Out of memory: recognizing it, and reporting it together with the setting to change."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from inweave.errors import MemoryBudgetError
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """A GPU says so by its own error, a CPU by words."""
+    """Whether an error means it: a GPU raises its own class, a CPU a text."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 @contextmanager
-def needing(what: str, advice: str) -> Iterator[None]:
-    """What runs out of memory inside ends with `MemoryBudgetError`: what there was none for, and what helps."""
+def oom_hint(what: str, advice: str) -> Iterator[None]:
+    """Turn running out of memory inside the block into a `MemoryBudgetError` that says at what, and what helps."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        words = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
     else:
         return
-    raise MemoryBudgetError(f"no memory to {what}; {advice} ({words})")
+    # outside of the handler: the error holds its frames, and they hold tensors
+    raise MemoryBudgetError(f"not enough memory to {what}; {advice} ({reason})")

@@ -1,46 +1,208 @@
-"""A run within `vram`: what to do for it, alike on all processes, and without changing a run that has begun."""
+"""Staying within `vram`: what to change so that a run fits, without changing a run that is resumed.
+
+A plan changes as little as it can, in the order of what it costs: staging, smaller batches with more gradient
+accumulation, gradient checkpointing, and last the precision, the only one that changes results. What cannot be made to
+fit is an error that says what would help.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from inweave.training.checkpoint.store import named, newest
+from inweave.errors import MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
-from inweave.training.distributed.world import World
-from inweave.training.memory.estimate import Plan, Sized, limit_for, plan
+from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurable, Measurements, sum_up
+
+MODES = ("off", "selective", "full")
 
 
-def within_limit(
-    model: Sized,
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``config`` with ``changes`` made, why, and what it then needs; ``staged``: networks take turns on the device."""
+
+    config: TrainConfig
+    changes: Mapping[str, Any]
+    reasons: tuple[str, ...]
+    estimate: Mapping[str, Any]
+    staged: bool
+    limit: int
+
+
+def plan_run(
+    model: Measurable,
     config: TrainConfig,
-    device: torch.device,
-    world: World,
+    limit: int,
+    *,
+    resumed: Mapping[str, Any] | None = None,
+    processes: int = 1,
     side: int | None = None,
     chunks: int = 1,
-) -> Plan | None:
-    """What to do to stay within `vram`; None without a limit. ``side``, ``chunks``: see `plan`."""
-    limit = limit_for(config, device)
-    if limit is None:
-        return None
-    limit = world.least(limit, device)  # all processes plan alike, whatever is free on each of their devices
-    begun = _begun(config)  # another share of memory may be free today: that does not change the run's numbers
-    kept = {name: begun[name] for name in ("batch_size", "precision") if begun and name in begun}
-    if begun and "gradient_accumulation" in begun:  # there it is that of all processes
-        kept["gradient_accumulation"] = max(begun["gradient_accumulation"] // world.size, 1)
-    found = plan(model, config.model_copy(update=kept), limit, same_numbers=begun is not None, side=side, chunks=chunks)
-    stays = [f"{n} stays {v}, as the run began" for n, v in kept.items() if v != getattr(config, n)]
-    return replace(found, reasons=(*stays, *found.reasons))
+) -> Plan:
+    """Plan a new run, or one that is resumed with the settings ``resumed``: those that decide results stay.
+
+    ``limit``: the same on all processes, so that they plan alike. ``side``, ``chunks``: as in `plan_memory`.
+    """
+    settings = {name: resumed[name] for name in ("batch_size", "precision") if resumed and name in resumed}
+    if resumed and "gradient_accumulation" in resumed:  # a checkpoint counts that of all processes
+        settings["gradient_accumulation"] = max(resumed["gradient_accumulation"] // processes, 1)
+    planned = plan_memory(
+        model,
+        config.model_copy(update=settings),
+        limit,
+        same_numbers=resumed is not None,
+        side=side,
+        chunks=chunks,
+    )
+    unchanged = [f"{n} stays {v}, as the run was started" for n, v in settings.items() if v != getattr(config, n)]
+    return replace(planned, reasons=(*unchanged, *planned.reasons))
 
 
-def _begun(config: TrainConfig) -> Mapping[str, Any] | None:
-    """The configuration of the run that goes on, if one does."""
-    if config.resume == "never":
-        return None
-    states = Path(config.output) / f"{config.name}-state"
-    state, _ = newest(states) if config.resume == "auto" else named(Path(config.resume))
-    return None if state is None else dict(state.facts.get("config", {}))
+def plan_memory(
+    model: Measurable,
+    config: TrainConfig,
+    limit_bytes: int,
+    *,
+    same_numbers: bool = False,
+    side: int | None = None,
+    chunks: int = 1,
+) -> Plan:
+    """Return the configuration that stays within a limit and differs least from the original.
+
+    ``same_numbers``: change nothing that changes results, since a run is resumed.
+    ``side``: of the largest images, where the dataset has others than the configuration says.
+    ``chunks``: how many chunks of the text encoder the longest caption takes.
+    """
+    measurements = Measurements(model, config, side, chunks)
+    original = sum_up(measurements, config, staged=False)
+    least = None
+    for chosen, staged in _candidates(measurements, config, same_numbers):
+        needs = sum_up(measurements, chosen, staged=staged)
+        if needs["total_bytes"] <= limit_bytes:
+            changes = {
+                n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
+            }
+            return Plan(
+                chosen,
+                changes,
+                tuple(_reasons(config, chosen, original, needs, limit_bytes, staged)),
+                needs,
+                staged,
+                limit_bytes,
+            )
+        least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
+    assert least is not None
+    raise MemoryBudgetError(_refusal(config, least, limit_bytes, images=measurements.blueprint is not None))
+
+
+def limit_for(config: TrainConfig, device: torch.device) -> int | None:
+    """Return the bytes a run may use: `vram`, what is free if that is "auto", or None without a limit."""
+    if config.vram != "auto":
+        return config.vram_bytes
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else None
+
+
+def enforce(limit_bytes: int, device: torch.device) -> None:
+    """Make allocations beyond the limit fail, instead of taking what others may need; until `remove_limit`."""
+    if device.type == "cuda":
+        gc.collect()  # what earlier runs of this process left behind counts too
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = max(limit_bytes - CONTEXT, 0) / total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), _device_number(device))
+
+
+def remove_limit(device: torch.device) -> None:
+    """Remove the limit: the process lives on after the run."""
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1.0, _device_number(device))
+
+
+def _device_number(device: torch.device) -> int:
+    """Return the GPU's number; the call above needs one."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _candidates(
+    measurements: Measurements, config: TrainConfig, same_numbers: bool
+) -> Iterator[tuple[TrainConfig, bool]]:
+    """Yield (configuration, staged) from the original to the smallest, in the order they are tried."""
+    yield config, False
+    staged = measurements.blueprint is not None  # a language model has nothing to offload
+    cached: dict[str, Any] = {"cache_latents": True} if staged else {}
+    if staged and not config.train_text_encoders:
+        cached["cache_text"] = True
+    precisions = [config.precision]
+    if measurements.own == torch.float32 and not same_numbers:
+        precisions.append("bf16")
+    for precision in precisions:
+        for mode in MODES[MODES.index(config.gradient_checkpointing) :]:
+            for size in range(config.batch_size, config.batch_size - 1 if same_numbers else 0, -1):
+                if config.batch_size % size == 0:
+                    split = {
+                        "batch_size": size,
+                        "gradient_accumulation": config.gradient_accumulation * (config.batch_size // size),
+                    }
+                    changes = cached | split | {"gradient_checkpointing": mode, "precision": precision}
+                    yield config.model_copy(update=changes), staged
+
+
+def _reasons(
+    before: TrainConfig,
+    after: TrainConfig,
+    original: Mapping[str, Any],
+    needs: Mapping[str, Any],
+    limit: int,
+    staged: bool,
+) -> Iterator[str]:
+    """Yield one line per decision, for the log."""
+    if not staged and after == before:
+        yield f"nothing has to change: the run needs {_gib(needs['total_bytes'])} of {_gib(limit)}"
+        return
+    yield f"as configured the run would need {_gib(original['total_bytes'])}, and the limit is {_gib(limit)}"
+    if staged:
+        yield (
+            "images and captions are encoded first, and their encoders leave the device: "
+            f"{_gib(original['weights_bytes'] - needs['weights_bytes'])} less of weights"
+        )
+    if after.batch_size != before.batch_size:
+        yield (
+            f"batch_size {before.batch_size} becomes {after.batch_size} and gradient_accumulation {after.gradient_accumulation}: "
+            "as many examples per update, fewer at a time"
+        )
+    if after.gradient_checkpointing != before.gradient_checkpointing:
+        yield f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {_gib(needs["activation_bytes"])}, and it takes longer'
+    if after.precision != before.precision:
+        yield f"precision {after.precision}: half the bytes per number; this changes results slightly"
+    yield f"the run then needs {_gib(needs['total_bytes'])}"
+
+
+def _refusal(config: TrainConfig, least: Mapping[str, Any], limit: int, *, images: bool) -> str:
+    parts = {name: least[f"{name}_bytes"] for name in ("weights", "trained", "activation")}
+    listed = ", ".join(f"{name} {_gib(size)}" for name, size in {**parts, "CUDA and its libraries": RESERVE}.items())
+    advice = []
+    if limit <= RESERVE:
+        advice.append("CUDA and its libraries alone take more; raise the limit (vram)")
+    elif parts["weights"] + RESERVE > limit:
+        advice.append("the weights alone are too large; raise the limit (vram), or train another model")
+    else:
+        if parts["activation"] > GIB // 8 or least["caching_bytes"] + RESERVE > limit:
+            advice.append("lower resolution" if images else "split the texts into shorter ones")
+        if parts["trained"] > GIB // 8:
+            smaller = "" if config.optimizer == "adamw8bit" else ', or set optimizer = "adamw8bit"'
+            advice.append(f"lower rank{smaller}")
+        if config.train_text_encoders:
+            advice.append("set train_text_encoders = false")
+        advice.append("raise the limit (vram)")
+    return (
+        f"vram: {_gib(limit)} is not enough; with batch size 1, gradient checkpointing and all encoders offloaded the run needs "
+        f"{_gib(least['total_bytes'])} ({listed}); " + "; ".join(advice)
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

@@ -74,7 +74,7 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
         raise ConfigError(problems)
 
 
-def share_of(config: TrainConfig, step: int, total: int) -> float:
+def learning_rate_at(config: TrainConfig, step: int, total: int) -> float:
     """Of the learning rate, at a step."""
     return learning_rate(
         step, total, config.lr_scheduler, config.warmup_steps(total), config.cosine_cycles, config.polynomial_power
@@ -83,4 +83,4 @@ def share_of(config: TrainConfig, step: int, total: int) -> float:
 
 def rates(config: TrainConfig, total: int, until: int) -> list[float]:
     """The same of every step before ``until``."""
-    return [share_of(config, step, total) for step in range(until)]
+    return [learning_rate_at(config, step, total) for step in range(until)]

@@ -143,6 +143,12 @@ class ScheduleFree(LibraryOptimizer):
                 self._inner.train()
 
 
+def require_library(name: str) -> None:
+    """Refuse an optimizer whose library is not installed."""
+    if name in _CLASSES:
+        _optimizer_class(name)
+
+
 def make(name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> LibraryOptimizer:
     """Build the third-party optimizer called ``name``."""
     if name == "schedulefree":

@@ -1,4 +1,4 @@
-"""Ctrl-C (or SIGTERM) once: the step is finished and saved. Twice: now. What is ignored (a shell's `&`) stays ignored."""
+"""Ctrl-C (or SIGTERM) once: finish the step and save. Twice: stop now. Signals ignored so far (a shell's `&`) stay ignored."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from types import FrameType
 from typing import Any
 
 
-class Interrupts:
-    """While it lasts, signals only ask: ``ask`` is told, and returns how often that has happened."""
+class GracefulStop:
+    """Inside the block a signal only requests a stop: ``request`` is called and returns how often it was called."""
 
-    def __init__(self, ask: Callable[[], int]) -> None:
-        self._ask = ask
-        self._before: Mapping[int, Any] = {}
+    def __init__(self, request: Callable[[], int]) -> None:
+        self._request = request
+        self._previous: Mapping[int, Any] = {}
 
     def __enter__(self) -> None:
         try:
-            self._before = {
-                number: signal.signal(number, self._asked)
+            self._previous = {
+                number: signal.signal(number, self._handle)
                 for number in (signal.SIGINT, signal.SIGTERM)
                 if signal.getsignal(number) is not signal.SIG_IGN
             }
         except ValueError:
-            self._before = {}  # not the main thread: whoever started it may stop it
+            self._previous = {}  # not the main thread: whoever started it may stop it
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self._ask() > 1:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._request() > 1:
             raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""What is learnt, seen from the loop: examples in batches, random numbers drawn on the host, a loss on the device.
+"""A task, as the training loop sees it: batches of examples, randomness sampled on the host, a loss on the device.
 
-The loop knows nothing of pictures or words. A task says which networks take adapters, which examples make up each batch
-of an epoch, what a batch is as plain tensors (everything random included), and the loss of such tensors.
+The loop knows nothing of images or texts. A task says which networks are trained, which examples make up each batch of an
+epoch, what a batch is as plain tensors (everything random included), and what the loss of such tensors is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
 Tensors = dict[str, torch.Tensor]
 
 
 class Task(Protocol):
-    """One kind of training. ``networks`` go by the component names adapters use ("unet", "te1", "model")."""
+    """One kind of training. ``networks`` go by the component names that adapters use ("unet", "te1", "model")."""
 
     @property
     def networks(self) -> Mapping[str, nn.Module]: ...
@@ -34,31 +35,35 @@ class Task(Protocol):
 
     @property
     def held_out(self) -> Sequence[tuple[int, ...]]:
-        """Batches that are never trained on."""
+        """Validation batches, which are never trained on."""
         ...
 
-    def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
-        """A batch as tensors on the host."""
+    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+        """Return a batch as tensors on the host, everything random sampled."""
         ...
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
-        """A scalar; a function of the tensors alone."""
+        """Return a scalar that is a function of the tensors alone."""
         ...
 
     def fingerprint(self) -> str:
-        """Changes when the data or what is made of it changes."""
+        """Return a digest that changes when the data, or what is made of it, changes."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """What the trained file should say about its data."""
+        """Return what the trained file's metadata should say about the data."""
         ...
 
 
-def generator_for(seed: int, *place: int) -> torch.Generator:
-    """Random numbers that depend on the seed and the place in the run alone: a resumed run draws the same."""
-    return torch.Generator().manual_seed(number_for(seed, *place))
+def generator_for(seed: int, *position: int) -> torch.Generator:
+    """A generator that depends on the seed and the position in the run alone: a resumed run samples the same numbers."""
+    return torch.Generator().manual_seed(seed_for(seed, *position))
 
 
-def number_for(seed: int, *place: Any) -> int:
-    text = "/".join(str(part) for part in (seed, *place))
+def seed_for(seed: int, *position: Any) -> int:
+    text = "/".join(str(part) for part in (seed, *position))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def no_validation(config: TrainConfig) -> str:
+    return f"validation_split: a share of {config.validation_split:g} of the dataset is less than one example; raise it"

@@ -28,8 +28,9 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.models import vae
-from inweave.models.families.base import COMPONENTS, ENCODERS, on_encoders
+from inweave.models.families.base import ENCODERS, on_encoders
 from inweave.models.model import Model
+from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketRules, Placement
@@ -45,7 +46,7 @@ from inweave.training.data.types import (
     subset_defaults,
     with_defaults,
 )
-from inweave.training.memory.oom import needing
+from inweave.training.memory.oom import oom_hint
 from inweave.training.tasks.base import Tensors, generator_for
 from inweave.training.tasks.objective import Objective, make_objective, mse_loss
 from inweave.training.tasks.offload import Offloader
@@ -73,7 +74,8 @@ class DiffusionTask:
         self.held_out = _batches(sorted(out), self.places, config.batch_size)
         repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
         self.order = replace(whole, repeats=repeats, _epochs={})
-        _check(model, config, self.examples, self.places, repeats)
+        if problems := batch_problems(model, config, self.examples, self.places, repeats):
+            raise ConfigError(problems)
         self._defaults = subset_defaults(config)
         self._settings = [with_defaults(example.subset, self._defaults) for example in self.examples]
         self._masked = [uses_mask(config, example) for example in self.examples]
@@ -86,10 +88,12 @@ class DiffusionTask:
 
     # data
 
-    def prepare(self, tick: Any = None, *, staged: bool = False, beside: Callable[[], None] | None = None) -> None:
+    def prepare(
+        self, on_progress: Any = None, *, staged: bool = False, with_encoders: Callable[[], None] | None = None
+    ) -> None:
         """Fill the caches before the first step, so that no step waits for an encoder.
 
-        ``beside``: what else the text encoders are asked while they are there.
+        ``with_encoders``: what else to do while the text encoders are on the device.
         """
         placed = [number for number, place in enumerate(self.places) if place is not None]
         jobs = [(number, flip, crop) for number in placed for flip, crop in self._views(number)]
@@ -100,20 +104,20 @@ class DiffusionTask:
             self.offloader.keep_only({"vae"})
         for number, (example, flip, crop) in enumerate(jobs):
             self._latents(example, flip, crop)
-            if tick is not None:
-                tick("encoding images", number + 1, total)
-        if staged and (texts or beside):
+            if on_progress is not None:
+                on_progress("encoding images", number + 1, total)
+        if staged and (texts or with_encoders):
             self.offloader.keep_only(set(self.model.family.frozen_encoders if self.trains_text else ENCODERS))
-        if beside is not None:
-            beside()
+        if with_encoders is not None:
+            with_encoders()
         for number, text in enumerate(texts):
             self._text(text)
-            if tick is not None:
-                tick("encoding captions", len(jobs) + number + 1, total)
+            if on_progress is not None:
+                on_progress("encoding captions", len(jobs) + number + 1, total)
         if staged:
             self.offloader.keep_only(self.needed)
 
-    def draw(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
         """Latents, noise, times and text of a batch, on the host."""
         latents, masks, texts, sizes, weights = [], [], [], [], []
         for number in batch:
@@ -183,7 +187,7 @@ class DiffusionTask:
 
         def make() -> Tensors:
             image, mask = load_image(example, place, cut, flip=flip, masked=self._masked[number])
-            with needing(f"encode {example.path} at {width}x{height}", "lower `resolution`"), torch.no_grad():
+            with oom_hint(f"encode {example.path} at {width}x{height}", "lower `resolution`"), torch.no_grad():
                 mean, std = (each[0].float().cpu() for each in vae.encode_distribution(self.model.vae, image[None]))
             small = torch.nn.functional.interpolate(mask[None, None], size=mean.shape[-2:], mode="area")[0]
             offset = place.resized[0] - left - width if flip else left  # in the image as the model sees it
@@ -217,7 +221,7 @@ class DiffusionTask:
             encoded = family.encode(model, on_encoders(model, ids), skip)
             return {name: value.cpu() for name, value in encoded.items()}
 
-        with needing("encode a caption", _ENCODERS_TOO_LARGE):
+        with oom_hint("encode a caption", _ENCODERS_TOO_LARGE):
             if self.trains_text:
                 return ids | (self.cache.get(key | {"frozen": True}, frozen_states) if self._caches_text else {})
             return self.cache.get(key | {"clip_skip": skip}, conditioning) if self._caches_text else conditioning()
@@ -279,28 +283,6 @@ class DiffusionTask:
         }
 
 
-def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
-    """The networks that take adapters, by the component names adapters use; frozen encoders take none."""
-    if model.inpaints:
-        raise ConfigError(
-            f"{model.name}: an inpainting model takes a mask and a masked image beside the latents, which training does not "
-            "make; train on the model it was made from (an adapter for that one fits this one too)"
-        )
-    if config.train_text_encoders and not model.family.trainable_encoders:
-        raise ConfigError(
-            f"train_text_encoders: the text encoder of {model.name} is too large to train; set train_text_encoders = false"
-        )
-    networks = {
-        component: model.networks[folder]
-        for folder, component in COMPONENTS.items()
-        if folder in model.networks and folder not in model.family.frozen_encoders
-        and (config.train_denoiser if component == "unet" else config.train_text_encoders)
-    }  # fmt: skip
-    if not networks:
-        raise ConfigError("nothing to train: train_denoiser and train_text_encoders are both off")
-    return networks
-
-
 def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
     """Buckets for a model; their step is a multiple of what its latents need, and never above the resolution."""
     side = config.resolution or model.size
@@ -308,26 +290,24 @@ def bucket_rules(config: TrainConfig, model: Model) -> BucketRules:
     return BucketRules(side, step, min(config.min_bucket, side), config.max_bucket, config.upscale, config.buckets)
 
 
-def _check(
+def batch_problems(
     model: Model,
     config: TrainConfig,
     examples: Sequence[Example],
     places: Sequence[Placement | None],
     repeats: Sequence[int],
-) -> None:
-    """Refuse what would only show later, or never."""
+) -> list[str]:
+    """What would only show later, or never."""
     problems = []
     if not sum(repeats):
-        problems.append("the dataset has no image that can be trained on; `inweave train --check` says why")
+        problems.append("dataset: there is no image that can be trained on; `inweave train --check` says why")
     uneven = {str(p.bucket) for p in places if p and (p.bucket.width % model.patch or p.bucket.height % model.patch)}
     if uneven:
         problems.append(
             f"buckets of {', '.join(sorted(uneven))}: {model.name} needs sides that are multiples of {model.patch}; "
             "change bucket_reso_steps or resolution in the dataset's file"
         )
-    problems += check_masks(config, examples)
-    if problems:
-        raise ConfigError(problems)
+    return problems + check_masks(config, examples)
 
 
 def check_masks(config: TrainConfig, examples: Sequence[Example]) -> list[str]:

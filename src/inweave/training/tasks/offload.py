@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from inweave.layers import lora_layers
-from inweave.training.memory.oom import needing
+from inweave.training.memory.oom import oom_hint
 
 
 class Offloader:
@@ -34,7 +34,9 @@ class Offloader:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         for folder in movable.keys() & folders:
-            with needing(f"bring {folder} to {self._device}", "a larger `vram`, or another precision, is the only way"):
+            with oom_hint(
+                f"bring {folder} to {self._device}", "a larger `vram`, or another precision, is the only way"
+            ):
                 movable[folder].to(self._device)
 
     @contextmanager

@@ -1,0 +1,150 @@
+"""Which networks and modules are trained: presets, names, patterns and rules.
+
+    targets   attention       the projections of attention
+              attention-mlp   those and the feed-forward layers
+              all             every linear layer and convolution inside the blocks
+              names, regexes  a whole dotted name, its end after a dot, or a regular expression for all of it
+    locon     adds the convolutions of the residual blocks to any of them
+    rules     the first whose pattern matches somewhere in `<component>.<module>` sets its rank, alpha or learning rate,
+              or skips it
+
+A target or a pattern that matches nothing is an error. Only names are needed, so all of it can be checked on the meta
+device before any weight is read (`check_selection`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from inweave.errors import ConfigError
+from inweave.layers import lora_layers
+from inweave.layers.match import nearest
+from inweave.models.families import FAMILIES
+from inweave.models.families.base import COMPONENTS
+from inweave.models.model import Model
+from inweave.ops.kinds import kind_of
+from inweave.training.config.presets import TARGETS
+from inweave.training.config.schema import TrainConfig
+from inweave.training.config.types import Rule
+
+#: of text encoders and language models; those of denoisers belong to their families
+_TEXT_ATTENTION = (
+    r"[qkv]_proj", "out_proj", "o_proj", r"SelfAttention\.[qkvo]", "c_attn", r"attn\.c_proj", "query_key_value",
+    r"attention\.dense", "query", "key", "value",
+)  # fmt: skip
+_TEXT_MLP = (
+    r"mlp\.fc[12]", r"DenseReluDense\.w[io](_\d)?", "gate_proj", "up_proj", "down_proj", "c_fc", r"mlp\.c_proj",
+    r"mlp\.dense_\w+", r"fc[12]",
+)  # fmt: skip
+
+
+def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({'|'.join(dict.fromkeys(patterns))})")
+
+
+_ATTENTION = _ends((*(each for family in FAMILIES for each in family.attention), *_TEXT_ATTENTION))
+_MLP = _ends((*(each for family in FAMILIES for each in family.feed_forward), *_TEXT_MLP))
+_BLOCKS = re.compile(r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|block|blocks|h)\..+")
+_CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
+
+
+def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
+    """Return the networks that get adapters, by the component names adapters use; frozen encoders get none."""
+    if model.inpaints:
+        raise ConfigError(
+            f"{model.name}: an inpainting model takes a mask and a masked image beside the latents, which training does not "
+            "make; train on the model it was made from (an adapter for that one fits this one too)"
+        )
+    if config.train_text_encoders and not model.family.trainable_encoders:
+        raise ConfigError(
+            f"train_text_encoders: the text encoder of {model.name} is too large to train; set train_text_encoders = false"
+        )
+    networks = {
+        component: model.networks[folder]
+        for folder, component in COMPONENTS.items()
+        if folder in model.networks and folder not in model.family.frozen_encoders
+        and (config.train_denoiser if component == "unet" else config.train_text_encoders)
+    }  # fmt: skip
+    if not networks:
+        raise ConfigError("nothing to train: train_denoiser and train_text_encoders are both off")
+    return networks
+
+
+def select_modules(component: str, network: nn.Module, config: TrainConfig) -> list[str]:
+    """Return the modules of a network that the configuration's targets select, in the network's order."""
+    names = _adaptable(network)
+    if config.targets == "attention":
+        selected = {name for name in names if _ATTENTION.fullmatch(name)}
+    elif config.targets == "attention-mlp":
+        selected = {name for name in names if _ATTENTION.fullmatch(name) or _MLP.fullmatch(name)}
+    elif config.targets == "all":
+        selected = {name for name in names if _BLOCKS.fullmatch(name)}
+    else:
+        selected = {name for entry in _entries(config) for name in names if _matches(entry, name)}
+    if config.network == "locon":
+        selected |= {name for name in names if _CONVOLUTIONS.fullmatch(name)}
+    if not selected:
+        targets = config.targets if isinstance(config.targets, str) else ", ".join(config.targets)
+        raise ConfigError(
+            f"targets: {targets} matches none of the {len(names)} linear and convolution layers of {component}"
+        )
+    return [name for name in names if name in selected]
+
+
+def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
+    """Refuse an entry of `targets` that matches no module of any network."""
+    names = [name for network in networks.values() for name in [*_adaptable(network), *lora_layers(network)]]
+    unused = [entry for entry in _entries(config) if not any(_matches(entry, name) for name in names)]
+    if unused:
+        raise ConfigError(
+            [
+                f"targets: {entry!r} matches no module; the nearest are {', '.join(nearest(entry, names))}"
+                for entry in unused
+            ]
+        )
+
+
+def check_rules(rules: tuple[Rule, ...], names: list[str]) -> None:
+    """Refuse a rule that matches no trained module, or only modules that earlier rules match."""
+    problems = []
+    for number, rule in enumerate(rules):
+        matches = [name for name in names if re.search(rule.pattern, name)]
+        if not matches:
+            problems.append(f"rules: the pattern {rule.pattern!r} matches no trained module")
+        elif all(rule_for(name, rules)[0] < number for name in matches):
+            problems.append(f"rules: every module that the pattern {rule.pattern!r} matches belongs to an earlier rule")
+    if problems:
+        raise ConfigError(problems)
+
+
+def rule_for(name: str, rules: tuple[Rule, ...]) -> tuple[int, Rule | None]:
+    """Return (number, rule) of the first rule that matches a module; (-1, None) if none does."""
+    return next(((number, rule) for number, rule in enumerate(rules) if re.search(rule.pattern, name)), (-1, None))
+
+
+def check_selection(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
+    """Refuse targets and rules of a fresh adapter that select nothing; the networks need no weights."""
+    if config.start_from is not None:
+        return  # the adapter brings its own modules
+    selected = {component: select_modules(component, network, config) for component, network in networks.items()}
+    check_targets(networks, config)
+    check_rules(config.rules, [f"{component}.{name}" for component, names in selected.items() for name in names])
+
+
+def _adaptable(network: nn.Module) -> list[str]:
+    return [
+        name for name, module in network.named_modules() if (kind := kind_of(module)) is not None and not kind.embedding
+    ]
+
+
+def _entries(config: TrainConfig) -> tuple[str, ...]:
+    if config.targets in TARGETS:
+        return ()
+    return (config.targets,) if isinstance(config.targets, str) else config.targets
+
+
+def _matches(entry: str, name: str) -> bool:
+    return name == entry or name.endswith(f".{entry}") or re.fullmatch(entry, name) is not None

@@ -1,0 +1,193 @@
+"""Preparing a run on a diffusion model: see `inweave.training.tasks.setup`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inweave.errors import ConfigError
+from inweave.models import embedded
+from inweave.models.blueprint import Blueprint
+from inweave.models.model import Model, file_index, load_model
+from inweave.models.open import open_model
+from inweave.ops.device import DTYPES, choose_dtype
+from inweave.targets.index import ModelIndex
+from inweave.training.adapters.targets import check_selection, trained_networks
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.batches import arrange
+from inweave.training.data.buckets import Placement
+from inweave.training.data.cache import TensorCache
+from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
+from inweave.training.data.reader import read_dataset
+from inweave.training.data.report import DatasetReport, check_dataset
+from inweave.training.data.types import Dataset
+from inweave.training.distributed.fsdp import shard_model
+from inweave.training.distributed.world import World
+from inweave.training.memory.meta import blank
+from inweave.training.memory.oom import oom_hint
+from inweave.training.output.sample_prompts import sample_requests
+from inweave.training.output.samples import SampleImage, Sampler
+from inweave.training.tasks.base import no_validation
+from inweave.training.tasks.diffusion import DiffusionTask, batch_problems, bucket_rules, check_masks, held_out
+from inweave.training.tasks.setup import PRECISIONS, OnProgress
+from inweave.weights.weaver import Weaver
+
+
+class DiffusionSetup:
+    """The dataset, and the model without weights."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        self.dataset = read(config)
+        self.device = device
+        self.measurable = open_model(config.model, variant=config.variant, parts=config.parts or None)
+        self.config = with_defaults(config, self.measurable, device)
+        sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
+        if sizes and config.vram is not None:
+            raise ConfigError(
+                f"vram: the dataset file sets batch_size {sizes[0]}, which cannot be changed to fit; remove it there, and "
+                "set batch_size in the configuration"
+            )
+
+    def sizes(self) -> dict[str, Any]:
+        return {"side": largest_side(self.config, self.measurable, self.dataset), "chunks": self._captions[0]}
+
+    def validate(self, config: TrainConfig) -> None:
+        if config.sample_every:
+            sample_requests(config)
+        if problems := check_masks(config, self.dataset.examples):
+            raise ConfigError(problems)
+        check_selection(trained_networks(self._blank(config), config), config)
+
+    def problems(self, config: TrainConfig) -> list[str]:
+        model, examples = self._blank(config), self.dataset.examples
+        places, order = arrange(self.dataset, bucket_rules(config, model), batch_size=config.batch_size)
+        validation = held_out(examples, places, config)
+        repeats = [0 if number in validation else count for number, count in enumerate(order.repeats)]
+        missing = [no_validation(config)] if config.validation_split and not validation else []
+        return [*missing, *batch_problems(model, config, examples, places, repeats)]
+
+    def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
+        return _report(config, self.dataset, self._blank(config), processes), self._captions[1]
+
+    def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
+        blueprint = self.measurable
+        with oom_hint(f"load {blueprint.name}", "set `vram`, so that its parts take turns on the device"):
+            where = "cpu" if staged or config.shard else self.device
+            model = load_model(blueprint, device=where, dtype=config.precision, keep="file")
+        model.device = self.device  # where the work is done; staged networks come there when they are needed
+        if staged:
+            model.weaver = Weaver({})  # the original holds every weight, and in training nothing is woven
+        folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
+        sampler = Sampler(model, config, writes=world.first) if config.sample_every else None
+        task = DiffusionTask(model, self.dataset, config, TensorCache(folder))
+        return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged)
+
+    @cached_property
+    def _captions(self) -> tuple[int, list[str]]:
+        """Return (chunks of the longest caption, what to report about it); only tokenizers are read."""
+        model = self._blank(self.config)
+        model.tokenizers = {folder: make() for folder, make in self.measurable.tokenizers.items()}
+        captions = run_captions(self.config, self.dataset)
+        chunks = max_chunks(model, captions)
+        return chunks, long_caption_warnings(model, self.dataset.examples, captions, chunks)
+
+    def _blank(self, config: TrainConfig) -> Model:
+        return blank(self.measurable, DTYPES[config.precision])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDiffusionModel:
+    """The task, and how its networks take turns on the device."""
+
+    task: DiffusionTask
+    model: Model
+    index: ModelIndex
+    _sampler: Sampler | None
+    _dataset: Dataset
+    _staged: bool
+
+    @property
+    def base_file(self) -> Path | None:
+        path = self.model.blueprint.path
+        return path if path.is_file() else None
+
+    def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
+        """Only the first process encodes; the others read its caches."""
+        offload = self._staged or self.task.config.shard
+        frozen = not self.task.config.train_text_encoders
+        encode_prompts = self._sampler.encode if self._sampler is not None and self._staged and frozen else None
+        if world.first:
+            self.task.prepare(on_progress, staged=offload, with_encoders=encode_prompts)
+        world.wait()
+        if offload and not world.first:
+            self.task.offload_unused()
+
+    def shard(self, world: World) -> str:
+        return shard_model(self.model, self.task.networks, world)
+
+    def notes(self) -> list[str]:
+        report = _report(self.task.config, self._dataset, self.model, 1)
+        return [*report.warnings(), *self.task.notes()]
+
+    def sampler(self) -> Callable[[int], list[SampleImage]] | None:
+        sampler, config = self._sampler, self.task.config
+        if sampler is None or not (self._staged or config.shard):
+            return sampler
+        # frozen text encoders have encoded the prompts already, in the process that generates
+        needed = ("vae",) if self._staged and not config.train_text_encoders else tuple(self.model.networks)
+
+        def sample(step: int) -> list[SampleImage]:
+            with self.task.on_device(*needed):
+                return sampler(step)
+
+        return sample
+
+
+def with_defaults(config: TrainConfig, blueprint: Blueprint, device: torch.device) -> TrainConfig:
+    """Fill in what the user left open, from the preset of the model's family, the model and the device."""
+    explicit = config.precision if "precision" in config.model_fields_set else "auto"
+    precision = PRECISIONS[choose_dtype(None if explicit == "auto" else explicit, device)]
+    return config.with_preset(blueprint.family.preset_name(blueprint)).model_copy(update={"precision": precision})
+
+
+def read(config: TrainConfig) -> Dataset:
+    """Read the dataset of a folder, a dataset file, or one that is bundled."""
+    bundled = config.dataset.startswith("inweave/") and not Path(config.dataset).exists()
+    return read_dataset(
+        embedded.style_folder(config.dataset) if bundled else config.dataset,
+        caption=config.caption,
+        caption_extensions=config.caption_extensions,
+        skip_unreadable=config.skip_unreadable,
+    )
+
+
+def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:
+    """Return the side of a square with the area of the largest bucket, which decides memory; None without images."""
+    model = blank(blueprint, DTYPES[config.precision])
+    places, _ = arrange(dataset, bucket_rules(config, model), batch_size=config.batch_size)
+    areas = [place.bucket.width * place.bucket.height for place in places if place is not None]
+    return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
+
+
+def _report(config: TrainConfig, dataset: Dataset, model: Model, processes: int) -> DatasetReport:
+    """Return the dataset as this run sees it."""
+
+    def validation(places: list[Placement | None]) -> set[int]:
+        return held_out(dataset.examples, places, config)
+
+    return check_dataset(
+        dataset,
+        bucket_rules(config, model),
+        batch_size=config.batch_size,
+        accumulation=config.gradient_accumulation * processes,
+        steps=config.steps,
+        epochs=None if config.steps else config.epochs or 1,
+        masked_loss=config.masked_loss,
+        held_out=validation,
+    )

@@ -1,0 +1,139 @@
+"""Preparing a run on a causal language model: see `inweave.training.tasks.setup`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inweave.errors import ConfigError
+from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
+from inweave.ops.device import DTYPES, choose_dtype
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.training.adapters.targets import check_selection
+from inweave.training.config.fields import names_where
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.batches import total_steps
+from inweave.training.data.texts import TextReport, read_texts
+from inweave.training.distributed.fsdp import shard_base
+from inweave.training.distributed.world import World
+from inweave.training.memory.estimate import LanguageModelSpec
+from inweave.training.memory.meta import Measured, measure_network
+from inweave.training.memory.oom import oom_hint
+from inweave.training.output.samples import SampleImage
+from inweave.training.tasks.base import no_validation
+from inweave.training.tasks.language import LanguageTask, token_loss
+from inweave.training.tasks.setup import PRECISIONS, OnProgress
+
+
+def is_language_model(model: str) -> bool:
+    """Whether it is a folder with a transformers configuration and no model_index.json."""
+    folder = Path(model)
+    return folder.is_dir() and (folder / "config.json").is_file() and not (folder / "model_index.json").is_file()
+
+
+class LanguageSetup:
+    """The texts, the tokenizer and the model without weights."""
+
+    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+        _check_settings(config)
+        self.device, self._folder = device, Path(config.model)
+        self._texts = read_texts(Path(config.dataset))
+        dtype = choose_dtype(config.precision if "precision" in config.model_fields_set else None, device)
+        self.config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": PRECISIONS[dtype]})
+        self._network, self._tokenizer = blank_language_model(self._folder, dtype), load_tokenizer(self._folder)
+        self._task = self._blank_task(self.config)
+
+    @property
+    def measurable(self) -> LanguageModelSpec:
+        """One example as long as the longest, on the meta device."""
+        longest = max(len(tokens) for tokens, _ in self._task.examples)
+
+        def measure(config: TrainConfig, dtype: torch.dtype, checkpoint: Any) -> Measured:
+            network = blank_language_model(self._folder, dtype)
+            row = torch.empty(1, longest, dtype=torch.int64, device="meta")
+            # the final attention mask: the library would look at the values of any other, and here are none
+            mask = torch.empty(1, 1, longest, longest, dtype=torch.bool, device="meta")
+            inputs = {"input_ids": row, "labels": row, "attention_mask": mask}
+            return measure_network(network, config, checkpoint, lambda: token_loss(network, inputs))
+
+        return LanguageModelSpec(DTYPES[self.config.precision], measure)
+
+    def sizes(self) -> dict[str, Any]:
+        return {}
+
+    def validate(self, config: TrainConfig) -> None:
+        check_selection(self._task.networks, config)
+
+    def problems(self, config: TrainConfig) -> list[str]:
+        return [no_validation(config)] if config.validation_split and not self._blank_task(config).held_out else []
+
+    def report(self, config: TrainConfig, processes: int) -> tuple[TextReport, list[str]]:
+        task = self._blank_task(config)
+        counts = [flags for _, flags in task.examples]
+        held_out = sum(map(len, task.held_out))
+        batches = len(task.order)
+        micro_batches = config.gradient_accumulation * processes
+        total = total_steps(batches, micro_batches, steps=config.steps, epochs=config.epochs)
+        report = TextReport(
+            task.texts, len(counts), sum(map(len, counts)), sum(map(sum, counts)), held_out, batches, total
+        )
+        return report, []
+
+    def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedLanguageModel:
+        where = torch.device("cpu") if config.shard else self.device
+        with oom_hint(f"load {config.model}", "set a smaller precision, or `shard` with several processes"):
+            network, tokenizer = load_language_model(self._folder, where, DTYPES[config.precision])
+        task = LanguageTask(network, tokenizer, self._texts, config, self.device)
+        shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
+        index = ModelIndex({"model": component_from_names("model", shapes)}, source=config.model)
+        return LoadedLanguageModel(task, network, index)
+
+    def _blank_task(self, config: TrainConfig) -> LanguageTask:
+        return LanguageTask(self._network, self._tokenizer, self._texts, config, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLanguageModel:
+    """A language model has no caches, samples or parts."""
+
+    task: LanguageTask
+    model: Any
+    index: ModelIndex
+    base_file: Path | None = None
+
+    def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
+        pass
+
+    def shard(self, world: World) -> str:
+        return shard_base(self.model, world, self.task.device)
+
+    def notes(self) -> list[str]:
+        return []
+
+    def sampler(self) -> Callable[[int], list[SampleImage]] | None:
+        return None
+
+
+def _check_settings(config: TrainConfig) -> None:
+    """Refuse settings that are for images."""
+    explicit, problems = config.model_fields_set, []
+    if "dialect" in explicit and config.dialect != "peft":
+        problems.append(
+            f'dialect: a language model cannot be saved as "{config.dialect}"; leave it out, or set it to "peft"'
+        )
+    if config.sample_every:
+        problems.append("sample_every: samples are images, and a language model generates none; leave it out")
+    if config.train_text_encoders:
+        problems.append("train_text_encoders: a language model has none; leave it out")
+    defaults = TrainConfig.model_fields
+    problems += [
+        f"{name}: only applies to image models, and this is a language model; leave it out"
+        for name in sorted(names_where(task="image") & explicit)
+        if getattr(config, name) != defaults[name].get_default(call_default_factory=True)
+    ]
+    if problems:
+        raise ConfigError(problems)

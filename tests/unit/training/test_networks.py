@@ -169,7 +169,7 @@ def test_ranks_are_of_whole_names() -> None:
     ],
 )
 def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wide: Any) -> None:
-    unet = fresh_model().unet
+    unet = fresh_model().denoiser
     attach_adapters({"unet": unet}, plain(network="locon", **said))
     found = ranks_of(unet)
     assert {value for name, value in found.items() if name.endswith((".conv1", ".conv2", ".conv"))} == {wide}
@@ -191,7 +191,7 @@ def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wid
 )
 def test_what_means_nothing_is_an_error(said: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        attach_adapters({"unet": fresh_model().unet}, plain(**said))
+        attach_adapters({"unet": fresh_model().denoiser}, plain(**said))
 
 
 def test_a_target_may_mean_modules_of_one_network_only() -> None:
@@ -201,7 +201,7 @@ def test_a_target_may_mean_modules_of_one_network_only() -> None:
     with pytest.raises(ConfigError, match=r"matches none of the .* layers of te1"):
         other = fresh_model()
         lonely = plain(targets=["to_q"], train_text_encoders=True, cache_text=False)
-        attach_adapters({"unet": other.unet, "te1": other.text_encoder}, lonely)
+        attach_adapters({"unet": other.denoiser, "te1": other.networks["text_encoder"]}, lonely)
 
 
 # every kind of network, trained, saved and taken up again
@@ -322,7 +322,7 @@ def test_peft_folders_go_on_too(tmp_path: Path) -> None:
     )
     assert (saved / "adapter_config.json").is_file()
     other = fresh_model()
-    attach_adapters({"unet": other.unet}, plain(start_from=str(saved)), file_index(other))
+    attach_adapters({"unet": other.denoiser}, plain(start_from=str(saved)), file_index(other))
     torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
 
 
@@ -333,16 +333,16 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
     assert {layer.branch(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
     index = file_index(shared_model())
     with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
-        attach_adapters({"unet": fresh_model().unet}, plain(start_from=str(file)), index)
+        attach_adapters({"unet": fresh_model().denoiser}, plain(start_from=str(file)), index)
     with pytest.raises(ConfigError, match="brings its own modules"):
         rules = [{"pattern": "to_q", "rank": 2}]
-        attach_adapters({"unet": fresh_model().unet}, plain(start_from=str(file), rules=rules), index)
+        attach_adapters({"unet": fresh_model().denoiser}, plain(start_from=str(file), rules=rules), index)
     other = fresh_model()
     rules = [{"pattern": "attn2.to_q", "learning_rate": 1e-3}]
     config = plain(start_from=str(file), rules=rules, train_text_encoders=True, cache_text=False)
-    trained = attach_adapters({"unet": other.unet, "te1": other.text_encoder}, config, index)
+    trained = attach_adapters({"unet": other.denoiser, "te1": other.networks["text_encoder"]}, config, index)
     assert {round(f, 6) for n, f in trained.multipliers.items() if "attn2.to_q" in n} == {10.0}
-    eject(other.unet)
+    eject(other.denoiser)
 
 
 def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> N
     )
     other = fresh_model()
     on_unet(other, file)
-    assert lora_layers(other.text_encoder)
+    assert lora_layers(other.networks["text_encoder"])
     torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
 
 

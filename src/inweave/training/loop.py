@@ -35,6 +35,7 @@ from inweave.training.checkpoint.resume import (
 from inweave.training.checkpoint.store import State, save_state
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import total_steps
+from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
@@ -48,7 +49,6 @@ from inweave.training.output.signals import GracefulStop
 from inweave.training.step import Step
 from inweave.training.tasks.base import Task, generator_for, no_validation
 
-STOP_POLL_SECONDS = 4.0  # how often several processes agree whether to stop: launchers kill after 30 seconds
 DONE, STOPPED = "all steps are done", "stopped on request"
 
 Sample = Callable[[int], list[SampleImage]]
@@ -93,8 +93,7 @@ class Run:
         self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
         self.notes: list[tuple[str, str]] = []  # (event, text) that the log begins with
         self._resume_point: ResumePoint | None = None
-        self._stop_requests = 0
-        self._next_poll, self._last_poll = 0, (0, time.perf_counter())
+        self.stop = StopVote(self.world, task.device)
         self._losses: list[torch.Tensor] = []
 
     # resume and save
@@ -185,7 +184,7 @@ class Run:
         try:
             log = self._open_log(on_record)
             with (
-                GracefulStop(self.request_stop),
+                GracefulStop(self.stop.request),
                 torch.random.fork_rng(devices),
             ):  # the caller's generator is not touched
                 reason = self._train_steps(log, sample, losses)
@@ -273,24 +272,7 @@ class Run:
         if self.number >= self.total:
             self._ensure_finite_steps(log, self.total)
             return DONE
-        return STOPPED if self._stop_requested() else ""
-
-    def request_stop(self) -> int:
-        """Stop after the current step; returns how often this was called."""
-        self._stop_requests += 1
-        return self._stop_requests
-
-    def _stop_requested(self) -> bool:
-        """Whether to stop; several processes must agree, and ask each other every few seconds."""
-        if self.world.size > 1:
-            if self.number < self._next_poll:
-                return False
-            now = time.perf_counter()
-            done, seconds = self.number - self._last_poll[0], now - self._last_poll[1]
-            steps = int(STOP_POLL_SECONDS * done / max(seconds, 1e-9))
-            self._next_poll = self.number + self.world.least(max(min(steps, 100), 1), self.task.device)
-            self._last_poll = self.number, now
-        return self.world.any(self._stop_requests > 0, self.task.device)
+        return STOPPED if self.stop.agreed(self.number) else ""
 
     def _ensure_finite_steps(self, log: TrainLog | None, limit: int) -> None:
         """Stop where too many steps in a row were skipped; they change nothing, so what is saved is good."""

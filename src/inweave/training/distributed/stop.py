@@ -1,0 +1,37 @@
+"""Stopping a run on request: one process may be asked, and all of them have to agree on the step."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from inweave.training.distributed.world import World
+
+POLL_SECONDS = 4.0  # how often several processes ask each other: launchers kill after 30 seconds
+
+
+class StopVote:
+    """Counts requests to stop, and lets all processes stop after the same step."""
+
+    def __init__(self, world: World, device: torch.device) -> None:
+        self._world, self._device = world, device
+        self._requests = 0
+        self._next_poll, self._last_poll = 0, (0, time.perf_counter())
+
+    def request(self) -> int:
+        """Stop after the current step; returns how often this was called."""
+        self._requests += 1
+        return self._requests
+
+    def agreed(self, step: int) -> bool:
+        """Whether to stop before ``step``; several processes ask each other every few seconds only."""
+        if self._world.size > 1:
+            if step < self._next_poll:
+                return False
+            now = time.perf_counter()
+            done, seconds = step - self._last_poll[0], now - self._last_poll[1]
+            steps = int(POLL_SECONDS * done / max(seconds, 1e-9))
+            self._next_poll = step + self._world.least(max(min(steps, 100), 1), self._device)
+            self._last_poll = step, now
+        return self._world.any(self._requests > 0, self._device)

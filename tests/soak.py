@@ -89,12 +89,12 @@ def ended(number: int) -> int | None:
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def check(output: Path, wanted: dict[str, bytes]) -> None:
+def check(output: Path, expected: dict[str, bytes]) -> None:
     """Everything a user would see, as after a run that was never killed."""
-    assert file_bits(output / "t") == wanted, "the adapter has other bits"
+    assert file_bits(output / "t") == expected, "the adapter has other bits"
     states = output / "t-state"
-    kept = [load_state(place).step for place in checkpoints(states)]
-    assert kept == [12, 11], f"checkpoints {kept}"
+    steps_kept = [load_state(place).step for place in checkpoints(states)]
+    assert steps_kept == [12, 11], f"checkpoints {steps_kept}"
     left = [path.name for path in (*states.iterdir(), *output.iterdir()) if path.name.startswith(".")]
     assert left == [".lock"], f"left behind: {left}"
     adapters = sorted(path.name for path in output.glob("t-0*"))
@@ -104,10 +104,10 @@ def check(output: Path, wanted: dict[str, bytes]) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("--rounds", type=int, default=100)
-    asked.add_argument("--seed", type=int, default=0)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     for name in ("prodigyopt", "schedulefree", "torch._dynamo"):
         importlib.import_module(name)  # once, and not in every process
@@ -121,7 +121,7 @@ def main() -> None:
                 whole, begun = Path(place) / optimizer, time.perf_counter()
                 assert ended(start(whole, optimizer)) == 0
                 straight[optimizer] = file_bits(whole / "t"), time.perf_counter() - begun
-            wanted, seconds = straight[optimizer]
+            expected, seconds = straight[optimizer]
             output = Path(place) / str(number)
             killed = 0
             while True:
@@ -135,7 +135,7 @@ def main() -> None:
                     assert code == 0, f"round {number}: a resumed run failed"
                     break
                 killed += 1
-            check(output, wanted)
+            check(output, expected)
             shutil.rmtree(output)
             kills += killed
             print(f"round {number + 1}: {optimizer}, killed {killed} times, the same bits", flush=True)

@@ -87,7 +87,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 
 def lora_pair(module: str, out: int, into: int, rank: int = 4, *, seed: int = 0, alpha: float | None = None,
               dtype: str = "F32") -> dict[str, Tensor]:  # fmt: skip
-    """A kohya-spelt LoRA pair of random numbers."""
+    """A kohya-named LoRA pair of random numbers."""
     found = {
         f"{module}.lora_down.weight": random(seed, rank, into, dtype=dtype),
         f"{module}.lora_up.weight": random(seed + 1, out, rank, dtype=dtype),

@@ -34,7 +34,7 @@ def literals(node: ast.AST | None) -> set[str]:
 
 def decisions(tree: ast.AST) -> list[tuple[int, str]]:
     """(line, name) of every place where a family's name decides something."""
-    found: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
         if isinstance(node, ast.Compare):
@@ -47,8 +47,8 @@ def decisions(tree: ast.AST) -> list[tuple[int, str]]:
             parts = [node.slice]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             parts = list(node.args) if node.func.attr in ("startswith", "endswith", "get", "count", "index") else []
-        found += [(node.lineno, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
-    return found
+        result += [(node.lineno, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
+    return result
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))

@@ -69,16 +69,16 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def imports_of(path: Path) -> set[str]:
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
+            modules.add(node.module or "")
             if node.module == "inweave":  # `from inweave import models` is an import of the package below
-                found |= {f"inweave.{alias.name}" for alias in node.names if alias.name in TIERS}
-    return found
+                modules |= {f"inweave.{alias.name}" for alias in node.names if alias.name in TIERS}
+    return modules
 
 
 def violations(rule: Callable[[Path], Iterator[str]]) -> list[str]:

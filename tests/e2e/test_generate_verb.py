@@ -20,8 +20,8 @@ from tests.support import DATA, sized
 SD15 = DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
 
 
-def inweave(*arguments: str | Path, code: int = 0, given: str | None = None) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=given)
+def inweave(*arguments: str | Path, code: int = 0, stdin: str | None = None) -> str:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
     assert done.exit_code == code, done.output
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.output
@@ -32,10 +32,12 @@ def pixels(path: Path) -> bytes:
         return image.tobytes()
 
 
-def test_a_picture_repeats_itself_from_its_own_settings(tmp_path: Path) -> None:
+def test_an_image_is_reproduced_from_its_own_settings(tmp_path: Path) -> None:
     first, again, other = tmp_path / "a.png", tmp_path / "b.png", tmp_path / "c.png"
-    told = inweave("generate", "cat face <lora:ink:0.4>", "--lora", "pixel:0.6", "--seed", 7, "--steps", 3, "-o", first)
-    assert "seed 7" in told and "modules changed" in told
+    report = inweave(
+        "generate", "cat face <lora:ink:0.4>", "--lora", "pixel:0.6", "--seed", 7, "--steps", 3, "-o", first
+    )
+    assert "seed 7" in report and "modules changed" in report
     inweave("generate", "--from", first, "-o", again)
     inweave("generate", "--from", first, "--seed", 8, "-o", other)
     assert pixels(first) == pixels(again) != pixels(other)
@@ -50,13 +52,13 @@ def test_a_picture_repeats_itself_from_its_own_settings(tmp_path: Path) -> None:
 
 
 def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
-    told = json.loads(
+    report = json.loads(
         inweave("generate", "rocket", "--count", 2, "--steps", 2, "--seed", 3, "-o", tmp_path / "r.png", "--json")
     )
-    assert told["ok"] and [Path(image["path"]).name for image in told["images"]] == ["r-1.png", "r-2.png"]
-    assert [image["seed"] for image in told["images"]] == [3, 4]
-    assert {"images", "loras", "warnings", "seconds"} <= told.keys()
-    assert all(Path(image["path"]).is_file() for image in told["images"])
+    assert report["ok"] and [Path(image["path"]).name for image in report["images"]] == ["r-1.png", "r-2.png"]
+    assert [image["seed"] for image in report["images"]] == [3, 4]
+    assert {"images", "loras", "warnings", "seconds"} <= report.keys()
+    assert all(Path(image["path"]).is_file() for image in report["images"])
 
 
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
@@ -71,7 +73,7 @@ def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_name_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         inweave("generate", "a red apple!", "--steps", 1, "--seed", 5)
@@ -94,7 +96,7 @@ def test_image_to_image_and_inpainting(tmp_path: Path) -> None:
 
 
 def test_sheets(tmp_path: Path) -> None:
-    grid, beside = tmp_path / "g.png", tmp_path / "c.png"
+    grid, comparison = tmp_path / "g.png", tmp_path / "c.png"
     inweave(
         "generate",
         "cat face",
@@ -109,7 +111,7 @@ def test_sheets(tmp_path: Path) -> None:
         "-o",
         grid,
     )
-    told = json.loads(
+    report = json.loads(
         inweave(
             "generate",
             "cat face",
@@ -121,14 +123,14 @@ def test_sheets(tmp_path: Path) -> None:
             "--steps",
             2,
             "-o",
-            beside,
+            comparison,
             "--json",
         )
     )
-    assert len(told["images"][0]["cells"]) == 4
+    assert len(report["images"][0]["cells"]) == 4
     with Image.open(grid) as sheet:
         assert sheet.width > 2 * 128 and sheet.height > 2 * 128
-    inweave("generate", "cat face", "--compare", "-o", beside, code=2)
+    inweave("generate", "cat face", "--compare", "-o", comparison, code=2)
 
 
 @pytest.mark.parametrize(
@@ -149,22 +151,22 @@ def test_sheets(tmp_path: Path) -> None:
         (["x", "--json", "-o", "-"], ["standard output"]),
     ],
 )
-def test_what_is_wrong_is_said_in_words(
+def test_errors_are_reported_in_words(
     arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = inweave("generate", *arguments, code=2)
-    assert all(word in told for word in words), told
-    assert "Traceback" not in told
+    report = inweave("generate", *arguments, code=2)
+    assert all(word in report for word in words), report
+    assert "Traceback" not in report
 
 
 def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole story with a few training steps: the sheets, the curve, every command, and a LoRA that loads."""
     monkeypatch.setattr(story, "BASE", story.BASE[: sized(1, len(story.BASE))])
     monkeypatch.setattr(story, "SUBJECTS", story.SUBJECTS[: sized(1, len(story.SUBJECTS))])
-    told = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--image-steps", 2, "--json"))
-    page = Path(told["page"]).read_text()
-    for image in told["images"]:
+    report = json.loads(inweave("demo", "--out", tmp_path / "demo", "--steps", 3, "--image-steps", 2, "--json"))
+    page = Path(report["page"]).read_text()
+    for image in report["images"]:
         assert Path(image).is_file() and f'src="{Path(image).name}"' in page
     assert "<polyline" in page and "inweave generate" in page and "http" not in page.replace("http-equiv", "")
     check = json.loads(
@@ -174,10 +176,10 @@ def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path, monkeypatc
 
 
 def test_bench_reports_recall_and_styles() -> None:
-    told = json.loads(
+    report = json.loads(
         inweave(
             "bench", "embedded", "--captions", sized(2, 6), "--styled", sized(2, 4), "--steps", sized(5, 8), "--json"
         )
     )
-    assert told["recall"]["top5"] >= 0.8
-    assert set(told["styles"]) == {"ink", "pixel"} and all(row["ratio"] < 1 for row in told["styles"].values())
+    assert report["recall"]["top5"] >= 0.8
+    assert set(report["styles"]) == {"ink", "pixel"} and all(row["ratio"] < 1 for row in report["styles"].values())

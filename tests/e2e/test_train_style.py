@@ -23,10 +23,10 @@ def test_a_style_is_trained(tmp_path: Path) -> None:
     assert sum(done.losses[-20:]) < 0.6 * sum(done.losses[:20])
 
     pipe = inweave.pipeline("inweave/emoji", device="cpu")
-    drawn = {
+    by_strength = {
         strength: [pipe(name, seed=5, steps=8, loras=[f"{done.path}:{strength}"]).images[0] for name in UNSEEN]
         for strength in (0, 1)
     }
     pictures = style_set("pixel")[1]
-    found = closer_to_style(drawn[1], pictures, drawn[0])
-    assert found["to_style"] < 0.85 * style_distance(drawn[0], pictures), found
+    distances = closer_to_style(by_strength[1], pictures, by_strength[0])
+    assert distances["to_style"] < 0.85 * style_distance(by_strength[0], pictures), distances

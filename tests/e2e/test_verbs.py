@@ -43,7 +43,7 @@ INSPECT_FIELDS = {
 }  # fmt: skip
 
 
-def test_help_names_every_verb() -> None:
+def test_help_names_every_command() -> None:
     done = inweave("--help")
     assert done.returncode == 0
     for verb in ("inspect", "check", "convert", "hash"):
@@ -54,15 +54,15 @@ def test_help_names_every_verb() -> None:
 
 
 def test_inspect_json() -> None:
-    found = inweave_json("inspect", LOKR)
-    assert set(found) == INSPECT_FIELDS
-    assert found["tensors"] == 1750
-    assert found["algorithms"] == ["lokr"]
-    assert found["base"]["detected"] == "sd1.5"
-    assert found["components"] == {"unet": 278, "te": 72}
-    assert found["training"]["network_dim"] == "4"
-    assert found["hashes"]["sha256"] == hashlib.sha256(LOKR.read_bytes()).hexdigest()
-    assert found["ranks"] == {"4": 350}
+    report = inweave_json("inspect", LOKR)
+    assert set(report) == INSPECT_FIELDS
+    assert report["tensors"] == 1750
+    assert report["algorithms"] == ["lokr"]
+    assert report["base"]["detected"] == "sd1.5"
+    assert report["components"] == {"unet": 278, "te": 72}
+    assert report["training"]["network_dim"] == "4"
+    assert report["hashes"]["sha256"] == hashlib.sha256(LOKR.read_bytes()).hexdigest()
+    assert report["ranks"] == {"4": 350}
     keys = inweave_json("inspect", LOKR, "--keys")["keys"]
     assert len(keys) == 1750
     assert set(keys[0]) == {"key", "dtype", "shape"}
@@ -79,9 +79,9 @@ def test_inspect_a_folder_lists_every_adapter(tmp_path: Path) -> None:
     write(tmp_path / "a.safetensors", lora_pair(TO_Q, 320, 320))
     write(tmp_path / "b.safetensors", lora_pair(TO_Q, 320, 320, seed=5))
     (tmp_path / "c.safetensors").write_bytes(b"")
-    found = inweave_json("inspect", tmp_path, code=2)
-    assert [Path(row["path"]).name for row in found] == ["a.safetensors", "b.safetensors", "c.safetensors"]
-    assert "empty" in found[2]["error"]
+    report = inweave_json("inspect", tmp_path, code=2)
+    assert [Path(row["path"]).name for row in report] == ["a.safetensors", "b.safetensors", "c.safetensors"]
+    assert "empty" in report[2]["error"]
 
 
 def test_inspect_reports_trigger_words_in_order_of_trust(tmp_path: Path) -> None:
@@ -93,35 +93,35 @@ def test_inspect_reports_trigger_words_in_order_of_trust(tmp_path: Path) -> None
         "modelspec.title": "Dogs",
     }
     path = write(tmp_path / "a.safetensors", lora_pair(TO_Q, 320, 320), metadata)
-    found = inweave_json("inspect", path)
-    assert [row["source"] for row in found["triggers"]] == [
+    report = inweave_json("inspect", path)
+    assert [row["source"] for row in report["triggers"]] == [
         "modelspec.trigger_phrase",
         "ss_dataset_dirs",
         "ss_tag_frequency",
     ]
-    assert found["triggers"][0]["words"] == ["ohwx dog", "fluffy"]
-    assert found["triggers"][2]["words"] == ["dog", "ohwx"]
-    assert found["training"]["network_args"] == {"conv_dim": "4"}
-    assert found["training"]["title"] == "Dogs"
+    assert report["triggers"][0]["words"] == ["ohwx dog", "fluffy"]
+    assert report["triggers"][2]["words"] == ["dog", "ohwx"]
+    assert report["training"]["network_args"] == {"conv_dim": "4"}
+    assert report["training"]["title"] == "Dogs"
 
 
 def test_check_json_of_a_clean_file() -> None:
-    found = inweave_json("check", LISTED, "--base", "sd15")
-    assert set(found) == CHECK_FIELDS
-    assert found["ok"] is True
-    assert found["placed"] == 384
-    assert found["tensors"] == 386
-    assert found["carried"] == ["<s1>", "<s2>"]
-    assert found["base"]["given"] == "sd1.5"
-    assert found["base"]["namings"] == {"diffusers": True, "original": True}
+    report = inweave_json("check", LISTED, "--base", "sd15")
+    assert set(report) == CHECK_FIELDS
+    assert report["ok"] is True
+    assert report["placed"] == 384
+    assert report["tensors"] == 386
+    assert report["carried"] == ["<s1>", "<s2>"]
+    assert report["base"]["given"] == "sd1.5"
+    assert report["base"]["namings"] == {"diffusers": True, "original": True}
 
 
 def test_check_refuses_another_base_and_names_both() -> None:
-    found = inweave_json("check", LOKR, "--base", "sdxl", code=1)
-    assert found["ok"] is False
-    assert "sd1.5" in found["error"]
-    assert "sdxl" in found["error"]
-    assert found["base"]["detected"] == "sd1.5"
+    report = inweave_json("check", LOKR, "--base", "sdxl", code=1)
+    assert report["ok"] is False
+    assert "sd1.5" in report["error"]
+    assert "sdxl" in report["error"]
+    assert report["base"]["detected"] == "sd1.5"
     text = inweave("check", LOKR, "--base", "flux1-dev")
     assert text.returncode == 1
     assert "for sd1.5" in text.stdout
@@ -136,44 +136,44 @@ def spoilt(tmp_path: Path, **changes) -> Path:
 
 
 def test_check_names_half_a_pair(tmp_path: Path) -> None:
-    found = inweave_json("check", spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": None}), "--base", "sd1.5", code=1)
-    assert len(found["orphans"]) == 1
-    assert f"{TO_Q}.lora_down.weight" in found["orphans"][0]["keys"]
-    assert "lora_up is missing" in found["orphans"][0]["reason"]
-    assert found["placed"] == 3
+    report = inweave_json("check", spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": None}), "--base", "sd1.5", code=1)
+    assert len(report["orphans"]) == 1
+    assert f"{TO_Q}.lora_down.weight" in report["orphans"][0]["keys"]
+    assert "lora_up is missing" in report["orphans"][0]["reason"]
+    assert report["placed"] == 3
 
 
 def test_check_names_a_wrong_shape(tmp_path: Path) -> None:
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_down.weight": random(3, 4, 640)})
-    found = inweave_json("check", path, "--base", "sd1.5", code=1)
-    assert found["mismatched"][0]["expected"] == [320, 320]
-    assert found["mismatched"][0]["got"] == [320, 640]
+    report = inweave_json("check", path, "--base", "sd1.5", code=1)
+    assert report["mismatched"][0]["expected"] == [320, 320]
+    assert report["mismatched"][0]["got"] == [320, 640]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
-def test_check_finds_what_is_not_finite(tmp_path: Path, value: float, dtype: str) -> None:
+def test_check_reports_nonfinite_values(tmp_path: Path, value: float, dtype: str) -> None:
     numbers = np.ones((4, 320), dtype=np.float32)
     numbers[2, 7] = value
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_down.weight": tensor(numbers, dtype)})
-    found = inweave_json("check", path, "--base", "sd1.5", code=1)
-    assert found["nonfinite"] == [{"key": f"{TO_Q}.lora_down.weight", "count": 1, "of": 1280}]
+    report = inweave_json("check", path, "--base", "sd1.5", code=1)
+    assert report["nonfinite"] == [{"key": f"{TO_Q}.lora_down.weight", "count": 1, "of": 1280}]
     assert inweave_json("check", path, "--base", "sd1.5", "--values", "none")["ok"] is True
 
 
-def test_check_says_when_a_module_changes_nothing(tmp_path: Path) -> None:
+def test_check_reports_a_module_that_changes_nothing(tmp_path: Path) -> None:
     path = spoilt(tmp_path, **{f"{TO_Q}.lora_up.weight": tensor(np.zeros((320, 4)))})
-    found = inweave_json("check", path, "--base", "sd1.5")
-    assert found["zeros"] == [f"{TO_Q}.lora_up.weight"]
-    assert any("zeros" in warning for warning in found["warnings"])
+    report = inweave_json("check", path, "--base", "sd1.5")
+    assert report["zeros"] == [f"{TO_Q}.lora_up.weight"]
+    assert any("zeros" in warning for warning in report["warnings"])
 
 
 def test_check_reports_two_adapters_on_one_place(tmp_path: Path) -> None:
     dotted = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
     again = {f"{dotted}.lora_A.weight": random(1, 4, 320), f"{dotted}.lora_B.weight": random(2, 320, 4)}
-    found = inweave_json("check", spoilt(tmp_path, **again), "--base", "sd1.5", code=1)
-    assert len(found["duplicates"]) == 1
-    assert found["ok"] is False
+    report = inweave_json("check", spoilt(tmp_path, **again), "--base", "sd1.5", code=1)
+    assert len(report["duplicates"]) == 1
+    assert report["ok"] is False
 
 
 def test_check_names_the_nearest_module(tmp_path: Path) -> None:
@@ -181,15 +181,15 @@ def test_check_names_the_nearest_module(tmp_path: Path) -> None:
         tmp_path / "a.safetensors",
         lora_pair(TO_Q, 320, 320) | lora_pair(TO_Q.replace("attn1_to_q", "attn1_to_qq"), 320, 320),
     )
-    found = inweave_json("check", path, "--base", "sd1.5", code=1)
-    assert found["unplaced"][0]["nearest"] == "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
+    report = inweave_json("check", path, "--base", "sd1.5", code=1)
+    assert report["unplaced"][0]["nearest"] == "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 
 
 def test_nothing_matches_is_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair("lora_unet_nowhere_at_all", 32, 32))
-    found = inweave_json("check", path, "--base", "sd1.5", code=1)
-    assert found["placed"] == 0
-    assert "nothing in this file fits sd1.5" in found["error"]
+    report = inweave_json("check", path, "--base", "sd1.5", code=1)
+    assert report["placed"] == 0
+    assert "nothing in this file fits sd1.5" in report["error"]
 
 
 def test_the_counts_add_up(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_the_counts_add_up(tmp_path: Path) -> None:
             "lora_unet_conv_in.alpha": tensor(1.0),
         },
     )
-    found = inweave_json("check", path, "--base", "sd1.5", code=1)
+    report = inweave_json("check", path, "--base", "sd1.5", code=1)
     lists = ("unplaced", "mismatched", "orphans", "duplicates", "unsupported")
-    named = sum(len(row["keys"]) for kind in lists for row in found[kind])
-    assert found["placed"] + named + len(found["carried"]) == found["tensors"]
+    names = sum(len(row["keys"]) for kind in lists for row in report[kind])
+    assert report["placed"] + names + len(report["carried"]) == report["tensors"]
 
 
 def test_convert_there_and_back(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_convert_there_and_back(tmp_path: Path) -> None:
     assert all(one[key].same(two[key]) for key in one)
 
 
-def test_convert_refuses_what_the_target_cannot_say(tmp_path: Path) -> None:
+def test_convert_refuses_what_the_dialect_cannot_express(tmp_path: Path) -> None:
     refused = inweave("convert", LOKR, tmp_path / "out.safetensors", "--to", "diffusers")
     assert refused.returncode == 1
     assert "lokr" in refused.stderr
@@ -229,7 +229,7 @@ def test_convert_refuses_what_the_target_cannot_say(tmp_path: Path) -> None:
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_convert_drop_leaves_out_and_says_so(tmp_path: Path) -> None:
+def test_convert_drop_leaves_out_and_reports_it(tmp_path: Path) -> None:
     mixed = lora_pair(TO_Q, 320, 320) | {"lora_unet_conv_in.diff_b": random(1, 320)}
     path = write(tmp_path / "mixed.safetensors", mixed)
     assert inweave("convert", path, tmp_path / "out.safetensors", "--to", "diffusers").returncode == 1
@@ -238,7 +238,7 @@ def test_convert_drop_leaves_out_and_says_so(tmp_path: Path) -> None:
     assert done["dropped"][0]["keys"] == ["lora_unet_conv_in.diff_b"]
 
 
-def test_convert_keeps_metadata_and_needs_a_base_it_can_tell(tmp_path: Path) -> None:
+def test_convert_keeps_metadata_and_needs_a_known_base(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair("lora_unet_unknown_thing", 8, 8), {"ss_output_name": "x"})
     done = inweave("convert", path, tmp_path / "b.safetensors", "--to", "comfy")
     assert done.returncode == 1
@@ -258,14 +258,14 @@ def test_convert_to_peft_is_a_directory(tmp_path: Path) -> None:
 
 
 def test_hash_matches_its_definitions(tmp_path: Path) -> None:
-    found = inweave_json("hash", LISTED)
+    report = inweave_json("hash", LISTED)
     raw = LISTED.read_bytes()
     body = raw[8 + int.from_bytes(raw[:8], "little") :]
-    assert found["sha256"] == hashlib.sha256(raw).hexdigest()
-    assert found["autov1"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]
-    assert found["autov2"] == found["sha256"][:10]
-    assert found["autov3"] == hashlib.sha256(body).hexdigest()[:12]
-    assert found["note"] is None
+    assert report["sha256"] == hashlib.sha256(raw).hexdigest()
+    assert report["autov1"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]
+    assert report["autov2"] == report["sha256"][:10]
+    assert report["autov3"] == hashlib.sha256(body).hexdigest()[:12]
+    assert report["note"] is None
 
 
 def test_hash_notes_a_claim_that_is_wrong_and_autov3_survives_metadata(tmp_path: Path) -> None:

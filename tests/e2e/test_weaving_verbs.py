@@ -84,16 +84,16 @@ def test_bake_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == BAKE_FIELDS
-    assert found["ok"] is True
-    assert (found["path"], found["merged"], found["tensors"]) == (str(out), 7, len(flux()))
+    report = json.loads(done.stdout)
+    assert set(report) == BAKE_FIELDS
+    assert report["ok"] is True
+    assert (report["path"], report["merged"], report["tensors"]) == (str(out), 7, len(flux()))
     records = [
         {"name": "a.safetensors", "sha256": hashlib.sha256(lora.read_bytes()).hexdigest(), "strength": 0.8},
         {"name": "b:2.safetensors", "sha256": hashlib.sha256(other.read_bytes()).hexdigest(),
          "strength": {"overall": 1.0, "unet": 0.5, "te": -1.0}},
     ]  # fmt: skip
-    assert found["loras"] == records
+    assert report["loras"] == records
     metadata = read_header(out).metadata
     assert metadata["title"] == "warp"
     assert json.loads(metadata["inweave.merged"]) == records
@@ -107,9 +107,9 @@ def test_bake_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -
 
 
 def test_bake_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
-    shown = inweave("bake", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
+    printout = inweave("bake", "-b", base, "-l", f"{lora}:0.8", "-o", tmp_path / "out.safetensors", "--dtype", "bf16")
     for word in ("a.safetensors at 0.8", f"7 of {len(flux())} tensors", "out.safetensors"):
-        assert word in shown
+        assert word in printout
     dtypes = {value.dtype for value in load_file(tmp_path / "out.safetensors").values()}
     assert dtypes == {torch.bfloat16, torch.int64}
 
@@ -117,8 +117,8 @@ def test_bake_for_people(base: Path, lora: Path, tmp_path: Path) -> None:
 def test_bake_into_a_folder(tmp_path: Path, lora: Path) -> None:
     folder = write_folder(tmp_path / "model", flux())
     (folder / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"old")
-    found = inweave_json("bake", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
-    assert [Path(path).name for path in found["left_out"]] == ["diffusion_pytorch_model.bin"]
+    report = inweave_json("bake", "--base", folder, "--lora", lora, "--out", tmp_path / "out")
+    assert [Path(path).name for path in report["left_out"]] == ["diffusion_pytorch_model.bin"]
     for name in ("transformer/diffusion_pytorch_model", "text_encoder/model"):
         assert "inweave.merged" in read_header(tmp_path / "out" / f"{name}.safetensors").metadata
     assert (tmp_path / "out" / "model_index.json").is_file()
@@ -127,11 +127,11 @@ def test_bake_into_a_folder(tmp_path: Path, lora: Path) -> None:
 def test_bake_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     sdxl = header_only(tmp_path, "xl", "sdxl_singlefile_sgm")
     out = tmp_path / "out.safetensors"
-    found = inweave_json("bake", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
-    assert set(found) == {"ok", "error"}
-    assert "this file is for sd1.5" in found["error"]
-    assert "not for sdxl" in found["error"]
-    assert LOKR.name in found["error"]
+    report = inweave_json("bake", "--base", sdxl, "--lora", LOKR, "--out", out, code=1)
+    assert set(report) == {"ok", "error"}
+    assert "this file is for sd1.5" in report["error"]
+    assert "not for sdxl" in report["error"]
+    assert LOKR.name in report["error"]
     assert not out.exists()
 
 
@@ -140,11 +140,11 @@ def test_bake_refuses_what_does_not_fit(tmp_path: Path, base: Path) -> None:
     nothing = write(tmp_path / "n.safetensors", pair("lora_unet_nowhere", 8, 8))
     assert "nothing in this file fits" in inweave_json("bake", "-b", base, "-l", nothing, "-o", out, code=1)["error"]
     half = flux_lora() | pair("lora_unet_nowhere", 8, 8)
-    found = inweave_json("bake", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
-    assert "unplaced: lora_unet_nowhere" in found["error"]
+    report = inweave_json("bake", "-b", base, "-l", write(tmp_path / "h.safetensors", half), "-o", out, code=1)
+    assert "unplaced: lora_unet_nowhere" in report["error"]
     broken = flux_lora() | {"lora_unet_final_layer_linear.lora_up.weight": tensor([[float("nan"), 1.0]] * 6)}
-    found = inweave_json("bake", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
-    assert "6 of 12 numbers are NaN" in found["error"]
+    report = inweave_json("bake", "-b", base, "-l", write(tmp_path / "b.safetensors", broken), "-o", out, code=1)
+    assert "6 of 12 numbers are NaN" in report["error"]
     assert not out.exists()
 
 
@@ -163,10 +163,10 @@ def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
         (("-b", lora, "-l", lora, "-o", out), ""),
     ):
         code = 1 if arguments[1] == lora else 2
-        found = inweave_json("bake", *arguments, code=code)
-        assert found["ok"] is False
-        assert words in found["error"]
-        assert "\n" not in found["error"] or code == 1
+        report = inweave_json("bake", *arguments, code=code)
+        assert report["ok"] is False
+        assert words in report["error"]
+        assert "\n" not in report["error"] or code == 1
     assert process("bake", "--base", base, "--out", out).returncode == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.safetensors", "base.safetensors"]
 
@@ -211,10 +211,10 @@ def test_extract_writes_what_was_merged(tmp_path: Path, base: Path) -> None:
     tuned = tmp_path / "tuned.safetensors"
     inweave("bake", "-b", base, "-l", f"{lora}:3", "-o", tuned)
     out = tmp_path / "extracted.safetensors"
-    found = inweave_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
-    assert set(found) == EXTRACT_FIELDS
-    assert found["energy"] == pytest.approx(1, abs=1e-6)
-    assert {row["name"]: row["rank"] for row in found["modules"]} == {
+    report = inweave_json("extract", tuned, base, "--rank", "3", "--out", out, "--dtype", "fp32")
+    assert set(report) == EXTRACT_FIELDS
+    assert report["energy"] == pytest.approx(1, abs=1e-6)
+    assert {row["name"]: row["rank"] for row in report["modules"]} == {
         "unet:double_blocks.0.img_attn.qkv.weight": 3,
         "unet:final_layer.linear.weight": 3,  # rounding of the tuned weights fills the third
     }
@@ -228,14 +228,14 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
     tensors[f"{name}.weight"] = torch.randn(8, 8)
     tensors[f"{name}.bias"] = torch.randn(8)
     tuned = write_folder(tmp_path / "tuned", tensors)
-    shown = inweave("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
+    printout = inweave("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
     for word in (
         "energy",
         "1 with rank 2 to 2",
         "left out: unet:transformer_blocks.0.attn.to_out.0.bias",
         "higher rank",
     ):
-        assert word in shown
+        assert word in printout
     full = inweave_json("extract", tuned, base, "--rank", "2", "--out", tmp_path / "f.safetensors", "--full-norms")
     assert {row["name"]: row["rank"] for row in full["modules"]}[f"unet:{name.removeprefix(DENOISER)}.bias"] == 0
     assert full["left_out"] == []
@@ -245,9 +245,9 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
 def test_extract_refuses_two_models_and_names_both(tmp_path: Path) -> None:
     one = header_only(tmp_path, "one", "sd15_singlefile_ldm")
     two = header_only(tmp_path, "two", "sd21_singlefile_ldm")
-    found = inweave_json("extract", one, two, "--out", tmp_path / "o.safetensors", code=1)
-    assert "one.safetensors (sd1.5) and" in found["error"]
-    assert "two.safetensors (sd2.1) are different models" in found["error"]
+    report = inweave_json("extract", one, two, "--out", tmp_path / "o.safetensors", code=1)
+    assert "one.safetensors (sd1.5) and" in report["error"]
+    assert "two.safetensors (sd2.1) are different models" in report["error"]
 
 
 def test_extract_bad_usage(tmp_path: Path, base: Path) -> None:
@@ -274,25 +274,25 @@ def test_resize_one_file(tmp_path: Path) -> None:
     )
     source = write(tmp_path / "a.safetensors", big, {"ss_network_dim": "16"})
     out = tmp_path / "small.safetensors"
-    found = inweave_json("resize", source, "--rank", "4", "--out", out)
-    assert set(found) == RESIZE_FIELDS
-    assert (found["base"], found["dialect"]) == ("sd1.5", "kohya")
-    assert {(row["before"], row["rank"]) for row in found["modules"]} == {(16, 4), (2, 2)}
-    assert 0 < found["energy"] < 1
+    report = inweave_json("resize", source, "--rank", "4", "--out", out)
+    assert set(report) == RESIZE_FIELDS
+    assert (report["base"], report["dialect"]) == ("sd1.5", "kohya")
+    assert {(row["before"], row["rank"]) for row in report["modules"]} == {(16, 4), (2, 2)}
+    assert 0 < report["energy"] < 1
     entries = {entry.ref.name[-4:]: entry.factors for entry in load(out).entries}
     assert (entries["to_q"].rank, entries["to_q"].alpha) == (4, 4.0)
     assert entries["to_k"].rank == 2
-    shown = inweave("resize", source, "--energy", "0.5", "--out", out)
-    assert "of the squared norm is kept" in shown
+    printout = inweave("resize", source, "--energy", "0.5", "--out", out)
+    assert "of the squared norm is kept" in printout
 
 
 def test_resize_keeps_other_kinds_of_one_file(tmp_path: Path) -> None:
-    found = inweave_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
-    assert len(found["unchanged"]) == 350
-    assert found["modules"] == []
+    report = inweave_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    assert len(report["unchanged"]) == 350
+    assert report["modules"] == []
     assert "unchanged" in inweave("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
-    found = inweave_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
-    assert "350 modules cannot be combined" in found["error"]
+    report = inweave_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
+    assert "350 modules cannot be combined" in report["error"]
 
 
 def test_resize_combines(tmp_path: Path, base: Path) -> None:
@@ -300,8 +300,8 @@ def test_resize_combines(tmp_path: Path, base: Path) -> None:
     two = write(tmp_path / "two.safetensors", pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 2, 30)
                 | pair("lora_unet_final_layer_linear", 6, 8, 2, 40))  # fmt: skip
     out = tmp_path / "sum.safetensors"
-    found = inweave_json("resize", f"{one}:0.8", f"{two}:-0.5", "--base", base, "--out", out)
-    assert [row["rank"] for row in found["modules"]] == [5, 2]
+    report = inweave_json("resize", f"{one}:0.8", f"{two}:-0.5", "--base", base, "--out", out)
+    assert [row["rank"] for row in report["modules"]] == [5, 2]
     assert [row["strength"] for row in json.loads(read_header(out).metadata["inweave.combined"])] == [0.8, -0.5]
 
 

@@ -82,9 +82,9 @@ def test_bake_extract_and_resize_from_python(base: Path, tmp_path: Path) -> None
     tuned = load_file(tmp_path / "tuned.safetensors")
     assert all(torch.equal(tuned[name], merged.get(name)) for name in tuned)
 
-    found = inweave.extract(tmp_path / "tuned.safetensors", base, tmp_path / "found", rank=3, dialect="peft",
+    result = inweave.extract(tmp_path / "tuned.safetensors", base, tmp_path / "found", rank=3, dialect="peft",
                             dtype=torch.float32, device="cpu")  # fmt: skip
-    assert found.saved is not None and found.energy > 0.999
+    assert result.saved is not None and result.energy > 0.999
     again = inweave.bake(base, [tmp_path / "found"], tmp_path / "again.safetensors")
     close(load_file(again.path), tuned)
 

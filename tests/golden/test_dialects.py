@@ -238,7 +238,7 @@ def test_diffusers_to_kohya_exports_flatten_only_half() -> None:
 def test_doubled_prefix() -> None:
     """timohavdk_new.safetensors: `lora_unet_unet_` and a flattened suffix."""
     flat = f"lora_unet_unet_down_blocks_1_attentions_0_{ATTN.replace('.', '_')}"
-    pair = {key.replace(".lora_", "_lora_"): found for key, found in lora(flat, 640, 640, empty=True).items()}
+    pair = {key.replace(".lora_", "_lora_"): value for key, value in lora(flat, 640, 640, empty=True).items()}
     assert set(places("sd2.1", "diffusers", pair)) == {f"unet:down_blocks.1.attentions.0.{ATTN}"}
 
 
@@ -276,7 +276,7 @@ def test_wrappers(base: str, prefix: str, module: str, home: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spelt", "component"),
+    ("module_key", "component"),
     [
         ("lora_prior_unet_down_blocks_0", "unet"),
         ("lora_prior_te_text_model_encoder", "te"),
@@ -287,8 +287,8 @@ def test_wrappers(base: str, prefix: str, module: str, home: str) -> None:
         ("text_encoders.gemma2_2b.transformer.model.layers", "te"),
     ],
 )
-def test_components_without_a_shipped_base(spelt: str, component: str) -> None:
-    assert locate(spelt)[0].component == component
+def test_components_without_a_shipped_base(module_key: str, component: str) -> None:
+    assert locate(module_key)[0].component == component
 
 
 def test_peft_bare_suffix_without_weight() -> None:
@@ -308,7 +308,7 @@ def test_diffsynth_adapter_name() -> None:
 
 def test_two_adapter_names_in_one_file() -> None:
     pair = lora("transformer_blocks.3.attn.to_q", 3072, 3072, spelling="named", empty=True)
-    both = pair | {key.replace("default", "style"): found for key, found in pair.items()}
+    both = pair | {key.replace("default", "style"): value for key, value in pair.items()}
     with pytest.raises(FormatError, match="default, style"):
         read(both)
     chosen = read(both, name="style")
@@ -385,11 +385,11 @@ def test_bfl_native_and_control() -> None:
     adapter = read({key: hollow(shape, dtype) for key, (dtype, shape) in listing.items()})  # type: ignore[attr-defined]
     assert adapter.dialects == ("bfl",)
     plan = known("flux1-dev", "original").plan(adapter)
-    found = {p.tensor: p for p in plan.placements}
-    assert found["model.diffusion_model.img_in.weight"].widen == (3072, 128)
-    scale = found["model.diffusion_model.double_blocks.0.img_attn.norm.query_norm.scale"].factors
+    value = {p.tensor: p for p in plan.placements}
+    assert value["model.diffusion_model.img_in.weight"].widen == (3072, 128)
+    scale = value["model.diffusion_model.double_blocks.0.img_attn.norm.query_norm.scale"].factors
     assert scale.mode == "set"  # type: ignore[attr-defined]
-    assert found["model.diffusion_model.img_in.bias"].factors.scale == 1
+    assert value["model.diffusion_model.img_in.bias"].factors.scale == 1
 
 
 def test_xlabs() -> None:
@@ -417,7 +417,7 @@ def test_xlabs_single_blocks() -> None:
 def test_hcp(suffixes: tuple[str, str]) -> None:
     module = f"down_blocks.1.attentions.0.{ATTN}"
     down, up = random(1, 3, 640), random(2, 640, 3)
-    tensors = {f"{module}.___.layer.{name}": found for name, found in zip(suffixes, (down, up), strict=True)}
+    tensors = {f"{module}.___.layer.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
     adapter = read(tensors | {f"{module}.___.alpha": tensor(2.0)})
     assert adapter.dialects == ("hcp",)
     close(known("sdxl").changes(adapter)[f"{module}.weight"], 2 / 3 * numbers(up) @ numbers(down))
@@ -445,11 +445,11 @@ def test_cloneofsimo_plain_list() -> None:
     assert adapter.dialects == ("cloneofsimo",)
     assert list(adapter.carried) == ["<s1>"]
     plan = known("sd1.5").plan(adapter)
-    found = {p.keys[0].rpartition(":")[0]: f"{p.component}:{p.tensor}" for p in plan.placements}
-    assert len(found) == len(unet) + len(text) == 144 + 48
+    value = {p.keys[0].rpartition(":")[0]: f"{p.component}:{p.tensor}" for p in plan.placements}
+    assert len(value) == len(unet) + len(text) == 144 + 48
     for prefix, modules in (("unet", unet), ("text_encoder", text)):
         for number, (component, module) in enumerate(modules):
-            assert found[f"{prefix}:{number}"] == f"{component}:{module}.weight"
+            assert value[f"{prefix}:{number}"] == f"{component}:{module}.weight"
 
 
 @pytest.mark.parametrize("name", ["cloneofsimo_lora_disney", "cloneofsimo_analog_svd_rank4"])

@@ -62,8 +62,8 @@ def candle(path: str, out: int, into: int, *kernel: int, identity: int = 0, rank
 def test_candle_prefixes(kind: str, dot: str) -> None:
     """The module is in the path; alpha is nowhere, and that is said. Early files lack the dot."""
     path, module, shape = CANDLE[kind]
-    beside = {"net.other.weight": (3, 3), f"{module}.weight": shape}
-    base = torch_base(beside)
+    shapes = {"net.other.weight": (3, 3), f"{module}.weight": shape}
+    base = torch_base(shapes)
     embedding = "embed" in path.rpartition(".")[2]
     tensors = candle(path + dot, *(shape[::-1] if embedding else shape))
     adapter = read(tensors)

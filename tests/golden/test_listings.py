@@ -39,12 +39,12 @@ def test_places_completely(name: str, naming: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_the_base_is_recognised(name: str) -> None:
-    found = detect(adapter_of(name))
+def test_the_base_is_recognized(name: str) -> None:
+    detection = detect(adapter_of(name))
     base = find(lora_listing(name)["base"]).name
-    assert found.base == base or found.fits_as_well(base)
+    assert detection.base == base or detection.fits_as_well(base)
     if len(adapter_of(name)) > 20:
-        assert found.base == base
+        assert detection.base == base
 
 
 @pytest.mark.parametrize("name", OTHER_BASES)
@@ -71,9 +71,9 @@ def test_places_on_a_model_known_only_by_its_own_names(name: str, tmp_path: Path
         {k.removeprefix("text_encoders.qwen."): v for k, v in shapes.items() if k.startswith("text_encoders.")},
     )
     adapter = adapter_of(name)
-    placed = resolve(adapter, open_base(base), strict=False).report.placed
-    placed += resolve(adapter, open_base(encoder), strict=False).report.placed if "with_te" in name else 0
-    assert placed == len(adapter.tensors)
+    count = resolve(adapter, open_base(base), strict=False).report.placed
+    count += resolve(adapter, open_base(encoder), strict=False).report.placed if "with_te" in name else 0
+    assert count == len(adapter.tensors)
 
 
 ANIMA_DOTS = (
@@ -118,7 +118,7 @@ def test_tables_derive_the_published_original_names_and_shapes(file: str, base: 
 
 
 @pytest.mark.parametrize(("file", "base"), ORIGINALS.items())
-def test_a_single_file_checkpoint_is_recognised(file: str, base: str, tmp_path: Path) -> None:
+def test_a_single_file_checkpoint_is_recognized(file: str, base: str, tmp_path: Path) -> None:
     path = write_sparse(tmp_path / "model.safetensors", {n: ("F16", s) for n, s in base_listing(file).items()})
     index = open_base(path)
     assert index.base == base

@@ -27,7 +27,7 @@ def dotted_pair(module: str, out: int, into: int, seed: int = 0) -> dict[str, Te
     return {f"{module}.lora_A.weight": random(seed, 4, into), f"{module}.lora_B.weight": random(seed + 1, out, 4)}
 
 
-def test_a_quantised_checkpoint_keeps_its_family(tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_keeps_its_family(tmp_path: Path) -> None:
     """Scales beside fp8 weights are no weights: the model is still Flux."""
     shapes = {name: ("F8_E4M3", shape) for name, shape in base_listing("flux1_dev_bfl").items()}
     for name in list(shapes):
@@ -83,7 +83,7 @@ def test_both_bases_are_named_for_a_checkpoint_with_extra_tensors(tmp_path: Path
     assert "sdxl" in str(verdict.error)
 
 
-def test_a_model_nobody_knows_is_said_to_be_unknown() -> None:
+def test_an_unknown_model_is_reported_as_unknown() -> None:
     names = [
         f"double_blocks.{i}.{leaf}"
         for i in range(20)

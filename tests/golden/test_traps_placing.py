@@ -66,12 +66,12 @@ def test_t11_the_other_openclip_names() -> None:
         lands("sdxl", flat, f"te2:{TE}31.{leaf}", home)
 
 
-@pytest.mark.parametrize("beside", ["nothing", "sgm names", "diffusers names"])
+@pytest.mark.parametrize("neighbors", ["nothing", "sgm names", "diffusers names"])
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t12_text_projection_is_stored_transposed(naming: str, beside: str) -> None:
+def test_t12_text_projection_is_stored_transposed(naming: str, neighbors: str) -> None:
     """Trainers name it as transformers does, however they name the UNet in the same file."""
     pair = lora("lora_te2_text_projection", 1280, 1280, alpha=2.0)
-    block = {"sgm names": "input_blocks_4_1", "diffusers names": "down_blocks_1_attentions_0"}.get(beside)
+    block = {"sgm names": "input_blocks_4_1", "diffusers names": "down_blocks_1_attentions_0"}.get(neighbors)
     others = lora(f"lora_unet_{block}_proj_in", 640, 640) if block else {}
     changes = known("sdxl", naming).changes(pair | others)
     name = "text_projection.weight" if naming == "diffusers" else "conditioner.embedders.1.model.text_projection"
@@ -82,8 +82,8 @@ def test_t12_text_projection_is_stored_transposed(naming: str, beside: str) -> N
 def test_t13_the_24th_layer_of_sd2_is_in_single_files_only() -> None:
     here = lora("lora_te_text_model_encoder_layers_22_mlp_fc1", 4096, 1024)
     last = lora("lora_te_text_model_encoder_layers_23_mlp_fc1", 4096, 1024)
-    found = set(places("sd2.1", "original", here | last))
-    assert found == {f"te1:cond_stage_model.model.transformer.resblocks.{n}.mlp.c_fc" for n in (22, 23)}
+    result = set(places("sd2.1", "original", here | last))
+    assert result == {f"te1:cond_stage_model.model.transformer.resblocks.{n}.mlp.c_fc" for n in (22, 23)}
     plan = known("sd2.1").plan(here | last, strict=False)
     assert [p.tensor for p in plan.placements] == [f"{TE}22.mlp.fc1.weight"]
     assert [set(finding.keys) for finding in plan.report.unplaced] == [set(last)]
@@ -108,8 +108,8 @@ def test_t13_the_24th_layer_of_sd2_is_in_single_files_only() -> None:
 )
 def test_t14_the_upsampler_is_number_two_where_there_is_attention(base: str, block: int, home: str) -> None:
     part = f"up_blocks.{block}.upsamplers.0.conv"
-    for spelt in (part, home):
-        lands(base, f"lora_unet_{spelt.replace('.', '_')}", f"unet:{part}", f"unet:{UNET}{home}")
+    for key_naming in (part, home):
+        lands(base, f"lora_unet_{key_naming.replace('.', '_')}", f"unet:{part}", f"unet:{UNET}{home}")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_t14_the_upsampler_is_number_two_where_there_is_attention(base: str, blo
     ],
 )  # fmt: skip
 def test_t15_sdxl_blocks_under_both_names(diffusers: str, sgm: str) -> None:
-    for spelt in (diffusers, sgm):
-        lands("sdxl", f"lora_unet_{spelt.replace('.', '_')}", f"unet:{diffusers}", f"unet:{UNET}{sgm}")
+    for key_naming in (diffusers, sgm):
+        lands("sdxl", f"lora_unet_{key_naming.replace('.', '_')}", f"unet:{diffusers}", f"unet:{UNET}{sgm}")
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_t15_sdxl_blocks_under_both_names(diffusers: str, sgm: str) -> None:
     ],
 )
 def test_t16_first_last_and_label_layers(diffusers: str, sgm: str) -> None:
-    for spelt in (diffusers, sgm):
-        lands("sdxl", f"lora_unet_{spelt.replace('.', '_')}", f"unet:{diffusers}", f"unet:{UNET}{sgm}")
+    for key_naming in (diffusers, sgm):
+        lands("sdxl", f"lora_unet_{key_naming.replace('.', '_')}", f"unet:{diffusers}", f"unet:{UNET}{sgm}")
 
 
 PARTS = {"attn.to_q": (0, 8), "attn.to_k": (8, 8), "attn.to_v": (16, 8), "proj_mlp": (24, 32)}
@@ -182,17 +182,17 @@ SWAPS = [
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-@pytest.mark.parametrize("spelt", NAMINGS)
+@pytest.mark.parametrize("key_naming", NAMINGS)
 @pytest.mark.parametrize(("model", "diffusers", "original", "swaps"), SWAPS)
 def test_t18_swap_turns_output_rows_only(
-    model: str, diffusers: str, original: str, swaps: bool, spelt: str, naming: str
+    model: str, diffusers: str, original: str, swaps: bool, key_naming: str, naming: str
 ) -> None:
     """... of the factors, the bias and an output-axis magnitude, and only between the two namings."""
     base, name = small(model, naming), diffusers if naming == "diffusers" else original
-    module = f"diffusion_model.{diffusers if spelt == 'diffusers' else original}"
+    module = f"diffusion_model.{diffusers if key_naming == 'diffusers' else original}"
     out, into = base[f"{name}.weight"].shape
     pair, bias, magnitude = lora(module, out, into, alpha=2.0), random(1, out), random(2, out, 1)
-    turn = halves if swaps and spelt != naming else (lambda rows: rows)
+    turn = halves if swaps and key_naming != naming else (lambda rows: rows)
     delta = 2 / 3 * product(pair)
     changes = base.changes(pair | {f"{module}.diff_b": bias})
     close(changes[f"{name}.weight"], turn(delta))
@@ -251,8 +251,8 @@ def test_t19_text_encoders_by_content_not_by_number(base: str, prefix: str, home
 
 @pytest.mark.parametrize("into", [768, 1280])
 def test_t19_an_unnumbered_encoder_of_sdxl_is_told_by_its_width(into: int) -> None:
-    found = places("sdxl", "diffusers", lora(f"lora_te_{CLIP.replace('.', '_')}", 4 * into, into, empty=True))
-    assert set(found) == {f"te{1 if into == 768 else 2}:{CLIP}"}
+    result = places("sdxl", "diffusers", lora(f"lora_te_{CLIP.replace('.', '_')}", 4 * into, into, empty=True))
+    assert set(result) == {f"te{1 if into == 768 else 2}:{CLIP}"}
 
 
 @pytest.mark.parametrize("leaf", ["wi_0", "wi_1", "wo"])
@@ -328,17 +328,17 @@ def test_t31_only_the_input_layer_is_widened() -> None:
     assert (finding.expected, finding.got) == ((8, 8), (8, 12))
 
 
-def assert_duplicate(base: Base, kept: dict[str, Tensor], twice: dict[str, Tensor]) -> None:
+def assert_duplicate(base: Base, used_pair: dict[str, Tensor], twice: dict[str, Tensor]) -> None:
     """Whichever comes first in the file, one of the two is used, whole, and the other is reported."""
-    alone = base.changes(kept)
-    for tensors in (kept | twice, twice | kept):
+    one_pair = base.changes(used_pair)
+    for tensors in (used_pair | twice, twice | used_pair):
         plan = base.plan(tensors, strict=False)
         assert {key for finding in plan.report.duplicates for key in finding.keys} == set(twice)
-        assert {key for p in plan.placements for key in p.keys} == set(kept)
-        assert plan.report.placed == len(kept)
+        assert {key for p in plan.placements for key in p.keys} == set(used_pair)
+        assert plan.report.placed == len(used_pair)
         changes = base.changes(tensors, strict=False)
-        assert set(changes) == set(alone)
-        assert all(torch.equal(changes[name], alone[name]) for name in alone)
+        assert set(changes) == set(one_pair)
+        assert all(torch.equal(changes[name], one_pair[name]) for name in one_pair)
         with pytest.raises(TargetError, match="duplicates"):
             base.plan(tensors)
 
@@ -368,11 +368,11 @@ def test_t33_one_layer_under_two_spellings(one: tuple[str, str], other: tuple[st
     pairs = [lora(module, 640, 640, spelling=spelling, seed=n) for n, (module, spelling) in enumerate((one, other))]
     plan = base.plan(pairs[0] | pairs[1], strict=False)
     used = {key for placement in plan.placements for key in placement.keys}
-    kept, twice = pairs if used == set(pairs[0]) else pairs[::-1]
-    assert used == set(kept)
+    used_pair, twice = pairs if used == set(pairs[0]) else pairs[::-1]
+    assert used == set(used_pair)
     assert {key for finding in plan.report.duplicates for key in finding.keys} == set(twice)
     (change,) = base.changes(pairs[0] | pairs[1], strict=False).values()
-    close(change, product(kept))
+    close(change, product(used_pair))
     with pytest.raises(TargetError, match="duplicates"):
         base.plan(pairs[0] | pairs[1])
 
@@ -384,29 +384,29 @@ def test_t41_wan_exchanges_norm2_and_norm3() -> None:
         changes = known("wan2.1-t2v-14b", naming).changes(native)
         close(changes[f"{name}.weight"], numbers(native[f"{block}.norm3.diff"]))
         close(changes[f"{name}.bias"], numbers(native[f"{block}.norm3.diff_b"]))
-    renamed = {key.replace("norm3", "norm2"): found for key, found in native.items()}
+    renamed = {key.replace("norm3", "norm2"): result for key, result in native.items()}
     assert {p.tensor for p in known("wan2.1-t2v-14b", "original").plan(renamed).placements} == {
         f"{UNET}blocks.2.norm3.weight", f"{UNET}blocks.2.norm3.bias",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("spelt", NAMINGS)
+@pytest.mark.parametrize("key_naming", NAMINGS)
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t41_where_both_norms_exist_the_other_names_decide(naming: str, spelt: str) -> None:
+def test_t41_where_both_norms_exist_the_other_names_decide(naming: str, key_naming: str) -> None:
     leaves = {"diffusers": ("attn1.to_q", "attn1.to_k"), "original": ("self_attn.q", "self_attn.k")}
     shapes = {f"blocks.0.{leaf}.weight": (8, 8) for leaf in leaves[naming]}
     base = torch_base(shapes | {f"blocks.0.{norm}.weight": (8,) for norm in ("norm2", "norm3")})
     norms = {f"diffusion_model.blocks.0.norm{n}.diff": random(n, 8) for n in (2, 3)}
-    changes = base.changes(lora(f"diffusion_model.blocks.0.{leaves[spelt][0]}", 8, 8) | norms)
+    changes = base.changes(lora(f"diffusion_model.blocks.0.{leaves[key_naming][0]}", 8, 8) | norms)
     for n in (2, 3):
-        there = n if naming == spelt else 5 - n
+        there = n if naming == key_naming else 5 - n
         close(changes[f"blocks.0.norm{there}.weight"], numbers(norms[f"diffusion_model.blocks.0.norm{n}.diff"]))
 
 
 def test_t42_lumina_fuses_unequal_parts() -> None:
     fused = lora("lora_unet_layers_3_attention_qkv", 3840, 2304, empty=True)
-    found = places("lumina2", "diffusers", fused)
-    rows = {name.rpartition("_")[2]: placement.source for name, placement in found.items()}
+    result = places("lumina2", "diffusers", fused)
+    rows = {name.rpartition("_")[2]: placement.source for name, placement in result.items()}
     assert rows == {"q": (0, 2304), "k": (2304, 768), "v": (3072, 768)}
     for leaf, place in rows.items():
         split = lora(f"transformer.layers.3.attn.to_{leaf}", place[1], 2304, spelling="peft", empty=True)
@@ -475,8 +475,8 @@ def test_t46_clip_names_with_and_without_text_model(root: str) -> None:
         out, into = shape_of(base, f"{component}:text_model.{name}")
         for module in (f"text_encoder{'_2' if component == 'te2' else ''}.{root}{name}",
                        f"lora_{component}_{root}{name}".replace(".", "_")):  # fmt: skip
-            found = places(base, "diffusers", lora(module, out, into, empty=True))
-            assert set(found) == {f"{component}:text_model.{name}"}
+            result = places(base, "diffusers", lora(module, out, into, empty=True))
+            assert set(result) == {f"{component}:text_model.{name}"}
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_t32_wrappers_are_stripped_until_none_is_left(base: str, module: str, ho
 @pytest.mark.parametrize("prefix", ["lora_unet_", "lora_unet__", "lora_unet_unet_"])
 def test_t32_doubled_prefixes_and_flattened_suffixes(prefix: str) -> None:
     flat = prefix + ATTENTION.replace(".", "_")
-    pair = {key.replace(f"{flat}.", f"{flat}_"): found for key, found in lora(flat, 640, 640).items()}
+    pair = {key.replace(f"{flat}.", f"{flat}_"): item for key, item in lora(flat, 640, 640).items()}
     assert f"{flat}_lora_down.weight" in pair
     close(known("sdxl").changes(pair)[f"{ATTENTION}.weight"], product(pair))
 
@@ -77,7 +77,7 @@ def test_t34_adapter_names_in_the_keys() -> None:
 
 def test_t34_two_names_are_two_adapters() -> None:
     pairs = {
-        name: {key.replace("default", name): found for key, found in lora("net.proj", 6, 5, spelling="named", seed=n).items()}
+        name: {key.replace("default", name): item for key, item in lora("net.proj", 6, 5, spelling="named", seed=n).items()}
         for n, name in enumerate(("first", "second"))
     }  # fmt: skip
     both = pairs["first"] | pairs["second"]
@@ -144,22 +144,22 @@ def saved_by_peft(path: Path, **options: object) -> tuple[Base, dict[str, torch.
 
     torch.manual_seed(0)
     net = Net()
-    before = {name: found.detach().clone().double() for name, found in net.state_dict().items()}
+    before = {name: item.detach().clone().double() for name, item in net.state_dict().items()}
     config = peft.LoraConfig(r=3, lora_alpha=2, init_lora_weights=False, **options)  # type: ignore[arg-type]
     wrapped = peft.get_peft_model(net, config)
     with torch.no_grad():
-        for found in wrapped.parameters():
-            if found.requires_grad:
-                found.add_(torch.randn_like(found))
+        for item in wrapped.parameters():
+            if item.requires_grad:
+                item.add_(torch.randn_like(item))
     wrapped.save_pretrained(path)
-    merged = {name: found.double() for name, found in wrapped.merge_and_unload().state_dict().items()}
-    return Base(index_from_names({name: tuple(found.shape) for name, found in before.items()}), before), merged
+    merged = {name: item.double() for name, item in wrapped.merge_and_unload().state_dict().items()}
+    return Base(index_from_names({name: tuple(item.shape) for name, item in before.items()}), before), merged
 
 
 def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor]) -> set[str]:
     """Every tensor PEFT changed is changed alike; all others are left alone."""
     merged = base.merged(inweave.load(path))
-    touched = {name for name, found in expected.items() if not torch.allclose(found, base[name], atol=1e-6)}
+    touched = {name for name, item in expected.items() if not torch.allclose(item, base[name], atol=1e-6)}
     assert touched == set(merged)
     for name in touched:
         close(merged[name], expected[name], 2e-6)
@@ -170,8 +170,8 @@ def assert_merges_alike(path: Path, base: Base, expected: dict[str, torch.Tensor
 def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"], bias=bias)
     touched = assert_merges_alike(tmp_path, base, expected)
-    wanted = {"lin.weight", "head.weight", "head.bias"} | ({"lin.bias"} if bias != "none" else set())
-    assert touched == wanted | ({"norm.bias", "wide.bias", "even.bias"} if bias == "all" else set())
+    expected_names = {"lin.weight", "head.weight", "head.bias"} | ({"lin.bias"} if bias != "none" else set())
+    assert touched == expected_names | ({"norm.bias", "wide.bias", "even.bias"} if bias == "all" else set())
     saved = [e for e in inweave.load(tmp_path) if e.ref.name == "head"]
     assert all(isinstance(e.factors, Full) and e.factors.mode == "set" for e in saved)
     half = base.merged(inweave.load(tmp_path), 0.5)
@@ -180,8 +180,8 @@ def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> No
 
 def test_t44_a_saved_head_the_base_does_not_have_is_brought_along(tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"])
-    headless = {name: found for name, found in base.given.items() if not name.startswith("head.")}
-    bare = Base(index_from_names({name: tuple(found.shape) for name, found in headless.items()}), headless)
+    headless = {name: item for name, item in base.weights.items() if not name.startswith("head.")}
+    bare = Base(index_from_names({name: tuple(item.shape) for name, item in headless.items()}), headless)
     plan = bare.plan(inweave.load(tmp_path))
     assert {p.tensor for p in plan.placements if p.creates} == {"head.weight", "head.bias"}
     close(bare.merged(inweave.load(tmp_path))["head.weight"], expected["head.weight"], 2e-6)
@@ -249,18 +249,18 @@ def test_t50_split_tensors_are_written_apart(tmp_path: Path) -> None:
     source = lora(qkv, 9216, 3072, 2, alpha=1.0, dtype="F16") | lora(linear1, 21504, 3072, 2, alpha=1.0, dtype="F16")
     out = tmp_path / "out.safetensors"
     inweave.convert(write(tmp_path / "in.safetensors", source), out, to="diffusers", base="flux1-dev")
-    found = load_file(out)
+    item = load_file(out)
     with safe_open(out, "pt") as opened:
-        assert set(opened.keys()) == set(found)
-    assert len(found) == 14
-    assert len({value.data_ptr() for value in found.values()}) == 14
-    save_file(found, tmp_path / "again.safetensors")
+        assert set(opened.keys()) == set(item)
+    assert len(item) == 14
+    assert len({value.data_ptr() for value in item.values()}) == 14
+    save_file(item, tmp_path / "again.safetensors")
     parts = {"to_q": 0, "to_k": 3072, "to_v": 6144}
     for block, module in (("transformer_blocks", qkv), ("single_transformer_blocks", linear1)):
         for leaf, start in parts.items():
             name = f"transformer.{block}.0.attn.{leaf}"
-            assert torch.equal(found[f"{name}.lora_A.weight"].double(), numbers(source[f"{module}.lora_down.weight"]))
+            assert torch.equal(item[f"{name}.lora_A.weight"].double(), numbers(source[f"{module}.lora_down.weight"]))
             up = numbers(source[f"{module}.lora_up.weight"])[start : start + 3072]
-            assert torch.equal(found[f"{name}.lora_B.weight"].double(), up)
-    mlp = found["transformer.single_transformer_blocks.0.proj_mlp.lora_B.weight"]
+            assert torch.equal(item[f"{name}.lora_B.weight"].double(), up)
+    mlp = item["transformer.single_transformer_blocks.0.proj_mlp.lora_B.weight"]
     assert torch.equal(mlp.double(), numbers(source[f"{linear1}.lora_up.weight"])[9216:])

@@ -78,7 +78,7 @@ def test_t03_alpha_zero_of_a_rotation_is_no_constraint() -> None:
 
 
 @pytest.mark.parametrize("name", ["lycoris_lora_linear_rslora", "lycoris_glora_linear_rslora", "lycoris_glora_linear"])
-def test_t04_rank_stabilised_as_each_library_saves_it(name: str) -> None:
+def test_t04_rs_lora_as_each_library_saves_it(name: str) -> None:
     """LyCORIS folds it into the saved alpha, except for GLoRA."""
     adapter, base, expected = golden(name)
     close(base.merged(adapter)["test.weight"], expected["test.weight"], 3e-6)
@@ -93,9 +93,9 @@ def test_t04_peft_divides_by_the_root_of_the_rank() -> None:
 
 
 def lokr(alpha: float) -> tuple[dict[str, Tensor], torch.Tensor]:
-    found = {"lora_unet_net_proj.lokr_w1": random(1, 2, 5), "lora_unet_net_proj.lokr_w2": random(2, 3, 1)}
-    expected = torch.kron(*map(numbers, found.values()))
-    return found | {"lora_unet_net_proj.alpha": tensor(alpha)}, expected
+    value = {"lora_unet_net_proj.lokr_w1": random(1, 2, 5), "lora_unet_net_proj.lokr_w2": random(2, 3, 1)}
+    expected = torch.kron(*map(numbers, value.values()))
+    return value | {"lora_unet_net_proj.alpha": tensor(alpha)}, expected
 
 
 @pytest.mark.parametrize(("dim", "scale"), [(None, 1.0), ("2", 1.0), ("8", 0.25)])
@@ -117,7 +117,7 @@ def test_t05_peft_scales_full_lokr_all_the_same(name: str) -> None:
 def test_t06_tucker_lokr_takes_its_rank_from_w2_b() -> None:
     core, a, b, left = random(1, 2, 2, 3, 3), random(2, 2, 3), random(3, 2, 4), random(4, 2, 1)
     tensors = dict(zip(("lokr_t2", "lokr_w2_a", "lokr_w2_b", "lokr_w1"), (core, a, b, left), strict=True))
-    tensors = {f"lora_unet_net_conv.{role}": found for role, found in tensors.items()}
+    tensors = {f"lora_unet_net_conv.{role}": value for role, value in tensors.items()}
     right = torch.einsum("abhw,ao,bi->oihw", numbers(core), numbers(a), numbers(b))
     expected = torch.einsum("pq,oihw->poqihw", numbers(left), right).reshape(6, 4, 3, 3)
     change = of(CONV, tensors | {"lora_unet_net_conv.alpha": tensor(5.0)}, CONVOLVED)
@@ -128,7 +128,7 @@ def test_t07_tucker_loha_is_stored_transposed() -> None:
     one = {"t1": random(1, 5, 5, 3, 3), "w1_a": random(2, 5, 6), "w1_b": random(3, 5, 4)}
     two = {"t2": random(4, 5, 5, 3, 3), "w2_a": random(5, 5, 6), "w2_b": random(6, 5, 4)}
     left, right = (torch.einsum("abhw,ao,bi->oihw", *map(numbers, part.values())) for part in (one, two))
-    tensors = {f"lora_unet_net_conv.hada_{role}": found for role, found in (one | two).items()}
+    tensors = {f"lora_unet_net_conv.hada_{role}": value for role, value in (one | two).items()}
     change = of(CONV, tensors | {"lora_unet_net_conv.alpha": tensor(2.0)}, CONVOLVED)
     close(change, 2 / 5 * left * right)
 
@@ -137,7 +137,7 @@ def test_t08_loha_stored_as_convolutions() -> None:
     shapes = {"w1_a": (6, 2, 1, 1), "w1_b": (2, 4, 3, 3), "w2_a": (6, 2, 1, 1), "w2_b": (2, 4, 3, 3)}
     parts = {role: random(seed, *shape) for seed, (role, shape) in enumerate(shapes.items())}
     a, b, c, d = (numbers(part).flatten(1) for part in parts.values())
-    tensors = {f"lora_unet_net_conv.hada_{role}": found for role, found in parts.items()}
+    tensors = {f"lora_unet_net_conv.hada_{role}": value for role, value in parts.items()}
     change = of(CONV, tensors | {"lora_unet_net_conv.alpha": tensor(3.0)}, CONVOLVED)
     close(change, 3 / 2 * ((a @ b) * (c @ d)).reshape(6, 4, 3, 3))
 
@@ -153,11 +153,11 @@ def test_t09_april_2023_lokr_spreads_the_kernel_over_both_factors(naming: str) -
 def decomposed(weight: torch.Tensor, change: torch.Tensor, magnitude: torch.Tensor, axis: int) -> torch.Tensor:
     """V * magnitude / |V|, V = W + delta, one norm for every index of ``axis``."""
     changed = weight + change
-    found = changed.clone()
+    value = changed.clone()
     for n in range(changed.shape[axis]):
         part = changed.select(axis, n)
-        found.select(axis, n).copy_(part / part.pow(2).sum().sqrt() * magnitude.flatten()[n])
-    return found
+        value.select(axis, n).copy_(part / part.pow(2).sum().sqrt() * magnitude.flatten()[n])
+    return value
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def rotation(blocks: torch.Tensor, limit: float, strength: float = 1.0) -> torch
 def test_t25_oft_constraint_grows_with_the_outputs_and_strength_counts_once(alpha: float, strength: float) -> None:
     blocks, rescale = random(1, 2, 3, 3), random(2, 6, 1)
     tensors = {"oft_blocks": blocks, "rescale": rescale, "alpha": tensor(alpha)}
-    change = BASE.merged({f"lora_unet_net_proj.{role}": found for role, found in tensors.items()}, strength)[PROJ]
+    change = BASE.merged({f"lora_unet_net_proj.{role}": value for role, value in tensors.items()}, strength)[PROJ]
     limit = float(torch.tensor(alpha)) * 6
     assert (limit < (numbers(blocks) - numbers(blocks).mT).norm()) == (alpha < 1)
     close(change, numbers(rescale) * (rotation(numbers(blocks), limit, strength) @ BASE[PROJ]))
@@ -341,7 +341,7 @@ def test_t29_the_sparse_bias_is_a_residual_of_the_weight() -> None:
     pair = lora("lora_unet_net_conv", 6, 4, kernel=(3, 3), alpha=2.0)
     places, values = torch.tensor([[0, 2, 5], [1, 35, 7]]), random(3, 3)
     residual = {"bias_indices": pack(places), "bias_values": values, "bias_size": pack(torch.tensor([6, 36]))}
-    tensors = pair | {f"lora_unet_net_conv.{role}": found for role, found in residual.items()}
+    tensors = pair | {f"lora_unet_net_conv.{role}": value for role, value in residual.items()}
     dense = torch.zeros(6, 36, dtype=torch.float64)
     dense[places[0], places[1]] = numbers(values)
     changes = CONV.changes(tensors)
@@ -413,7 +413,7 @@ def test_t38_fp8_tensors_are_widened_before_any_arithmetic(dtype: torch.dtype) -
     )
     names = ("lora_down.weight", "lora_up.weight", "alpha")
     stored = (pack(down), pack(up), pack(torch.tensor(3.0).to(dtype)))
-    tensors = {f"lora_unet_net_proj.{name}": found for name, found in zip(names, stored, strict=True)}
+    tensors = {f"lora_unet_net_proj.{name}": value for name, value in zip(names, stored, strict=True)}
     close(of(BASE, tensors), 0.75 * up.double() @ down.double())
 
 
@@ -443,11 +443,11 @@ def test_t39_converting_never_folds_alpha(dialect: str, tmp_path: Path) -> None:
     assert entry.factors.scale == 3 / 16
     close(1e6 * known("sd1.5").changes(again)[f"{SMALL}.weight"], 1e6 * 3 / 16 * product(source))
     if dialect == "diffusers":
-        said = json.loads(again.metadata["lora_adapter_metadata"])
-        assert (said["unet.lora_alpha"], said["unet.r"]) == (3, 16)
+        saved_config = json.loads(again.metadata["lora_adapter_metadata"])
+        assert (saved_config["unet.lora_alpha"], saved_config["unet.r"]) == (3, 16)
     if dialect == "peft":
-        said = json.loads((out / "adapter_config.json").read_text())
-        assert (said["lora_alpha"], said["r"]) == (3, 16)
+        saved_config = json.loads((out / "adapter_config.json").read_text())
+        assert (saved_config["lora_alpha"], saved_config["r"]) == (3, 16)
 
 
 def test_t39_a_dialect_without_scaling_refuses(tmp_path: Path) -> None:

@@ -94,11 +94,11 @@ class Base:
     """A model with random weights, made when they are first looked at, or with given ones."""
 
     index: ModelIndex
-    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name in self.given:
-            return self.given[name]
+        if name in self.weights:
+            return self.weights[name]
         shape = next(c.tensors[name] for c in self.index if name in c.tensors)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         return torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -126,9 +126,9 @@ class Base:
         return {name: after - self[name] for name, after in self.merged(adapter, strength, strict=strict).items()}
 
     def _zeros(self, placement: Placement) -> torch.Tensor:
-        beside = placement.tensor.removesuffix("bias") + "weight"
-        shapes = next((c.tensors for c in self.index if beside in c.tensors), {})
-        shape = shapes[beside][:1] if beside in shapes else placement.shape
+        weight_name = placement.tensor.removesuffix("bias") + "weight"
+        shapes = next((c.tensors for c in self.index if weight_name in c.tensors), {})
+        shape = shapes[weight_name][:1] if weight_name in shapes else placement.shape
         return torch.zeros(shape, dtype=torch.float64)
 
     def _change(self, placement: Placement, before: torch.Tensor, strength: float) -> torch.Tensor:
@@ -141,11 +141,11 @@ class Base:
             room = torch.zeros(factors.shape()[0], *seen.shape[1:], dtype=seen.dtype)
             room[start : start + length] = seen
             seen = room
-        found = change(factors, padded(seen, placement.widen), strength)
-        if placement.source and found.shape[0] != placement.source[1]:
-            found = found[placement.source[0] : sum(placement.source)]
-        found = halves(found) if placement.swap else found
-        return found.T if placement.transpose else found
+        delta = change(factors, padded(seen, placement.widen), strength)
+        if placement.source and delta.shape[0] != placement.source[1]:
+            delta = delta[placement.source[0] : sum(placement.source)]
+        delta = halves(delta) if placement.swap else delta
+        return delta.T if placement.transpose else delta
 
 
 def _forth(tensor: torch.Tensor, rows: Rows | None, swap: bool, transpose: bool) -> torch.Tensor:
@@ -165,15 +165,15 @@ def small(name: str, naming: str = "diffusers") -> Base:
     shapes = {key.removeprefix(component.prefix): shape for key, shape in component.tensors.items()}
     last: dict[str, int] = {}
     for key in shapes:
-        if found := _BLOCK.search(key):
-            stack = key[: found.start(1)]
-            last[stack] = max(last.get(stack, 0), int(found[1]))
-    kept = {
+        if block := _BLOCK.search(key):
+            stack = key[: block.start(1)]
+            last[stack] = max(last.get(stack, 0), int(block[1]))
+    ends = {
         key: tuple(_SIZES[name].get(size, size) for size in shape)
         for key, shape in shapes.items()
-        if not (found := _BLOCK.search(key)) or int(found[1]) in (0, last[key[: found.start(1)]])
+        if not (block := _BLOCK.search(key)) or int(block[1]) in (0, last[key[: block.start(1)]])
     }
-    return Base(index_from_names(kept))
+    return Base(index_from_names(ends))
 
 
 def torch_base(shapes: Mapping[str, Sequence[int]]) -> Base:
@@ -189,10 +189,10 @@ def shape_of(base: str, name: str) -> tuple[int, ...]:
 
 def places(base: str, naming: str, adapter: Adapter | Mapping[str, Tensor]) -> dict[str, Placement]:
     """component:module -> what its weight receives, for an adapter that has to fit without rest."""
-    found = known(base, naming).plan(adapter).placements
-    placed = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in found}
-    assert len(placed) == len(found)
-    return placed
+    placements = known(base, naming).plan(adapter).placements
+    by_place = {f"{p.component}:{p.tensor.removesuffix('.weight')}": p for p in placements}
+    assert len(by_place) == len(placements)
+    return by_place
 
 
 def lands(base: str, module: str, diffusers: str | Sequence[str], original: str | None = None, rows: Rows | None = None,
@@ -223,12 +223,12 @@ def golden(name: str, strength: float = 1.0) -> tuple[Adapter, Base, dict[str, t
     container = open_container(DATA / "golden" / f"{name}.safetensors")
     metadata, stored = container.metadata, container.tensors
     module = "" if name.startswith("peft") else "test."
-    keys = {key: found for key, found in stored.items() if not key.startswith(("base.", "expected_"))}
+    keys = {key: item for key, item in stored.items() if not key.startswith(("base.", "expected_"))}
     start = f"expected_{strength}."
-    base = {module + key[5:]: numbers(found) for key, found in stored.items() if key.startswith("base.")}
-    merged = {module + key[len(start) :]: numbers(found) for key, found in stored.items() if key.startswith(start)}
+    base = {module + key[5:]: numbers(item) for key, item in stored.items() if key.startswith("base.")}
+    merged = {module + key[len(start) :]: numbers(item) for key, item in stored.items() if key.startswith(start)}
     config = json.loads(metadata["adapter_config"]) if "adapter_config" in metadata else None
-    index = index_from_names({key: tuple(found.shape) for key, found in base.items()})
+    index = index_from_names({key: tuple(item.shape) for key, item in base.items()})
     return read(keys, {"ss_network_args": metadata.get("kwargs", "")}, config), Base(index, base), merged
 
 

@@ -37,7 +37,7 @@ def options(count: int, lr: torch.Tensor, ok: torch.Tensor) -> dict[str, object]
 
 
 def gaps(codes: torch.Tensor, signed: bool) -> torch.Tensor:
-    """The wider of the two distances to a code's neighbours."""
+    """The wider of the two distances to a code's neighbors."""
     steps = code_book(signed, CUDA).diff()
     return torch.maximum(steps[codes.int().clamp_max(254)], steps[(codes.int() - 1).clamp_min(0)])
 
@@ -81,14 +81,14 @@ def test_the_shape_of_the_launch_changes_no_bit(rows: int, warps: int, coarse: i
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64, torch.float32])
 def test_not_ok_changes_no_bit(dtype: torch.dtype) -> None:
-    held = [wide(5000, 0), *fresh(5000, CUDA)]
+    state = [wide(5000, 0), *fresh(5000, CUDA)]
     kernel.step(
-        held[0], wide(5000, 1), *held[1:], **options(1, torch.tensor(1e-2, device=CUDA), torch.ones((), device=CUDA))
+        state[0], wide(5000, 1), *state[1:], **options(1, torch.tensor(1e-2, device=CUDA), torch.ones((), device=CUDA))
     )
-    kept = [tensor.clone() for tensor in held]
+    before = [tensor.clone() for tensor in state]
     chosen = options(2, torch.tensor(1e-2, device=CUDA), torch.zeros((), dtype=dtype, device=CUDA))
-    kernel.step(held[0], torch.full((5000,), float("nan"), device=CUDA), *held[1:], **chosen)
-    assert all(torch.equal(a, b) for a, b in zip(held, kept, strict=True))
+    kernel.step(state[0], torch.full((5000,), float("nan"), device=CUDA), *state[1:], **chosen)
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
 
 
 class Run:
@@ -97,8 +97,8 @@ class Run:
     def __init__(self, name: str) -> None:
         made = torch.Generator(CUDA).manual_seed(0)
         shapes = {"a": (640, 32), "b": (32, 1280), "c": (77,)}
-        named = {n: nn.Parameter(torch.randn(s, generator=made, device=CUDA)) for n, s in shapes.items()}
-        self.flat = FlatParameters(named, {"b": 16.0})
+        parameters = {n: nn.Parameter(torch.randn(s, generator=made, device=CUDA)) for n, s in shapes.items()}
+        self.flat = FlatParameters(parameters, {"b": 16.0})
         self.optimizer = make_optimizer(name, self.flat, weight_decay=0.1)
         self.ema, self.scaler = Ema(self.flat, 0.99), LossScaler(CUDA, interval=2)
         self.lr = torch.tensor(1e-3, device=CUDA)

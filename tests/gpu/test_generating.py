@@ -17,14 +17,14 @@ import numpy as np  # noqa: E402
 import inweave  # noqa: E402
 
 
-def drawn(device: str, dtype: str, **more: Any) -> np.ndarray[Any, Any]:
+def generated(device: str, dtype: str, **more: Any) -> np.ndarray[Any, Any]:
     pipe = inweave.pipeline("inweave/emoji", device=device, dtype=dtype)
-    found = pipe("a red apple", seed=7, steps=8, **more)
-    return np.asarray(found.images[0], dtype=np.float32)
+    result = pipe("a red apple", seed=7, steps=8, **more)
+    return np.asarray(result.images[0], dtype=np.float32)
 
 
 @pytest.mark.parametrize("loras", [[], ["pixel:0.8", "ink:0.4"]])
-def test_a_picture_is_the_cpus(loras: list[str]) -> None:
-    on_cpu = drawn("cpu", "fp32", loras=loras)
-    assert np.abs(drawn("cuda", "fp32", loras=loras) - on_cpu).mean() < 1.0
-    assert np.abs(drawn("cuda", "bf16", loras=loras) - on_cpu).mean() < 12.0
+def test_an_image_equals_the_cpus(loras: list[str]) -> None:
+    on_cpu = generated("cpu", "fp32", loras=loras)
+    assert np.abs(generated("cuda", "fp32", loras=loras) - on_cpu).mean() < 1.0
+    assert np.abs(generated("cuda", "bf16", loras=loras) - on_cpu).mean() < 12.0

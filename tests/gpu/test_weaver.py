@@ -102,7 +102,7 @@ def test_a_captured_graph_sees_the_new_weights() -> None:
     assert torch.equal(y, plain)
 
 
-def test_nan_is_found_on_the_device_before_anything_is_written(tmp_path: Path) -> None:
+def test_nan_is_detected_on_the_device_before_anything_is_written(tmp_path: Path) -> None:
     net = Net(torch.bfloat16)
     before = copies(net)
     made = lora(net, 1)
@@ -113,7 +113,7 @@ def test_nan_is_found_on_the_device_before_anything_is_written(tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-def test_memory_that_runs_out_is_said_and_nothing_is_left_half_merged() -> None:
+def test_out_of_memory_is_reported_and_nothing_is_left_half_merged() -> None:
     net = Net(torch.float32)
     before = copies(net)
     weaver = Weaver(net, keep="device")
@@ -145,11 +145,11 @@ def test_weights_read_while_the_stack_is_resolved_end_up_the_same(kinds: str) ->
 
         reads = 0
 
-        def get(self, name: str, **wanted: object) -> torch.Tensor:  # type: ignore[override]
+        def get(self, name: str, **options: object) -> torch.Tensor:  # type: ignore[override]
             Slow.reads += 1
             if Slow.reads == 3:
                 pending.set_result(plans)
-            return super().get(name, **wanted)  # type: ignore[arg-type]
+            return super().get(name, **options)  # type: ignore[arg-type]
 
     late, whole = Net(torch.float16), Net(torch.float16)
     build(late, MergedSource(Slow(stored), pending), device="cuda")  # type: ignore[arg-type]

@@ -200,7 +200,7 @@ def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     layer = case.layer
     weight = (layer.weight.T if layer.transposed else layer.weight).detach()
     plain = applied(layer, case.x, weight)
-    beside, added = with_bias(layer, plain), weight.clone()
+    separate, added = with_bias(layer, plain), weight.clone()
     for name in layer.active:
         branch, strength = layer.branch(name), layer.strengths[name]
         delta = branch.scale * product_of(branch, weight.dtype).reshape(weight.shape)
@@ -211,9 +211,9 @@ def textbook(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
             delta = factor.reshape(-1, *[1] * (weight.dim() - 1)) * turned - weight
             factor = layer.kind.along_outputs(layer.base, factor)
             product = (factor - 1) * plain + factor * product
-        beside = beside + strength * product
+        separate = separate + strength * product
         added = added + strength * delta
-    return beside, with_bias(layer, applied(layer, case.x, added))
+    return separate, with_bias(layer, applied(layer, case.x, added))
 
 
 def error(got: torch.Tensor, exact: torch.Tensor) -> float:
@@ -420,13 +420,13 @@ class Steps:
         ]  # fmt: skip
         for _ in range(count):
             merged = [layer.merged for layer in lora_layers(self.model).values()]
-            held = base_bits(self.model) if any(merged) else self.before
+            expected_bits = base_bits(self.model) if any(merged) else self.before
             try:
                 self.random.choice(acts)()
                 self.done += 1
             except MergeStateError:
                 self.refused += 1
-                assert base_bits(self.model) == held
+                assert base_bits(self.model) == expected_bits
                 assert [layer.merged for layer in lora_layers(self.model).values()] == merged
             if not any(layer.merged for layer in lora_layers(self.model).values()):
                 assert base_bits(self.model) == self.before
@@ -464,8 +464,8 @@ def test_trained_base_weights_come_back_as_they_were_trained(chosen: list[str]) 
         for layer in lora_layers(model).values():
             layer.branch("default").up.fill_(0.5)
             layer.branch("default").down.fill_(0.25)
-    held = base_bits(model)
+    expected_bits = base_bits(model)
     merge(model)
-    assert base_bits(model) != held
+    assert base_bits(model) != expected_bits
     unmerge(model)
-    assert base_bits(model) == held and names == [f"{chosen[0]}.weight"]
+    assert base_bits(model) == expected_bits and names == [f"{chosen[0]}.weight"]

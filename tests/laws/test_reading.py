@@ -34,7 +34,7 @@ RELAXED = settings(deadline=None, max_examples=sized(15, 60), suppress_health_ch
 
 @st.composite
 def adapters(draw: st.DrawFn, *, plain: bool = False) -> tuple[str, dict[str, Tensor]]:
-    """(base, kohya- or diffusers-spelt tensors) of a few random modules of a random base."""
+    """(base, kohya- or diffusers-named tensors) of a few random modules of a random base."""
     base = draw(st.sampled_from(BASES))
     dotted = draw(st.booleans())
     index = known_index(base)
@@ -44,7 +44,7 @@ def adapters(draw: st.DrawFn, *, plain: bool = False) -> tuple[str, dict[str, Te
     with_alpha = draw(st.booleans())
     dtype = draw(st.sampled_from(["F32", "F16", "BF16"]))
     seed = draw(st.integers(0, 1000))
-    found: dict[str, Tensor] = {}
+    tensors_by_key: dict[str, Tensor] = {}
     for number, module in enumerate(chosen):
         shape = _shape(unet, module, dotted)
         rank = draw(st.integers(1, 4))
@@ -59,8 +59,8 @@ def adapters(draw: st.DrawFn, *, plain: bool = False) -> tuple[str, dict[str, Te
             tensors["alpha"] = tensor(
                 float(draw(st.sampled_from([1, 2, 4, 0.5]))) if kind != "lora" else 2.0 * rank, dtype
             )
-        found |= {f"{name}.{suffix}": value for suffix, value in tensors.items()}
-    return base, found
+        tensors_by_key |= {f"{name}.{suffix}": value for suffix, value in tensors.items()}
+    return base, tensors_by_key
 
 
 def _names(unet: Component, base: str, dotted: bool) -> set[str]:
@@ -98,10 +98,10 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
                 "lokr_w2_b": random(seed + 2, rank, flat // 2, dtype=dtype)}  # fmt: skip
     if kind == "diff":
         return {"diff": random(seed, *shape, dtype=dtype)}
-    found = {"lora_down.weight": down, "lora_up.weight": up}
+    tensors_by_key = {"lora_down.weight": down, "lora_up.weight": up}
     if kind == "dora":
-        found["dora_scale"] = random(seed + 5, out, 1, *tail, dtype=dtype)
-    return found
+        tensors_by_key["dora_scale"] = random(seed + 5, out, 1, *tail, dtype=dtype)
+    return tensors_by_key
 
 
 @pytest.mark.parametrize("dialect", list(WRITERS))
@@ -136,7 +136,7 @@ def test_resolve_does_not_depend_on_the_order_of_keys(made: tuple[str, dict[str,
     stdlib_random.Random(seed).shuffle(shuffled)
     for naming in ("diffusers", "original"):
         index = known_index(base, naming)
-        one, two = (resolve(read(found), index) for found in (tensors, dict(shuffled)))
+        one, two = (resolve(read(tensors_by_key), index) for tensors_by_key in (tensors, dict(shuffled)))
         assert _places(one) == _places(two)
         assert one.report.placed == two.report.placed == len(tensors)
 

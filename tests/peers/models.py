@@ -63,25 +63,25 @@ def index_of(**networks: torch.nn.Module) -> ModelIndex:
 
 
 def random_lora(
-    prefix: str, module: torch.nn.Module, wanted: Callable[[str], bool], *, alpha: float | None, dtype: str = "F32",
+    prefix: str, module: torch.nn.Module, select: Callable[[str], bool], *, alpha: float | None, dtype: str = "F32",
     ranks: tuple[int, ...] = (4,), vary: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
     """LoRA pairs in diffusers' spelling for every Linear and Conv2d that is wanted."""
     rng = np.random.default_rng(len(prefix))
-    found: dict[str, Tensor] = {}
+    pairs: dict[str, Tensor] = {}
     layers = [
-        (n, m) for n, m in module.named_modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d) and wanted(n)
+        (n, m) for n, m in module.named_modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d) and select(n)
     ]
     assert layers
     for number, (name, layer) in enumerate(layers):
         rank = ranks[number % len(ranks)]
         shape = tuple(layer.weight.shape)
         tail = (1,) * (len(shape) - 2)
-        found[f"{prefix}{name}.lora_A.weight"] = tensor(rng.standard_normal((rank, *shape[1:])) * 0.2, dtype)
-        found[f"{prefix}{name}.lora_B.weight"] = tensor(rng.standard_normal((shape[0], rank, *tail)) * 0.2, dtype)
+        pairs[f"{prefix}{name}.lora_A.weight"] = tensor(rng.standard_normal((rank, *shape[1:])) * 0.2, dtype)
+        pairs[f"{prefix}{name}.lora_B.weight"] = tensor(rng.standard_normal((shape[0], rank, *tail)) * 0.2, dtype)
         if alpha is not None:
-            found[f"{prefix}{name}.alpha"] = tensor(alpha + (number % 3 if vary else 0), dtype)
-    return found
+            pairs[f"{prefix}{name}.alpha"] = tensor(alpha + (number % 3 if vary else 0), dtype)
+    return pairs
 
 
 def adapter_from(tensors: dict[str, Tensor]) -> Adapter:

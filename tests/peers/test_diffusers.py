@@ -44,13 +44,13 @@ def fuse(module: torch.nn.Module) -> int:
 
 
 @pytest.mark.parametrize("alpha", [None, 2.0])
-@pytest.mark.parametrize("wanted", [attention, everything])
-def test_sd1_kohya(alpha: float | None, wanted, tmp_path: Path) -> None:
+@pytest.mark.parametrize("select", [attention, everything])
+def test_sd1_kohya(alpha: float | None, select, tmp_path: Path) -> None:
     unet, text = models.sd_unet(), models.clip()
     index = models.index_of(unet=unet, te1=text)
-    if wanted is everything:  # diffusers' own kohya reader knows the names of attention and resnets only
-        wanted = lambda name: "time_embedding" not in name and name not in ("conv_in", "conv_out")  # noqa: E731
-    tensors = models.random_lora("unet.", unet, wanted, alpha=alpha)
+    if select is everything:  # diffusers' own kohya reader knows the names of attention and resnets only
+        select = lambda name: "time_embedding" not in name and name not in ("conv_in", "conv_out")  # noqa: E731
+    tensors = models.random_lora("unet.", unet, select, alpha=alpha)
     text_layers = models.random_lora(
         "text_encoder.text_model.", getattr(text, "text_model", text), attention, alpha=alpha
     )
@@ -140,8 +140,8 @@ def test_flux_kohya_double_blocks_load_in_diffusers(tmp_path: Path) -> None:
     """diffusers' kohya reader fixes the width of the single blocks, so a small model shows the double ones."""
     transformer = models.flux()
     index = models.index_of(unet=transformer)
-    wanted = lambda name: name.startswith("transformer_blocks") and "norm" not in name  # noqa: E731
-    tensors = models.random_lora("transformer.", transformer, wanted, alpha=None)
+    select = lambda name: name.startswith("transformer_blocks") and "norm" not in name  # noqa: E731
+    tensors = models.random_lora("transformer.", transformer, select, alpha=None)
     adapter = models.adapter_from(tensors)
     written = rewrite(adapter, "kohya", index)
     assert not written.lost
@@ -154,7 +154,7 @@ def test_flux_kohya_double_blocks_load_in_diffusers(tmp_path: Path) -> None:
     models.assert_same_state(ours, plain(transformer), layers)
 
 
-def test_dora_survives_the_way_through_kohya(tmp_path: Path) -> None:
+def test_dora_survives_conversion_through_kohya(tmp_path: Path) -> None:
     unet = models.sd_unet()
     index = models.index_of(unet=unet)
     tensors = models.random_lora("unet.", unet, attention, alpha=None)

@@ -56,29 +56,31 @@ def ours(variant: str) -> Pipeline:
 @cache
 def _loaded(variant: str) -> Any:
     kind = "InpaintPipeline" if "inpaint" in variant else "Pipeline"
-    given = {part: tiny.tokenizer(variant, part) for part in bundled.folders(variant) if part.startswith("tokenizer")}
-    return getattr(diffusers, CLASSES[variant[:3]] + kind).from_pretrained(tiny.folder(variant), **given)
+    tokenizers = {
+        part: tiny.tokenizer(variant, part) for part in bundled.folders(variant) if part.startswith("tokenizer")
+    }
+    return getattr(diffusers, CLASSES[variant[:3]] + kind).from_pretrained(tiny.folder(variant), **tokenizers)
 
 
 def theirs(variant: str, task: str = "", sampler: str | None = None, **options: Any) -> Any:
     """diffusers' pipeline for a task, with the scheduler inweave chooses unless another is named."""
-    found = _loaded(variant)
-    pipe = getattr(diffusers, f"{CLASSES[variant[:3]]}{task}Pipeline")(**found.components)
+    actual = _loaded(variant)
+    pipe = getattr(diffusers, f"{CLASSES[variant[:3]]}{task}Pipeline")(**actual.components)
     pipe.set_progress_bar_config(disable=True)
     flow = variant.startswith(("sd3", "flux"))
-    sampler = sampler or samplers.own_sampler(found.scheduler.config)
+    sampler = sampler or samplers.own_sampler(actual.scheduler.config)
     kind = "FlowMatchEulerDiscreteScheduler" if flow and sampler == "euler" else SAMPLERS[sampler]
     if flow and sampler != "euler":
         options |= {
             "use_flow_sigmas": True,
             "prediction_type": "flow_prediction",
-            "flow_shift": found.scheduler.config.shift,
+            "flow_shift": actual.scheduler.config.shift,
         }
-    pipe.scheduler = getattr(diffusers, kind).from_config(found.scheduler.config, **options)
+    pipe.scheduler = getattr(diffusers, kind).from_config(actual.scheduler.config, **options)
     return pipe
 
 
-def asked(variant: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def requests(variant: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """One request in both vocabularies."""
     guidance = GUIDED.get(variant, 5.0)
     negative = "blurry, dark" if not variant.startswith("flux") and guidance > 1 else ""
@@ -115,7 +117,7 @@ def assert_other(mine: Image.Image, other: Image.Image) -> None:
 
 
 def picture(seed: int = 0) -> Image.Image:
-    """Something with edges and colours."""
+    """Something with edges and colors."""
     rng = np.random.default_rng(seed)
     return Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize(
         (SIDE, SIDE), Image.Resampling.BICUBIC
@@ -131,20 +133,20 @@ def hole() -> Image.Image:
 
 @pytest.mark.parametrize("variant", TEXT_TO_IMAGE)
 def test_text_to_image(variant: str) -> None:
-    mine, other = asked(variant)
+    mine, other = requests(variant)
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium"])
 def test_an_empty_negative_prompt_is_none_at_all(variant: str) -> None:
-    mine, other = asked(variant)
+    mine, other = requests(variant)
     del mine["negative_prompt"], other["negative_prompt"]
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "flux1-dev"])
-def test_a_picture_that_is_not_square(variant: str) -> None:
-    mine, other = asked(variant)
+def test_a_non_square_image(variant: str) -> None:
+    mine, other = requests(variant)
     mine["width"] = other["width"] = 2 * SIDE
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
 
@@ -159,18 +161,18 @@ def test_a_picture_that_is_not_square(variant: str) -> None:
 def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
     """On the denoiser and the text encoders; the picture without it is another one."""
     file = tiny.lora(tmp_path / "style.safetensors", variant, dialect=dialect)
-    mine, other = asked(variant)
+    mine, other = requests(variant)
     pipe = theirs(variant)
     try:
         pipe.load_lora_weights(str(tmp_path), weight_name=file.name, adapter_name="style")
         pipe.set_adapters(["style"], [0.7])
-        wanted = pipe(PROMPT, **other).images[0]
+        expected = pipe(PROMPT, **other).images[0]
     finally:
         pipe.unload_lora_weights()
     plain = ours(variant)(PROMPT, **mine).images[0]
-    found = ours(variant)(PROMPT, **mine, loras=[f"{file}:0.7"]).images[0]
-    assert_other(plain, wanted)
-    assert_same(found, wanted)
+    actual = ours(variant)(PROMPT, **mine, loras=[f"{file}:0.7"]).images[0]
+    assert_other(plain, expected)
+    assert_same(actual, expected)
     encoders = ours(variant)(PROMPT, **mine, loras=[{"path": str(file), "te": 0.7, "unet": 0.0}]).images[0]
     assert pixels(encoders).tolist() != pixels(plain).tolist()
     assert ours(variant)(PROMPT, **mine).images[0].tobytes() == plain.tobytes()
@@ -180,37 +182,37 @@ def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
     ("variant", "strength"), [(variant, 0.6) for variant in TEXT_TO_IMAGE] + [("sd1.5", 1.0), ("flux1-dev", 1.0)]
 )
 def test_image_to_image(variant: str, strength: float) -> None:
-    mine, other = asked(variant, steps=4, strength=strength)
+    mine, other = requests(variant, steps=4, strength=strength)
     if variant.startswith("sd") and not variant.startswith("sd3"):
         del other["width"], other["height"]  # taken from the picture
-    found = ours(variant)(PROMPT, init=picture(), **mine).images[0]
-    assert_same(found, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0])
+    actual = ours(variant)(PROMPT, init=picture(), **mine).images[0]
+    assert_same(actual, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0])
     if strength < 1:
-        assert_other(found, ours(variant)(PROMPT, init=picture(1), **mine).images[0])
+        assert_other(actual, ours(variant)(PROMPT, init=picture(1), **mine).images[0])
 
 
 @pytest.mark.parametrize("strength", [0.6, 1.0])
 @pytest.mark.parametrize("variant", ["sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", *INPAINTING])
 def test_inpainting(variant: str, strength: float) -> None:
-    mine, other = asked(variant, steps=4, strength=strength)
+    mine, other = requests(variant, steps=4, strength=strength)
     pipe = theirs(variant, "Inpaint")
-    found = ours(variant)(PROMPT, init=picture(), mask=hole(), keep_unmasked=False, **mine).images[0]
+    actual = ours(variant)(PROMPT, init=picture(), mask=hole(), keep_unmasked=False, **mine).images[0]
     if variant.startswith("sd3"):  # diffusers forgets the autoencoder's shift when it decodes here, and only here
         latents = pipe(PROMPT, image=picture(), mask_image=hole(), output_type="latent", **other).images
         latents = latents / pipe.vae.config.scaling_factor + pipe.vae.config.shift_factor
         with torch.no_grad():
-            wanted = pipe.image_processor.postprocess(pipe.vae.decode(latents).sample)[0]
+            expected = pipe.image_processor.postprocess(pipe.vae.decode(latents).sample)[0]
     else:
-        wanted = pipe(PROMPT, image=picture(), mask_image=hole(), **other).images[0]
-    assert_same(found, wanted)
-    assert_other(found, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
+        expected = pipe(PROMPT, image=picture(), mask_image=hole(), **other).images[0]
+    assert_same(actual, expected)
+    assert_other(actual, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
 
 
 @pytest.mark.parametrize("sampler", samplers.SAMPLERS)
 def test_samplers(sampler: str) -> None:
-    mine, other = asked("sd1.5", steps=5)
-    found = ours("sd1.5")(PROMPT, sampler=sampler, **mine).images[0]
-    assert_same(found, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0])
+    mine, other = requests("sd1.5", steps=5)
+    actual = ours("sd1.5")(PROMPT, sampler=sampler, **mine).images[0]
+    assert_same(actual, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0])
 
 
 @pytest.mark.parametrize(
@@ -223,6 +225,6 @@ def test_samplers(sampler: str) -> None:
     ],
 )
 def test_flow_samplers(variant: str, sampler: str) -> None:
-    mine, other = asked(variant, steps=5)
-    found = ours(variant)(PROMPT, sampler=sampler, **mine).images[0]
-    assert_same(found, theirs(variant, sampler=sampler)(PROMPT, **other).images[0])
+    mine, other = requests(variant, steps=5)
+    actual = ours(variant)(PROMPT, sampler=sampler, **mine).images[0]
+    assert_same(actual, theirs(variant, sampler=sampler)(PROMPT, **other).images[0])

@@ -20,7 +20,7 @@ from inweave.errors import ConfigError  # noqa: E402
 from inweave.exchange.check import check  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
-from tests.peers.test_families import PROMPT, asked, assert_other, assert_same, ours, theirs  # noqa: E402
+from tests.peers.test_families import PROMPT, assert_other, assert_same, ours, requests, theirs  # noqa: E402
 from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
 
 VARIANTS = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell")
@@ -46,7 +46,7 @@ def keys(file: Path) -> list[str]:
 
 
 def drawn_by_diffusers(variant: str, file: Path) -> Any:
-    _, other = asked(variant)
+    _, other = requests(variant)
     pipe = theirs(variant)
     try:
         pipe.load_lora_weights(str(file.parent), weight_name=file.name, adapter_name="style")
@@ -69,7 +69,7 @@ def test_every_family(variant: str, text: bool, tmp_path: Path) -> None:
     assert verdict.ok and verdict.report.placed == verdict.report.tensors > 0
     clips = {"sd1": 1, "sd2": 1, "sdx": 2, "sd3": 2, "flu": 1}[variant[:3]]
     assert set(verdict.report.components) == {"unet", *(f"te{n + 1}" for n in range(clips) if text)}
-    mine, _ = asked(variant)
+    mine, _ = requests(variant)
     found = ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0]
     assert_other(found, ours(variant)(PROMPT, **mine).images[0])
     assert_same(found, drawn_by_diffusers(variant, file))
@@ -109,7 +109,7 @@ def test_kohya_files_of_transformers_draw_the_same(variant: str, tmp_path: Path)
     pictures = []
     for dialect in ("kohya", "diffusers"):
         file, _ = trained(variant, tmp_path / dialect, dialect=dialect)
-        mine, _ = asked(variant)
+        mine, _ = requests(variant)
         pictures.append(ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0])
     assert_same(*pictures)
 

@@ -157,22 +157,22 @@ def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 
     networks = {"unet": getattr(pipe, prefix[:-1])}
     tensors = random_lora(prefix, networks["unet"], _layer, alpha=rank / 2, ranks=(rank,))
     clips = {part: clip for part in ENCODERS if isinstance(clip := getattr(pipe, part, None), _CLIPS)}
-    beside: dict[str, Tensor] = {}  # encoders in kohya's spelling, which is theirs by number
+    encoders: dict[str, Tensor] = {}  # encoders in kohya's spelling, which is theirs by number
     for number, (part, clip) in enumerate(clips.items(), 1):
         inside = getattr(clip, "text_model", clip)
-        found = random_lora(f"{part}.text_model.", inside, _encoder_layer, alpha=rank / 2, ranks=(rank,))
+        pairs = random_lora(f"{part}.text_model.", inside, _encoder_layer, alpha=rank / 2, ranks=(rank,))
         if dialect == "kohya":
             root = "lora_te" if len(clips) == 1 else f"lora_te{number}"
-            beside |= {_kohya(key.replace(part, root, 1)): value for key, value in found.items()}
+            encoders |= {_kohya(key.replace(part, root, 1)): value for key, value in pairs.items()}
         else:
             networks[f"te{number}"] = clip
-            tensors |= found
+            tensors |= pairs
     written = rewrite(adapter_from(tensors), dialect, index_of(**networks))
     assert not written.lost
-    both = written.tensors | beside
+    both = written.tensors | encoders
     stirred = {key: _stirred(value, seed, number) for number, (key, value) in enumerate(sorted(both.items()))}
     downs = ("lora_A.weight", "lora_down.weight")
-    assert sum(key.endswith(downs) for key in stirred) == sum(key.endswith(downs) for key in (*tensors, *beside))
+    assert sum(key.endswith(downs) for key in stirred) == sum(key.endswith(downs) for key in (*tensors, *encoders))
     return write_file(place, stirred, written.metadata)
 
 

@@ -1,19 +1,40 @@
 """inweave: one LoRA system. The base model is the warp, an adapter is the weft.
 
-    import inweave
-    adapter = inweave.load("style.safetensors")              # any dialect
-    verdict = inweave.check(adapter, base="sdxl")            # where every tensor goes, or what does not fit
+Read adapter files, in any dialect:
+
+    adapter = inweave.load("style.safetensors")
+    facts = inweave.inspect("style.safetensors")                  # dialect, algorithm, rank, base model, trigger words
+    verdict = inweave.check(adapter, base="sdxl")                 # where every tensor goes, or what does not fit
     inweave.convert("style.safetensors", "out.safetensors", to="diffusers")
 
-    weaver = inweave.Weaver({"unet": unet})                  # hot swap in a live model
-    weaver.apply([("style.safetensors", 0.8)])
-    inweave.inject(model, rank=16, targets=["to_q", "to_v"]) # new LoRA layers for any torch model
-    inweave.attach(model, "style.safetensors", name="style") # or those of a file
+Weave them into a model's weights, in place or while it loads:
+
+    weaver = inweave.Weaver(pipeline)                             # a diffusers pipeline, or {"unet": unet, "te1": encoder}
+    weaver.apply([("style.safetensors", 0.8)])                    # swap in milliseconds; weaver.apply([]) restores the base
+    source = inweave.MergedSource(inweave.FileSource("model.safetensors"), ["style.safetensors:0.8"])
+    inweave.build(model, source)                                  # each tensor is merged as it is read
+
+Layers for any torch model, for training and for switching at run time:
+
+    inweave.inject(model, rank=16, targets=["to_q", "to_v"])      # new, trainable adapters
+    inweave.attach(model, adapter)                                # adapters that exist already
+    inweave.merge(model); inweave.unmerge(model)                  # restores the original bits
+    inweave.save(inweave.collect(model), "mine.safetensors")
+
+Generate images and train adapters:
+
     pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
     pipe("a red apple", seed=7).save("apple.png")
-    inweave.train(inweave.TrainConfig.load("style.toml"))       # a folder of pictures becomes an adapter
+    inweave.train(inweave.TrainConfig.load("style.toml"))
 
-Names are imported when first used: `import inweave` alone is cheap and never imports torch.
+Offline, from file to file:
+
+    inweave.bake("model.safetensors", ["style.safetensors:0.8"], "merged.safetensors")
+    inweave.extract("tuned.safetensors", "base.safetensors", "lora.safetensors", rank=32)
+    inweave.resize("style.safetensors", "small.safetensors", rank=8)
+
+Everything raised on purpose is an `InweaveError`. Names are imported when first used: `import inweave` is cheap and
+never imports torch.
 """
 
 from __future__ import annotations
@@ -24,28 +45,44 @@ __version__ = "0.1.0"
 
 #: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares them
 _EXPORTS = {
-    "inweave.errors": "AlreadyMerged CancelledError ConfigError FormatError InweaveError LostPeerError MemoryBudgetError MergeStateError NotMerged RequestError TargetError",
+    # read: adapter files
     "inweave.adapter": "Adapter",
     "inweave.exchange.load": "load",
-    "inweave.exchange.inspect": "inspect",
-    "inweave.exchange.check": "check",
-    "inweave.exchange.convert": "convert save",
-    "inweave.exchange.hashes": "hash_file",
+    "inweave.exchange.inspect": "Facts inspect",
+    "inweave.exchange.check": "Verdict check",
+    "inweave.exchange.convert": "Conversion convert save",
+    "inweave.exchange.hashes": "Hashes hash_file",
+    # weave: adapters in a model's weights
+    "inweave.weights.weaver": "Weaver",
+    "inweave.weights.stack": "Strength",
     "inweave.exchange.resolve": "resolve",
     "inweave.targets.index": "ModelIndex",
     "inweave.targets.plan": "Plan",
-    "inweave.weights.source": "DictSource FileSource WeightSource",
     "inweave.weights.networks": "index_of",
-    "inweave.weights.offline.commands": "bake extract resize",
-    "inweave.weights.weaver": "Weaver",
-    "inweave.weights.stack": "Strength",
+    "inweave.weights.source": "DictSource FileSource TensorSpec WeightSource",
     "inweave.weights.merged": "MergedSource",
     "inweave.weights.build": "build",
-    "inweave.layers": "AdapterSpec LayerKind LinearKind activate attach collect disabled eject inject merge register_layer set_strength trainable unmerge",
-    "inweave.generate.config": "GenerateConfig",
-    "inweave.generate.pipeline": "pipeline",
+    # layers: adapters on live modules
+    "inweave.layers": (
+        "AdapterSpec LayerKind LinearKind activate attach collect disabled eject inject merge register_layer "
+        "set_strength trainable unmerge"
+    ),
+    # generate
+    "inweave.generate.config": "GenerateConfig LoraChoice",
+    "inweave.generate.pipeline": "Pipeline Result pipeline",
+    # train
     "inweave.training.config.schema": "TrainConfig",
     "inweave.training.session": "train",
+    # offline: checkpoints and adapters on disk
+    "inweave.weights.offline.commands": "bake extract resize",
+    "inweave.weights.offline.bake": "Baked",
+    "inweave.weights.offline.extract": "Extracted",
+    "inweave.weights.offline.resize": "Resized",
+    # errors
+    "inweave.errors": (
+        "AlreadyMerged CancelledError ConfigError FormatError InweaveError LostPeerError MemoryBudgetError "
+        "MergeStateError NotMerged RequestError TargetError"
+    ),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
@@ -53,26 +90,37 @@ __all__ = [
     "Adapter",
     "AdapterSpec",
     "AlreadyMerged",
+    "Baked",
     "CancelledError",
     "ConfigError",
+    "Conversion",
     "DictSource",
+    "Extracted",
+    "Facts",
     "FileSource",
     "FormatError",
     "GenerateConfig",
+    "Hashes",
     "InweaveError",
     "LayerKind",
     "LinearKind",
+    "LoraChoice",
     "LostPeerError",
     "MemoryBudgetError",
     "MergeStateError",
     "MergedSource",
     "ModelIndex",
     "NotMerged",
+    "Pipeline",
     "Plan",
     "RequestError",
+    "Resized",
+    "Result",
     "Strength",
     "TargetError",
+    "TensorSpec",
     "TrainConfig",
+    "Verdict",
     "Weaver",
     "WeightSource",
     "activate",
@@ -117,14 +165,14 @@ if TYPE_CHECKING:
         RequestError,
         TargetError,
     )
-    from inweave.exchange.check import check
-    from inweave.exchange.convert import convert, save
-    from inweave.exchange.hashes import hash_file
-    from inweave.exchange.inspect import inspect
+    from inweave.exchange.check import Verdict, check
+    from inweave.exchange.convert import Conversion, convert, save
+    from inweave.exchange.hashes import Hashes, hash_file
+    from inweave.exchange.inspect import Facts, inspect
     from inweave.exchange.load import load
     from inweave.exchange.resolve import resolve
-    from inweave.generate.config import GenerateConfig
-    from inweave.generate.pipeline import pipeline
+    from inweave.generate.config import GenerateConfig, LoraChoice
+    from inweave.generate.pipeline import Pipeline, Result, pipeline
     from inweave.layers import (
         AdapterSpec,
         LayerKind,
@@ -148,8 +196,11 @@ if TYPE_CHECKING:
     from inweave.weights.build import build
     from inweave.weights.merged import MergedSource
     from inweave.weights.networks import index_of
+    from inweave.weights.offline.bake import Baked
     from inweave.weights.offline.commands import bake, extract, resize
-    from inweave.weights.source import DictSource, FileSource, WeightSource
+    from inweave.weights.offline.extract import Extracted
+    from inweave.weights.offline.resize import Resized
+    from inweave.weights.source import DictSource, FileSource, TensorSpec, WeightSource
     from inweave.weights.stack import Strength
     from inweave.weights.weaver import Weaver
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import typing
 from pathlib import Path
 
 import inweave
@@ -52,3 +54,26 @@ def test_every_error_is_public_and_in_the_tree_of_the_docstring() -> None:
             parents = [*parents[:depth], match[2]]
             tree[match[2]] = parents[depth - 1] if depth else "Exception"
     assert tree == {name: value.__base__.__name__ for name, value in classes.items() if value.__base__}
+
+
+def test_every_name_in_the_docstring_of_the_package_is_public() -> None:
+    mentioned = set(re.findall(r"\binweave\.(\w+)\b(?!/)", inweave.__doc__ or ""))
+    assert mentioned and mentioned <= set(inweave.__all__)
+
+
+def test_every_public_name_has_a_docstring_of_its_own() -> None:
+    for name in inweave.__all__:
+        value = getattr(inweave, name)
+        written = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+        text = inspect.cleandoc(written or "")
+        assert text and not text.startswith(f"{name}("), f"{name}: no docstring"  # a dataclass makes up its signature
+        assert text.splitlines()[0][-1] in ".:;", f"{name}: the first line is not a sentence"
+
+
+def test_what_a_public_function_returns_is_public() -> None:
+    for name in inweave.__all__:
+        value = getattr(inweave, name)
+        if inspect.isfunction(value) and name != "train":
+            returned = typing.get_type_hints(value)["return"]
+            if isinstance(returned, type) and returned.__module__.startswith("inweave"):
+                assert returned.__name__ in inweave.__all__, f"{name} returns {returned.__name__}"

@@ -59,6 +59,15 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
+    """An adapter as inweave works with it, whatever file it came from; iterating gives its entries.
+
+    ``entries``    what each target tensor receives: a reference and its factors
+    ``carried``    tensors that no target receives, such as textual-inversion embeddings; they are written again
+    ``metadata``   of the file; ``config`` is PEFT's adapter_config.json
+    ``problems``   tensors that could not be read, each with its reason; ``warnings`` are notes about tensors that could
+    ``tensors``    every tensor of the file by its key
+    """
+
     entries: tuple[Entry, ...]
     carried: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +90,7 @@ class Adapter:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
+        """Names of the algorithms used, the most frequent first: lora, loha, lokr, ..."""
         return _by_frequency(e.factors.algorithm for e in self.entries)
 
 

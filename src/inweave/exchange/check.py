@@ -26,7 +26,11 @@ SAMPLE_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Verdict:
-    """``ok`` only if every adapter tensor is used exactly once and all of them are finite."""
+    """Whether an adapter fits a base, and why; the result of `check`.
+
+    ``ok`` only if every tensor of the adapter is used exactly once and all of them are finite. ``report`` lists each tensor
+    that is not, ``detected`` is the base the adapter seems to be for, ``as_dict()`` is the JSON of `inweave check`.
+    """
 
     ok: bool
     dialect: str
@@ -69,7 +73,12 @@ class Verdict:
 def check(
     adapter: Adapter | str | os.PathLike[str], base: str | os.PathLike[str] | ModelIndex, *, values: ValueCheck = "full"
 ) -> Verdict:
-    """Prove where each tensor of ``adapter`` goes on ``base``."""
+    """Prove where each tensor of ``adapter`` goes on ``base``, or say what does not fit.
+
+    ``adapter``: an adapter or its path. ``base``: a known base by name ("sdxl"), a checkpoint, a model folder or an index.
+    ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". An adapter that does not
+    fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
+    """
     if not isinstance(adapter, Adapter):
         adapter = load(adapter)
     if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:

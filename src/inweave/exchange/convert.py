@@ -35,7 +35,7 @@ GENERIC = ("peft", "candle")
 
 @dataclass(slots=True)
 class Conversion:
-    """What was written, and what the target could not take."""
+    """What was written; ``lost`` lists what the dialect could not express, ``notes`` what was done for it."""
 
     path: str = ""
     dialect: str = ""
@@ -65,7 +65,12 @@ def convert(
     drop: bool = False,
     name: str | None = None,
 ) -> Conversion:
-    """Read ``source`` in any dialect and write it to ``out`` as ``to``."""
+    """Read ``source`` in any dialect and write it to ``out`` in the dialect ``to``; matrices are never changed.
+
+    ``to``: "kohya", "diffusers", "peft" (a directory), "comfy", "onetrainer", "bfl" or "candle". ``base`` names the base
+    model if it cannot be detected. Raises `TargetError` if the dialect cannot express a tensor; ``drop`` leaves such
+    tensors out instead and lists them in the result.
+    """
     return save(load(source, name=name), out, dialect=to, base=base, drop=drop)
 
 
@@ -77,7 +82,10 @@ def save(
     base: str | os.PathLike[str] | ModelIndex | None = None,
     drop: bool = False,
 ) -> Conversion:
-    """Write ``adapter`` as ``dialect``; ``base`` names the model, or is its index, where it cannot be recognised."""
+    """Write ``adapter`` to ``out`` in ``dialect``; the arguments are those of `convert`.
+
+    ``base``: the base model by name, path or index, if it cannot be detected.
+    """
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     index = _index(adapter, base, dialect)

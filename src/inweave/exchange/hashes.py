@@ -26,6 +26,11 @@ CHUNK = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Hashes:
+    """The hashes of one file; ``claimed`` is the hash in its metadata, ``note`` says if that one is wrong.
+
+    AutoV1 and AutoV2 are the short hashes of AUTOMATIC1111 and Civitai, AutoV3 is the one of the tensors without metadata.
+    """
+
     path: str
     sha256: str
     autov1: str
@@ -40,7 +45,10 @@ class Hashes:
 
 
 def hash_file(path: str | os.PathLike[str]) -> Hashes:
-    """All hashes of one safetensors file, in one pass over its bytes."""
+    """The hashes that model sites identify a safetensors file by, in one pass over its bytes.
+
+    BLAKE3 is None unless the package `blake3` is installed (`inweave[hash]`). Raises `FormatError` for a damaged file.
+    """
     header = read_header(path)
     whole, body, window = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     blake = _blake3()

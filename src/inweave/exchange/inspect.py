@@ -43,7 +43,11 @@ class Facts:
 
 
 def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None) -> Facts:
-    """Look at an adapter file or directory."""
+    """Describe an adapter file or PEFT directory: dialect, algorithms, ranks, base model, trigger words, hashes.
+
+    ``keys`` also lists every tensor; ``name`` picks one adapter if the keys hold several PEFT adapter names. Raises
+    `FormatError` if the file cannot be read. Example: `inweave.inspect("style.safetensors").as_dict()["base"]`.
+    """
     adapter = load(path, name=name)
     location = Path(path)
     files = [location] if location.is_file() else sorted(location.glob("*.safetensors"))

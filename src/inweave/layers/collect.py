@@ -16,7 +16,10 @@ from inweave.layers.state import lora_layers
 
 
 def collect(model: nn.Module, name: str = "default", *, component: str = "") -> Adapter:
-    """The adapter called ``name``; ``component``: which network of a pipeline the model is ("unet", "te1", ...)."""
+    """The adapter called ``name`` as it is in the layers of ``model`` now, ready for `save`.
+
+    ``component``: which network of a diffusion model this is ("unet", "te1", ...), for dialects that name it.
+    """
     layers = lora_layers(model)
     entries: list[Entry] = []
     tensors: dict[str, Tensor] = {}

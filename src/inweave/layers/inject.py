@@ -100,7 +100,10 @@ def attach(
 
 
 def eject(model: Model, *, keep_merged: bool = False) -> Model:
-    """Remove all LoRA layers; with ``keep_merged`` what is merged stays in the weights for good."""
+    """Remove all adapter layers and return the model with its original modules.
+
+    ``keep_merged``: what is merged stays in the weights for good; otherwise the original weights are restored.
+    """
     layers = all_layers(model)
     merged = [layer for layer in layers if layer.merged]
     if merged and not keep_merged:

@@ -22,7 +22,10 @@ def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
 
 
 def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float]) -> None:
-    """Exactly these adapters act from now on, and add up; a mapping also sets their strengths. `[]` activates none."""
+    """Make exactly these adapters active; their outputs add up.
+
+    ``names``: one name, several, or {name: strength}; `[]` activates none.
+    """
     layers = _layers(model, "switch adapters")
     strengths: dict[str, float | None]
     if isinstance(names, Mapping):
@@ -38,7 +41,7 @@ def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float])
 
 
 def set_strength(model: nn.Module, name: str, strength: float) -> None:
-    """Change an adapter's strength wherever it is present; any finite number, 0 switches it off."""
+    """Set the strength of an adapter in every layer that has it; any finite number, 0 switches it off."""
     finite_strength(strength)
     layers = _layers(model, "change a strength")
     _require_known(layers, [name])
@@ -58,7 +61,11 @@ def delete(model: nn.Module, name: str) -> None:
 
 @contextmanager
 def disabled(model: nn.Module) -> Iterator[None]:
-    """The bare base model inside the block; afterwards everything is as before."""
+    """A context manager: inside it the model computes like the base, afterwards everything is as before.
+
+    with inweave.disabled(model):
+        base_output = model(x)
+    """
     layers = _layers(model, "disable adapters")
     before = [layer.enabled for layer in layers]
     for layer in layers:
@@ -71,7 +78,10 @@ def disabled(model: nn.Module) -> Iterator[None]:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the active adapters into the weights, at their strengths; the model then costs what the base costs."""
+    """Merge the active adapters into the weights at their strengths; the model then runs at the speed of the base.
+
+    Raises `AlreadyMerged` if adapters are merged; `unmerge` restores the original weights.
+    """
     layers = all_layers(model)
     if merged := [layer for layer in layers if layer.merged]:
         raise AlreadyMerged(f"{len(merged)} of {len(layers)} layers are merged already, {merged[0].label} the first")
@@ -86,7 +96,7 @@ def merge(model: nn.Module) -> None:
 
 
 def unmerge(model: nn.Module) -> None:
-    """Put back the bits every weight had before the merge."""
+    """Restore the bits that every weight had before `merge`. Raises `NotMerged` if nothing is merged."""
     merged = [layer for layer in all_layers(model) if layer.merged]
     if not merged:
         raise NotMerged("no layer of this model is merged")

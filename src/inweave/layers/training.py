@@ -24,7 +24,10 @@ Homes = dict[str, list[tuple[nn.Module, str]]]
 
 
 def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None = None) -> list[str]:
-    """Let the chosen parameters be trained, in ``dtype`` if given; returns their names. Tied ones stay tied."""
+    """Make the parameters that match ``pattern`` trainable, in ``dtype`` if given, and return their names.
+
+    Parameters that were tied to each other stay tied.
+    """
     homes = _homes(model)
     names = _chosen(homes, pattern)
     for name in names:

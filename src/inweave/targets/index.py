@@ -217,7 +217,10 @@ class Component:
 
 @dataclass(frozen=True)
 class ModelIndex:
-    """All components of one base model."""
+    """The names, kinds and shapes of a model's tensors, by component: what adapters are resolved on.
+
+    `index_of` makes one from a model, a file or a known name. ``base`` is the name of the base model, if it is known.
+    """
 
     components: Mapping[str, Component]
     base: str | None = None

@@ -104,6 +104,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """Where every tensor of an adapter goes on a model; made by `resolve`, used by `Weaver`, `MergedSource` and `bake`.
+
+    ``placements`` are the tensors of the model that change and what each receives; ``report`` counts them and lists
+    what could not be placed.
+    """
+
     adapter: Adapter
     placements: tuple[Placement, ...]
     report: Report

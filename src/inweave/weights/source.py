@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
+    """Shape and dtype of a tensor, known without reading its data."""
+
     shape: tuple[int, ...]
     dtype: torch.dtype
 
@@ -61,7 +63,7 @@ class WeightSource(Protocol):
 
 
 class DictSource:
-    """Tensors that are in memory already."""
+    """Tensors that are already in memory, by name."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self._tensors = tensors

@@ -47,7 +47,13 @@ class _Network:
 
 
 class Weaver:
-    """Holds built networks and weaves stacks of adapters into them. Safe to use from several threads."""
+    """Merges stacks of adapters into the weights of a live model, in place, and swaps them in milliseconds.
+
+    The model keeps its modules and its speed; `apply([])` restores the base bit for bit. Safe to use from several threads.
+
+        weaver = inweave.Weaver(pipeline)
+        weaver.apply([("style.safetensors", 0.8), ("detail.safetensors", {"unet": 1.0, "te": 0.5})])
+    """
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ STANDARD_FORWARDS = frozenset(
 
 @dataclass(frozen=True)
 class LinearKind(LayerKind):
+    """The kind of a linear layer: y = x W^T + b, with the weight stored as (out, in), or (in, out) if ``transposed``."""
+
     linear: ClassVar[bool] = True
 
     def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -137,7 +137,7 @@ def test_weights_read_while_the_stack_is_resolved_end_up_the_same(kinds: str) ->
     net = Net(torch.float16)
     stored = {name: value.cpu() for name, value in copies(net).items()}
     weaver = Weaver(net)
-    plans = [(weaver._resolve(read(lora(net, seed, kinds=kinds), {})), 0.7) for seed in (1, 500)]
+    plans = [(weaver.plan(read(lora(net, seed, kinds=kinds), {})), 0.7) for seed in (1, 500)]
     pending: Future[object] = Future()
 
     class Slow(DictSource):

@@ -17,28 +17,28 @@ from inweave.training.config.importers.translate import (
     Reader,
     SettingsDialect,
     Translation,
-    bare,
     choice,
-    contains,
-    flag,
-    largest,
-    number,
+    largest_resolution,
+    lr_scheduler,
+    normalize_name,
     optimizer,
+    parse_bool,
+    parse_int,
+    parse_number,
+    parse_scalar,
     precision,
     sample_prompt,
     save_dtype,
-    scalar,
-    schedule,
-    truth,
-    when,
-    whole,
+    substring_patterns,
+    switch,
+    used_if,
 )
 
 OtherSettings = Mapping[str, Any]
 
 
 def _timesteps(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    if bare(settings.get("train.noise_scheduler", "ddpm")) != "flowmatch":
+    if normalize_name(settings.get("train.noise_scheduler", "ddpm")) != "flowmatch":
         out.note(name, "only used by flow models")
     else:
         known = {"sigmoid": "sigmoid", "linear": "uniform", "shift": "shift", "fluxshift": "shift"}
@@ -48,32 +48,32 @@ def _timesteps(out: Translation, name: str, value: Any, settings: OtherSettings)
 def _other_dataset(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """All other datasets: their folders have no equivalent, their options do not matter then."""
     if name.rpartition(".")[2] in ("folder_path", "dataset_path"):
-        out.none(name, "a dataset is one folder; list several in a dataset .toml")
+        out.unsupported(name, "a dataset is one folder; list several in a dataset .toml")
     else:
         out.note(name, "belongs to a dataset that is not used")
 
 
 def _cached(ours: str) -> Reader:
     """Without caching the same is trained, so only caching is translated."""
-    return lambda out, name, value, settings: out.put(name, ours, True) if truth(value) else out.unset.append(name)
+    return lambda out, name, value, settings: out.put(name, ours, True) if parse_bool(value) else out.unset.append(name)
 
 
 def _conv(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    if not scalar(value) or bare(settings.get("network.type", "lora")) == "lokr":
+    if not parse_scalar(value) or normalize_name(settings.get("network.type", "lora")) == "lokr":
         out.unset.append(name)
         return
-    out.put(name, "conv_alpha" if name.endswith("alpha") else "conv_rank", scalar(value))
+    out.put(name, "conv_alpha" if name.endswith("alpha") else "conv_rank", parse_scalar(value))
 
 
 def _network(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    plain = "locon" if scalar(settings.get("network.conv") or 0) else "lora"
+    plain = "locon" if parse_scalar(settings.get("network.conv") or 0) else "lora"
     choice("network", {"lora": plain, "locon": "locon", "lokr": "lokr", "dora": "dora"}, "an import uses lora")(
         out, name, value, settings
     )
 
 
 def _betas(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    out.put(name, "betas", tuple(number(each) for each in value))
+    out.put(name, "betas", tuple(parse_number(each) for each in value))
 
 
 def implied(settings: OtherSettings) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def implied(settings: OtherSettings) -> dict[str, Any]:
     defaults |= {} if "network.rank" in settings else {"network.linear": 4}
     defaults |= {} if "network.alpha" in settings else {"network.linear_alpha": 1.0}
     defaults |= {} if "train.unet_lr" in settings else {"train.lr": 1e-6}
-    flow = bare(settings.get("train.noise_scheduler")) == "flowmatch"
+    flow = normalize_name(settings.get("train.noise_scheduler")) == "flowmatch"
     return defaults | ({"train.timestep_type": "sigmoid"} if flow else {}) | {"network.type": "lora"}
 
 
@@ -110,29 +110,29 @@ AI_TOOLKIT: Final = SettingsDialect(
         "datasets.[!0]*": _other_dataset,
         "train.cache_text_embeddings": _cached("cache_text"), f"{_SET}cache_text_embeddings": _cached("cache_text"),
         "network.type": _network, "network.conv": _conv, "network.conv_alpha": _conv,
-        "network.network_kwargs.only_if_contains": lambda out, name, value, settings: contains(out, name, value, "targets"),
-        "network.network_kwargs.ignore_if_contains": lambda out, name, value, settings: contains(out, name, value, "rules"),
-        "save.dtype": save_dtype, "train.dtype": precision, "train.optimizer": optimizer, "train.lr_scheduler": schedule,
+        "network.network_kwargs.only_if_contains": lambda out, name, value, settings: substring_patterns(out, name, value, "targets"),
+        "network.network_kwargs.ignore_if_contains": lambda out, name, value, settings: substring_patterns(out, name, value, "rules"),
+        "save.dtype": save_dtype, "train.dtype": precision, "train.optimizer": optimizer, "train.lr_scheduler": lr_scheduler,
         "train.lr": lambda out, name, value, settings: (
             out.note(name, "unet_lr is used") if settings.get("train.unet_lr") else out.put(name, "learning_rate", value)),
         "train.gradient_accumulation_steps": lambda out, name, value, settings: (
-            out.put(name, "gradient_accumulation", whole(value)) if whole(value) > 1 else out.unset.append(name)),
-        "train.gradient_checkpointing": flag("gradient_checkpointing", "full", "off"), "train.timestep_type": _timesteps,
-        "train.min_snr_gamma": lambda out, name, value, settings: out.put(name, "min_snr_gamma", scalar(value) or None),
+            out.put(name, "gradient_accumulation", parse_int(value)) if parse_int(value) > 1 else out.unset.append(name)),
+        "train.gradient_checkpointing": switch("gradient_checkpointing", "full", "off"), "train.timestep_type": _timesteps,
+        "train.min_snr_gamma": lambda out, name, value, settings: out.put(name, "min_snr_gamma", parse_scalar(value) or None),
         "train.optimizer_params.betas": _betas,
         "train.noise_scheduler": lambda out, name, value, settings: (
-            out.put(name, "objective", "flow") if bare(value) == "flowmatch" else out.note(name, OWN_FILE)),
+            out.put(name, "objective", "flow") if normalize_name(value) == "flowmatch" else out.note(name, OWN_FILE)),
         "train.ema_config.use_ema": lambda out, name, value, settings: out.put(
-            name, "ema_decay", number(settings.get("train.ema_config.ema_decay") or 0.999) if truth(value) else 0.0),
+            name, "ema_decay", parse_number(settings.get("train.ema_config.ema_decay") or 0.999) if parse_bool(value) else 0.0),
         "train.disable_sampling": lambda out, name, value, settings: (
-            out.put(name, "sample_every", 0) if truth(value) else out.unset.append(name)),
-        "sample.sample_every": when(
-            "sample_every", lambda g: not truth(g.get("train.disable_sampling") or False), "disable_sampling is on"),
-        "sample.samples.*": sample_prompt, f"{_SET}resolution": largest, f"{_SET}random_crop": flag("crop", "random", "center"),
+            out.put(name, "sample_every", 0) if parse_bool(value) else out.unset.append(name)),
+        "sample.sample_every": used_if(
+            "sample_every", lambda g: not parse_bool(g.get("train.disable_sampling") or False), "disable_sampling is on"),
+        "sample.samples.*": sample_prompt, f"{_SET}resolution": largest_resolution, f"{_SET}random_crop": switch("crop", "random", "center"),
         f"{_SET}cache_latents": _cached("cache_latents"), "model.vae_path": lambda out, name, value, settings: (
             out.put(name, "parts", {"vae": value})), f"{_SET}cache_latents_to_disk": _cached("cache_latents"),
         "model.is_v_pred": lambda out, name, value, settings: (
-            out.put(name, "objective", "v_prediction") if truth(value) else out.unset.append(name)),
+            out.put(name, "objective", "v_prediction") if parse_bool(value) else out.unset.append(name)),
     },
     harmless={
         **dict.fromkeys(["job", "meta.*", "type", "performance_log_every", "sqlite_db_path", "save.save_format"],

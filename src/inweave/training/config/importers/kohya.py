@@ -18,33 +18,33 @@ from inweave.training.config.importers.translate import (
     Reader,
     SettingsDialect,
     Translation,
-    bare,
     choice,
-    flag,
-    number,
+    cosine_cycles,
+    lr_scheduler,
+    normalize_name,
     optimizer,
     optimizer_args,
-    pairs,
+    parse_bool,
+    parse_int,
+    parse_number,
+    parse_pairs,
+    parse_scalar,
+    parse_sizes,
     precision,
-    restarts,
     save_dtype,
-    scalar,
-    schedule,
-    sizes,
-    truth,
-    whole,
+    switch,
 )
 
 
 def _rates(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """learning_rate is what unet_lr and text_encoder_lr fall back to."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
-    rate = scalar(listed[0]) if listed else None
+    rate = parse_scalar(listed[0]) if listed else None
     if name == "text_encoder_lr":
         if len({str(each) for each in listed}) > 1:
-            out.none(f"{name}.1", "all text encoders share one learning rate, the first")
+            out.unsupported(f"{name}.1", "all text encoders share one learning rate, the first")
         disabled = not rate
-        if bare(settings.get("network_train_unet_only")) in ("true", "1"):
+        if normalize_name(settings.get("network_train_unet_only")) in ("true", "1"):
             out.note(name, "text encoders are not trained: network_train_unet_only")
             return
         out.put(name, "train_text_encoders", not disabled)
@@ -71,30 +71,30 @@ def _last_steps(out: Translation, name: str, value: Any, settings: Mapping[str, 
     every = settings.get("save_every_n_steps") or settings.get("save_every")
     if not every:
         out.note(name, "only used with save_every_n_steps")
-    elif whole(value):
-        out.put(name, "keep_last", max(1, math.ceil(whole(value) / max(1, whole(every)))))
+    elif parse_int(value):
+        out.put(name, "keep_last", max(1, math.ceil(parse_int(value) / max(1, parse_int(every)))))
 
 
 def _resolution(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if bare(value) == "none":
+    if normalize_name(value) == "none":
         out.put(name, "resolution", None)
         return
-    sides = sizes(value)
+    sides = parse_sizes(value)
     out.put(name, "resolution", round(math.sqrt(math.prod(sides))) if len(sides) == 2 else sides[0])
     if len(set(sides)) > 1:
         out.note(name, f"{for_message(value)} counts as an area; buckets choose the shape")
 
 
 def _unet_only(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if truth(value):
+    if parse_bool(value):
         out.put(name, "train_text_encoders", False)
     else:
         out.unset.append(name)
 
 
 def _text_only(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    out.put(name, "train_denoiser", not truth(value))
-    if truth(value):
+    out.put(name, "train_denoiser", not parse_bool(value))
+    if parse_bool(value):
         out.put(name, "train_text_encoders", True)
 
 
@@ -102,7 +102,11 @@ def _part(ours: str) -> Reader:
     def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
         part = ours
         if name == "t5xxl":  # the third encoder of SD3, which alone has a clip_g; the second of FLUX.1
-            part = "text_encoder_3" if settings.get("clip_g") or "sd3" in bare(settings.get("network_module")) else ours
+            part = (
+                "text_encoder_3"
+                if settings.get("clip_g") or "sd3" in normalize_name(settings.get("network_module"))
+                else ours
+            )
         out.fields["parts"] = {**out.fields.get("parts", {}), part: value}
         out.mapping[name] = "parts"
 
@@ -113,18 +117,18 @@ def _only(ours: str, value: Any, when: bool = True) -> Reader:
     """A switch that has a meaning in one position only."""
 
     def read(out: Translation, name: str, switch: Any, settings: Mapping[str, Any]) -> None:
-        out.put(name, ours, value) if truth(switch) is when else out.unset.append(name)
+        out.put(name, ours, value) if parse_bool(switch) is when else out.unset.append(name)
 
     return read
 
 
 def _known(expected: Iterable[Any], why: str) -> Reader:
     """Harmless at the values that are always used here, without equivalent at others."""
-    usual = {bare(each) for each in expected}
+    usual = {normalize_name(each) for each in expected}
     return lambda out, name, value, settings: (
         out.note(name, "is always the case here")
-        if bare(value) in usual
-        else out.none(name, f"{for_message(value)}: {why}")
+        if normalize_name(value) in usual
+        else out.unsupported(name, f"{for_message(value)}: {why}")
     )
 
 
@@ -134,8 +138,8 @@ def _timesteps(out: Translation, name: str, value: Any, settings: Mapping[str, A
         "auto": "auto", "uniform": "uniform", "sigmoid": "sigmoid", "logitnormal": "logit_normal", "shift": "shift",
         "fluxshift": "shift",
     }  # fmt: skip
-    if bare(value) == "sigma":
-        normal = bare(settings.get("weighting_scheme")) == "logitnormal"
+    if normalize_name(value) == "sigma":
+        normal = normalize_name(settings.get("weighting_scheme")) == "logitnormal"
         out.put(name, "timestep_sampling", "logit_normal" if normal else "uniform")
     else:
         choice("timestep_sampling", known, "an import leaves it to the model's preset")(out, name, value, settings)
@@ -143,29 +147,31 @@ def _timesteps(out: Translation, name: str, value: Any, settings: Mapping[str, A
 
 def _gradient_checkpointing(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """A switch in kohya's files, a choice in ours."""
-    ours = value if value in ("off", "selective", "full") else "full" if truth(value) else "off"
-    out.put(name, "gradient_checkpointing", ours)
+    known = {"true": "full", "1": "full", "yes": "full", "on": "full", "false": "off", "0": "off", "no": "off",
+             "none": "off"}  # fmt: skip
+    modes = {mode: mode for mode in ("off", "selective", "full")}
+    out.put(name, "gradient_checkpointing", (known | modes).get(normalize_name(value), value))
 
 
 def _shift(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if bare(settings.get("timestep_sampling", "shift")) in ("shift", "auto"):
-        out.put(name, "timestep_shift", number(value))
+    if normalize_name(settings.get("timestep_sampling", "shift")) in ("shift", "auto"):
+        out.put(name, "timestep_shift", parse_number(value))
     else:
         out.note(name, "only used with timestep_sampling = shift")
 
 
 def _power(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if bare(settings.get("lr_scheduler")) == "polynomial":
+    if normalize_name(settings.get("lr_scheduler")) == "polynomial":
         out.put(name, "polynomial_power", value)
     else:
         out.note(name, "only used by the polynomial scheduler")
 
 
 def _log_with(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if bare(value) in ("tensorboard", "all"):
+    if normalize_name(value) in ("tensorboard", "all"):
         out.put(name, "tensorboard", True)
     else:
-        out.none(name, f"{for_message(value)}: only TensorBoard logs are written")
+        out.unsupported(name, f"{for_message(value)}: only TensorBoard logs are written")
 
 
 def _length(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
@@ -191,23 +197,23 @@ def _network(out: Translation, settings: Mapping[str, Any]) -> None:
     value = settings.get("network_module")
     module = value[:100] if isinstance(value, str) else for_message(value) if value else ""
     try:
-        arguments = pairs(settings.get("network_args") or [])
+        arguments = parse_pairs(settings.get("network_args") or [])
     except ValueError as error:
         out.problems.append(f"network_args: {error}")
         return
     lycoris = module.startswith("lycoris") or "algo" in arguments
-    conv = scalar(arguments.get("conv_dim", 0))
-    algorithm = bare(arguments.get("algo", "locon" if conv or lycoris else "lora"))
+    conv = parse_scalar(arguments.get("conv_dim", 0))
+    algorithm = normalize_name(arguments.get("algo", "locon" if conv or lycoris else "lora"))
     if "network_module" in settings:
         out.mapping["network_module"] = "network"
     if algorithm not in _ALGORITHMS:
-        out.none("network_args.algo", f"{for_message(arguments['algo'])} is not supported; an import uses lora")
+        out.unsupported("network_args.algo", f"{for_message(arguments['algo'])} is not supported; an import uses lora")
     elif module and not module.startswith(("networks.lora", "lycoris")):
-        out.none("network_module", f"{for_message(module)} is not supported; an import uses lora")
+        out.unsupported("network_module", f"{for_message(module)} is not supported; an import uses lora")
     else:
         kind = _ALGORITHMS[algorithm]
         kind = "locon" if kind == "lora" and conv else kind
-        if truth(arguments.get("dora_wd", "false")) and kind in ("lora", "locon"):
+        if parse_bool(arguments.get("dora_wd", "false")) and kind in ("lora", "locon"):
             kind = "dora"
         out.put("network_args.algo" if "algo" in arguments else "network_module", "network", kind)
     if not lycoris and module and "targets" not in settings:
@@ -224,8 +230,8 @@ def _network_arg(out: Translation, theirs: str, name: str, value: Any, algorithm
         out.mapping.setdefault(theirs, "network")
     elif name in ("conv_dim", "conv_alpha", "factor", "dropout", "rs_lora"):
         ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
-        if scalar(value) and (name != "factor" or algorithm == "lokr"):
-            out.put(theirs, ours, scalar(value))
+        if parse_scalar(value) and (name != "factor" or algorithm == "lokr"):
+            out.put(theirs, ours, parse_scalar(value))
         else:
             out.unset.append(theirs)
     elif name == "preset":
@@ -237,17 +243,17 @@ def _network_arg(out: Translation, theirs: str, name: str, value: Any, algorithm
             pattern, _, argument = each.strip().rpartition("=")
             if not pattern:
                 raise ValueError(f"expected pattern=number, got {for_message(each)}")
-            rules.setdefault(pattern, {"pattern": pattern})[ours] = scalar(argument)
+            rules.setdefault(pattern, {"pattern": pattern})[ours] = parse_scalar(argument)
         out.fields["rules"] = list(rules.values())
         out.mapping[theirs] = "rules"
         out.note(theirs, "its patterns are searched in dotted module names")
     elif name in ("verbose", "bypass_mode"):
         out.note(theirs, "does not change what is trained")
-    elif scalar(value) in (False, None, "", "all"):
+    elif parse_scalar(value) in (False, None, "", "all"):
         out.unset.append(theirs)
     else:
         why = "use rules, with skip for what is left out" if "block" in name else "is not supported for this network"
-        out.none(theirs, why)
+        out.unsupported(theirs, why)
 
 
 def implied(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -266,7 +272,7 @@ def implied(settings: Mapping[str, Any]) -> dict[str, Any]:
             "caption_extension": ".caption",
             "bucket_no_upscale": False,
         }
-    if "flux" in bare(settings.get("network_module")):
+    if "flux" in normalize_name(settings.get("network_module")):
         defaults |= {"timestep_sampling": "sigma", "guidance_scale": 3.5, "model_prediction_type": "sigma_scaled"}
     ours = {
         "network_dim": "rank", "network_alpha": "alpha", "mixed_precision": "precision", "max_train_steps": "steps",
@@ -296,13 +302,13 @@ KOHYA: Final = SettingsDialect(
     },
     readers={
         "learning_rate": _rates, "unet_lr": _rates, "text_encoder_lr": _rates, "max_train_steps": _steps,
-        "network_alpha": lambda out, name, value, settings: out.put(name, "alpha", number(value) or None),
-        "min_snr_gamma": lambda out, name, value, settings: out.put(name, "min_snr_gamma", scalar(value) or None),
+        "network_alpha": lambda out, name, value, settings: out.put(name, "alpha", parse_number(value) or None),
+        "min_snr_gamma": lambda out, name, value, settings: out.put(name, "min_snr_gamma", parse_scalar(value) or None),
         "optimizer_type": optimizer, "optimizer_args": optimizer_args, "use_8bit_adam": _only("optimizer", "adamw8bit"),
-        "lr_scheduler": schedule, "lr_scheduler_num_cycles": restarts("lr_scheduler"),
+        "lr_scheduler": lr_scheduler, "lr_scheduler_num_cycles": cosine_cycles("lr_scheduler"),
         "lr_scheduler_power": _power, "mixed_precision": precision, "fp16": _only("precision", "fp16"),
         "save_precision": save_dtype, "gradient_checkpointing": _gradient_checkpointing,
-        "random_crop": flag("crop", "random", "center"), "bucket_no_upscale": flag("upscale", False, True),
+        "random_crop": switch("crop", "random", "center"), "bucket_no_upscale": switch("upscale", False, True),
         "cache_latents_to_disk": _only("cache_latents", True),
         "cache_text_encoder_outputs_to_disk": _only("cache_text", True),
         "v_parameterization": _only("objective", "v_prediction"), "save_last_n_steps": _last_steps,

@@ -22,22 +22,22 @@ from inweave.training.config.importers.translate import (
     Reader,
     SettingsDialect,
     Translation,
-    bare,
     choice,
-    contains,
-    flag,
-    largest,
-    number,
+    cosine_cycles,
+    largest_resolution,
+    lr_scheduler,
+    normalize_name,
     optimizer,
+    parse_bool,
+    parse_int,
+    parse_number,
+    parse_scalar,
     precision,
-    restarts,
     sample_prompt,
     save_dtype,
-    scalar,
-    schedule,
-    truth,
-    when,
-    whole,
+    substring_patterns,
+    switch,
+    used_if,
 )
 
 OtherSettings = Mapping[str, Any]
@@ -59,15 +59,15 @@ def _parts(settings: OtherSettings) -> tuple[str, tuple[str, ...]]:
 def _part(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     part, _, key = name.partition(".")
     denoiser, encoders = _parts(settings)
-    trained = {each: truth(settings.get(f"{each}.train", True)) for each in encoders}
+    trained = {each: parse_bool(settings.get(f"{each}.train", True)) for each in encoders}
     if part not in (denoiser, *encoders, "vae"):
         out.note(name, "this model type has no such component")
     elif key == "train" and part == denoiser:
-        out.put(name, "train_denoiser", truth(value))
+        out.put(name, "train_denoiser", parse_bool(value))
     elif key == "train" and part in encoders:
         out.put(name, "train_text_encoders", any(trained.values()))
-        if any(trained.values()) and not truth(value):
-            out.none(name, "text encoders are trained together or not at all")
+        if any(trained.values()) and not parse_bool(value):
+            out.unsupported(name, "text encoders are trained together or not at all")
     elif key == "learning_rate" and part == denoiser:
         out.put(name, "learning_rate", value)
     elif key == "learning_rate" and trained.get(part) and "text_encoder_learning_rate" not in out.fields:
@@ -75,26 +75,26 @@ def _part(out: Translation, name: str, value: Any, settings: OtherSettings) -> N
     elif key == "model_name":
         out.fields["parts"] = {**out.fields.get("parts", {}), part: value}
         out.mapping[name] = "parts"
-    elif key == "weight_dtype" and bare(value) not in (*PRECISIONS, "none"):
-        out.none(name, f"{for_message(value)}: {MEMORY}")
-    elif key == "dropout_probability" and part in encoders and number(value) > 0:
-        if out.fields.get("caption_dropout", number(value)) == number(value):
-            out.put(name, "caption_dropout", number(value))
+    elif key == "weight_dtype" and normalize_name(value) not in (*PRECISIONS, "none"):
+        out.unsupported(name, f"{for_message(value)}: {MEMORY}")
+    elif key == "dropout_probability" and part in encoders and parse_number(value) > 0:
+        if out.fields.get("caption_dropout", parse_number(value)) == parse_number(value):
+            out.put(name, "caption_dropout", parse_number(value))
         else:
-            out.none(name, "captions are dropped for all text encoders at once")
+            out.unsupported(name, "captions are dropped for all text encoders at once")
     elif (
         key == "guidance_scale" and part == denoiser and for_message(settings.get("model_type")).startswith("'FLUX_DEV")
     ):
-        out.put(name, "guidance", number(value))
+        out.put(name, "guidance", parse_number(value))
     elif key == "gradient_checkpointing" and part == denoiser:
-        out.put(name, "gradient_checkpointing", "full" if truth(value) else "off")
-    elif key in ("offload_fraction", "activation_offloading") and scalar(value):
-        out.none(name, MEMORY)
+        out.put(name, "gradient_checkpointing", "full" if parse_bool(value) else "off")
+    elif key in ("offload_fraction", "activation_offloading") and parse_scalar(value):
+        out.unsupported(name, MEMORY)
     elif key == "stop_training_after" and value and trained.get(part, True) and part != "vae":
-        unit = bare(settings.get(f"{name}_unit", "never"))
-        out.none(name, "components are trained to the end") if unit != "never" else out.unset.append(name)
-    elif key == "attention_mask" and truth(value):
-        out.none(name, "prompts are encoded as in generation")
+        unit = normalize_name(settings.get(f"{name}_unit", "never"))
+        out.unsupported(name, "components are trained to the end") if unit != "never" else out.unset.append(name)
+    elif key == "attention_mask" and parse_bool(value):
+        out.unsupported(name, "prompts are encoded as in generation")
     else:
         out.note(name, "does not change this run")
 
@@ -112,49 +112,49 @@ def _rate(out: Translation, name: str, value: Any, settings: OtherSettings) -> N
 
 def _skip(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """Counted from the layer the model was trained with, which is the last only where there is one encoder."""
-    if not whole(value):
+    if not parse_int(value):
         out.unset.append(name)
     elif len(_parts(settings)[1]) == 1:
-        out.put(name, "clip_skip", whole(value) + 1)
+        out.put(name, "clip_skip", parse_int(value) + 1)
     else:
-        out.none(name, "this model type uses a fixed layer")
+        out.unsupported(name, "this model type uses a fixed layer")
 
 
 def _every(ours: str) -> Reader:
     def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-        unit = bare(settings.get(f"{name}_unit", "step"))
+        unit = normalize_name(settings.get(f"{name}_unit", "step"))
         if unit in ("step", "never"):
-            out.put(name, ours, whole(value) if unit == "step" else 0)
+            out.put(name, ours, parse_int(value) if unit == "step" else 0)
         else:
-            out.none(name, f"counts in {for_message(unit)}; {ours} is in steps")
+            out.unsupported(name, f"counts in {for_message(unit)}; {ours} is in steps")
 
     return read
 
 
 def _concept(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     _, index, key = name.split(".", 2) if name.count(".") > 1 else (name, "", name)
-    first = next((i for i in range(1000) if truth(settings.get(f"concepts.{i}.enabled", True))), 0)
+    first = next((i for i in range(1000) if parse_bool(settings.get(f"concepts.{i}.enabled", True))), 0)
     at = f"concepts.{index}."
     if index != str(first):
-        if key == "path" and truth(settings.get(f"{at}enabled", True)):
-            out.none(name, "a dataset is one folder; list several in a dataset .toml")
+        if key == "path" and parse_bool(settings.get(f"{at}enabled", True)):
+            out.unsupported(name, "a dataset is one folder; list several in a dataset .toml")
         else:
             out.note(name, "belongs to a concept that is not used")
     elif key in _CONCEPT:
         out.put(name, _CONCEPT[key], value)
-    elif key == "text.keep_tags_count" and truth(settings.get(f"{at}text.enable_tag_shuffling", False)):
+    elif key == "text.keep_tags_count" and parse_bool(settings.get(f"{at}text.enable_tag_shuffling", False)):
         out.put(name, "keep_tokens", value)
-    elif key == "text.tag_dropout_probability" and truth(settings.get(f"{at}text.tag_dropout_enable", False)):
+    elif key == "text.tag_dropout_probability" and parse_bool(settings.get(f"{at}text.tag_dropout_enable", False)):
         out.put(name, "tag_dropout", value)
     elif key == "text.prompt_source" and value != "sample":
-        out.none(name, "captions are files next to the images, or one caption for all")
-    elif key in ("balancing", "repeats", "loss_weight") and number(value) != 1:
-        out.none(name, "set it in a dataset .toml")
-    elif (key.rpartition(".")[2].startswith("enable_") or key.endswith("_enable")) and truth(value):
+        out.unsupported(name, "captions are files next to the images, or one caption for all")
+    elif key in ("balancing", "repeats", "loss_weight") and parse_number(value) != 1:
+        out.unsupported(name, "set it in a dataset .toml")
+    elif (key.rpartition(".")[2].startswith("enable_") or key.endswith("_enable")) and parse_bool(value):
         usual = key in ("image.enable_crop_jitter", "text.tag_dropout_enable")
-        out.note(name, ELSEWHERE) if usual else out.none(name, "this augmentation is not supported")
-    elif key in ("include_subdirectories", "validation_concept") and truth(value):
-        out.none(name, "set it in a dataset .toml")
+        out.note(name, ELSEWHERE) if usual else out.unsupported(name, "this augmentation is not supported")
+    elif key in ("include_subdirectories", "validation_concept") and parse_bool(value):
+        out.unsupported(name, "set it in a dataset .toml")
     else:
         out.note(name, ELSEWHERE)
 
@@ -172,14 +172,14 @@ def _destination(out: Translation, name: str, value: Any, settings: OtherSetting
 
 
 def _peft(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    plain = "dora" if truth(settings.get("lora_decompose", False)) else "lora"
+    plain = "dora" if parse_bool(settings.get("lora_decompose", False)) else "lora"
     choice("network", {"lora": plain, "loha": "loha", "lokr": "lokr"}, f"an import uses {plain}")(
         out, name, value, settings
     )
 
 
 def _filter(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    preset = bare(settings.get("layer_filter_preset", "full"))
+    preset = normalize_name(settings.get("layer_filter_preset", "full"))
     known = {"full": "all", "attnmlp": "attention-mlp", "attnonly": "attention"}
     if name == "layer_filter_preset":
         out.put(name, "targets", known[preset]) if preset in known else out.note(name, "layer_filter is used")
@@ -187,50 +187,52 @@ def _filter(out: Translation, name: str, value: Any, settings: OtherSettings) ->
         out.note(name, "layer_filter_preset is used")
     else:
         listed = [each.strip() for each in str(value).split(",") if each.strip()]
-        regex = truth(settings.get("layer_filter_regex", False))
-        out.put(name, "targets", listed) if regex and listed else contains(out, name, listed, "targets")
+        regex = parse_bool(settings.get("layer_filter_regex", False))
+        out.put(name, "targets", listed) if regex and listed else substring_patterns(out, name, listed, "targets")
 
 
 def _distribution(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """A shift, fixed or by resolution, is for flow models; models that predict noise sample uniformly."""
     flow = _parts(settings)[0] == "transformer"
     shift, moves = (
-        number(settings.get("timestep_shift") or 1),
-        truth(settings.get("dynamic_timestep_shifting") or False),
+        parse_number(settings.get("timestep_shift") or 1),
+        parse_bool(settings.get("dynamic_timestep_shifting") or False),
     )
-    if bare(value) == "uniform" and not (flow and (moves or shift != 1)):
+    if normalize_name(value) == "uniform" and not (flow and (moves or shift != 1)):
         out.put(name, "timestep_sampling", "uniform")
-    elif bare(value) != "logitnormal" or not flow:
-        out.none(name, f"{for_message(value)}, with or without a shift: an import leaves it to the model's preset")
+    elif normalize_name(value) != "logitnormal" or not flow:
+        out.unsupported(
+            name, f"{for_message(value)}, with or without a shift: an import leaves it to the model's preset"
+        )
     else:
         out.put(name, "timestep_sampling", "shift" if moves or shift != 1 else "logit_normal")
         if shift != 1 and not moves:
             out.put("timestep_shift", "timestep_shift", shift)
-        out.put("noising_weight", "logit_std", number(settings.get("noising_weight") or 0) + 1)
-        if bias := number(settings.get("noising_bias") or 0):
+        out.put("noising_weight", "logit_std", parse_number(settings.get("noising_weight") or 0) + 1)
+        if bias := parse_number(settings.get("noising_bias") or 0):
             out.put("noising_bias", "logit_mean", bias)
 
 
 def _weight(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
-    if bare(value) == "minsnrgamma":
-        out.put(name, "min_snr_gamma", number(settings.get("loss_weight_strength") or 5))
-    elif bare(value) == "constant":
+    if normalize_name(value) == "minsnrgamma":
+        out.put(name, "min_snr_gamma", parse_number(settings.get("loss_weight_strength") or 5))
+    elif normalize_name(value) == "constant":
         out.note(name, "is always the case here")
     else:
-        out.none(name, f"{for_message(value)}: only min-SNR weighting is supported")
+        out.unsupported(name, f"{for_message(value)}: only min-SNR weighting is supported")
 
 
 def _betas(first: str, second: str) -> Reader:
     return lambda out, name, value, settings: out.put(
-        name, "betas", (number(settings.get(first) or 0.9), number(settings.get(second) or 0.999))
+        name, "betas", (parse_number(settings.get(first) or 0.9), parse_number(settings.get(second) or 0.999))
     )
 
 
 def _argument(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """Options that only some optimizers have."""
     key = name.rpartition(".")[2]
-    if key in ("d_coef", "d0", "growth_rate") and "prodigy" in bare(settings.get("optimizer.optimizer")):
-        out.fields["optimizer_args"] = {**out.fields.get("optimizer_args", {}), key: scalar(value)}
+    if key in ("d_coef", "d0", "growth_rate") and "prodigy" in normalize_name(settings.get("optimizer.optimizer")):
+        out.fields["optimizer_args"] = {**out.fields.get("optimizer_args", {}), key: parse_scalar(value)}
         out.mapping[name] = "optimizer_args"
     else:
         out.note(name, "optimizers use their own defaults here")
@@ -261,30 +263,30 @@ ONE_TRAINER: Final = SettingsDialect(
         "training_method": lambda out, name, value, settings: (
             out.note(name, "adapters are always trained") if value == "LORA"
             else out.problems.append(f"{name}: {for_message(value)} trains no adapter; only LORA is supported")),
-        "lora_rank": when("rank", lambda g: bare(g.get("peft_type", "lora")) != "lokr", "lokr_dim is used"),
-        "lokr_dim": when("rank", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
-        "lokr_decompose_factor": when("lokr_factor", lambda g: bare(g.get("peft_type")) == "lokr", NO_PART),
-        "peft_type": _peft, "learning_rate": _rate, "unet_learning_rate": _rate, "text_caching": when(
-            "cache_text", lambda g: not any(truth(g.get(f"{each}.train", True)) for each in _parts(g)[1]), ELSEWHERE), "resolution": largest, "train_dtype": precision,
+        "lora_rank": used_if("rank", lambda g: normalize_name(g.get("peft_type", "lora")) != "lokr", "lokr_dim is used"),
+        "lokr_dim": used_if("rank", lambda g: normalize_name(g.get("peft_type")) == "lokr", NO_PART),
+        "lokr_decompose_factor": used_if("lokr_factor", lambda g: normalize_name(g.get("peft_type")) == "lokr", NO_PART),
+        "peft_type": _peft, "learning_rate": _rate, "unet_learning_rate": _rate, "text_caching": used_if(
+            "cache_text", lambda g: not any(parse_bool(g.get(f"{each}.train", True)) for each in _parts(g)[1]), ELSEWHERE), "resolution": largest_resolution, "train_dtype": precision,
         "output_dtype": save_dtype, "output_model_destination": _destination, "optimizer": optimizer,
         "optimizer.optimizer": optimizer, "optimizer.beta1": _betas("optimizer.beta1", "optimizer.beta2"),
         "optimizer.beta2": _betas("optimizer.beta1", "optimizer.beta2"), "optimizer.*": _argument,
-        "learning_rate_scheduler": schedule, "learning_rate_cycles": restarts("learning_rate_scheduler"),
+        "learning_rate_scheduler": lr_scheduler, "learning_rate_cycles": cosine_cycles("learning_rate_scheduler"),
         "ema": lambda out, name, value, settings: out.put(
-            name, "ema_decay", 0.0 if bare(value) == "off" else number(settings.get("ema_decay") or 0.999)),
+            name, "ema_decay", 0.0 if normalize_name(value) == "off" else parse_number(settings.get("ema_decay") or 0.999)),
         "layer_filter": _filter, "layer_filter_preset": _filter, "timestep_distribution": _distribution,
         "loss_weight_fn": _weight, "save_every": _every("save_every"), "save_after": _every("save_every"),
         "sample_after": _every("sample_every"), "concepts.*": _concept,
         "unet.*": _part, "transformer.*": _part, "text_encoder*.*": _part, "vae.*": _part,
         "text_encoder_layer_skip": _skip,
         "force_v_prediction": lambda out, name, value, settings: (
-            out.put(name, "objective", "v_prediction") if truth(value) else out.unset.append(name)),
+            out.put(name, "objective", "v_prediction") if parse_bool(value) else out.unset.append(name)),
         "force_epsilon_prediction": lambda out, name, value, settings: (
-            out.put(name, "objective", "epsilon") if truth(value) else out.unset.append(name)),
+            out.put(name, "objective", "epsilon") if parse_bool(value) else out.unset.append(name)),
         "gradient_checkpointing": lambda out, name, value, settings: out.put(
-            name, "gradient_checkpointing", "off" if bare(value) in ("off", "false") else "full"),
-        "continue_last_backup": flag("resume", "auto", "never"), "rolling_backup_count": when(
-            "keep_last", lambda g: truth(g.get("rolling_backup") or False), ELSEWHERE),
+            name, "gradient_checkpointing", "off" if normalize_name(value) in ("off", "false") else "full"),
+        "continue_last_backup": switch("resume", "auto", "never"), "rolling_backup_count": used_if(
+            "keep_last", lambda g: parse_bool(g.get("rolling_backup") or False), ELSEWHERE),
         "output_model_format": choice("dialect", {
             "safetensors": "kohya", "legacylora": "kohya", "kohyalora": "kohya", "comfylora": "kohya",
             "diffuserslora": "diffusers", "diffusers": "diffusers"}, "an import writes kohya's names"),

@@ -44,7 +44,7 @@ class Translation:
         self.fields.setdefault(ours, value)
         self.mapping[theirs] = ours
 
-    def none(self, theirs: str, why: str) -> None:
+    def unsupported(self, theirs: str, why: str) -> None:
         self.no_equivalent.append(f"{theirs}: {why}")
 
     def note(self, theirs: str, why: str) -> None:
@@ -95,7 +95,7 @@ def translate(settings: Mapping[str, Any], dialect: SettingsDialect, own: frozen
             if value in _OFF or value in (_entry(dialect.neutral, name) or ()):
                 out.unset.append(name)
             else:
-                out.none(name, why)
+                out.unsupported(name, why)
         else:
             out.unknown.append(name)
     if dialect.finish is not None:
@@ -114,15 +114,15 @@ def known_names(dialect: SettingsDialect) -> list[str]:
 # --- notations of a value -------------------------------------------------------------------------------------------
 
 
-def bare(value: Any) -> str:
+def normalize_name(value: Any) -> str:
     """A name without its case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are one."""
     return "".join(
         letter for letter in (value if isinstance(value, str) else for_message(value))[:100].lower() if letter.isalnum()
     )
 
 
-def truth(value: Any) -> bool:
-    text = bare(value)
+def parse_bool(value: Any) -> bool:
+    text = normalize_name(value)
     if text in ("true", "1", "yes", "on"):
         return True
     if text in ("false", "0", "no", "off", "none"):
@@ -130,7 +130,7 @@ def truth(value: Any) -> bool:
     raise ValueError(f"expected true or false, got {for_message(value)}")
 
 
-def number(value: Any) -> float:
+def parse_number(value: Any) -> float:
     try:
         if (
             isinstance(value, int | float | str)
@@ -143,28 +143,28 @@ def number(value: Any) -> float:
     raise ValueError(f"expected a number, got {for_message(value)}")
 
 
-def whole(value: Any) -> int:
-    if (parsed := number(value)) != int(parsed):
+def parse_int(value: Any) -> int:
+    if (parsed := parse_number(value)) != int(parsed):
         raise ValueError(f"expected a whole number, got {for_message(value)}")
     return int(parsed)
 
 
 def choice(ours: str, table: Mapping[str, str], otherwise: str) -> Reader:
     def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-        if bare(value) in table:
-            out.put(name, ours, table[bare(value)])
+        if normalize_name(value) in table:
+            out.put(name, ours, table[normalize_name(value)])
         else:
             supported = ", ".join(dict.fromkeys(table.values()))
-            out.none(name, f"{for_message(value)} is not supported, only {supported}; {otherwise}")
+            out.unsupported(name, f"{for_message(value)} is not supported, only {supported}; {otherwise}")
 
     return read
 
 
-def flag(ours: str, on: Any, off: Any) -> Reader:
-    return lambda out, name, value, settings: out.put(name, ours, on if truth(value) else off)
+def switch(ours: str, on: Any, off: Any) -> Reader:
+    return lambda out, name, value, settings: out.put(name, ours, on if parse_bool(value) else off)
 
 
-def pairs(value: Any) -> dict[str, str]:
+def parse_pairs(value: Any) -> dict[str, str]:
     """["a=1", "b=2"], "a=1 b=2" or a table."""
     if isinstance(value, Mapping):
         return {str(name): each for name, each in value.items()}
@@ -174,7 +174,7 @@ def pairs(value: Any) -> dict[str, str]:
     return {name.strip(): text.strip() for name, _, text in (each.partition("=") for each in listed)}
 
 
-def scalar(value: Any) -> Any:
+def parse_scalar(value: Any) -> Any:
     """true, 3, 0.5 out of text; other text as it is."""
     if not isinstance(value, str):
         return value
@@ -189,10 +189,10 @@ def scalar(value: Any) -> Any:
     return value
 
 
-def sizes(value: Any) -> list[int]:
+def parse_sizes(value: Any) -> list[int]:
     """1024, "1024,1024", "512x768" or [512, 768]: the sides."""
     listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    sides = [whole(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
+    sides = [parse_int(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
     if not sides or min(sides) < 1:
         raise ValueError(f"expected a size, got {for_message(value)}")
     return sides
@@ -214,32 +214,32 @@ PRECISIONS = {
 optimizer = choice(
     "optimizer", OPTIMIZERS, "an import uses adamw, at the learning rate of the file, which may not suit it"
 )
-schedule = choice("lr_scheduler", SCHEDULES, "an import keeps the rate constant")
+lr_scheduler = choice("lr_scheduler", SCHEDULES, "an import keeps the rate constant")
 precision = choice("precision", PRECISIONS, "an import leaves it to the model's preset")
 save_dtype = choice("save_dtype", PRECISIONS, "an import writes fp16")
 
 
 def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     rest: dict[str, Any] = {}
-    for key, argument in pairs(value).items():
+    for key, argument in parse_pairs(value).items():
         if key == "betas":
             listed = argument.strip("()[] ").split(",") if isinstance(argument, str) else argument
-            out.put(f"{name}.betas", "betas", tuple(number(each) for each in listed))
+            out.put(f"{name}.betas", "betas", tuple(parse_number(each) for each in listed))
         elif key in ("weight_decay", "eps"):
-            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), number(argument))
+            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), parse_number(argument))
         else:
-            rest[key] = scalar(argument)
+            rest[key] = parse_scalar(argument)
     out.mapping[name] = "optimizer_args"
     if rest or not value:
         out.put(name, "optimizer_args", rest)
 
 
-def restarts(kind: str) -> Reader:
+def cosine_cycles(kind: str) -> Reader:
     """Cycles of a cosine; the other schedulers of their tool ignore it."""
 
     def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-        if whole(value) > 1 and "restarts" in bare(settings.get(kind)):
-            out.put(name, "cosine_cycles", whole(value))
+        if parse_int(value) > 1 and "restarts" in normalize_name(settings.get(kind)):
+            out.put(name, "cosine_cycles", parse_int(value))
         else:
             out.note(name, "only used by cosine_with_restarts")
 
@@ -254,18 +254,20 @@ NO_PART = "is not used by this run"
 LOSS = "the loss is plain MSE"
 
 
-def largest(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+def largest_resolution(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """Their tools train several resolutions together; here the largest is trained."""
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-    areas = sorted(round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in map(sizes, listed))
+    areas = sorted(
+        round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in map(parse_sizes, listed)
+    )
     if not areas:
         raise ValueError("expected a size, got none")
     out.put(name, "resolution", areas[-1])
     if len(areas) > 1:
-        out.none(f"{name}.others", f"one resolution is trained: {areas[-1]}, the largest; not {areas[:-1]}")
+        out.unsupported(f"{name}.others", f"one resolution is trained: {areas[-1]}, the largest; not {areas[:-1]}")
 
 
-def when(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
+def used_if(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
     """Used where the switch it belongs to is on."""
 
     def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
@@ -274,7 +276,7 @@ def when(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> R
     return read
 
 
-def contains(out: Translation, name: str, value: Any, ours: str) -> None:
+def substring_patterns(out: Translation, name: str, value: Any, ours: str) -> None:
     """Substrings of module names, as patterns."""
     listed = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str) and each]
     patterns = [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]

@@ -22,7 +22,7 @@ from inweave.layers.algorithms import obstacle
 from inweave.layers.eligible import geometry_of, ineligible
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, sites
-from inweave.ops.kinds import transposed_weights
+from inweave.ops.kinds import stored_transposed
 from inweave.targets.cut import join, swapped
 from inweave.targets.index import ModelIndex, index_from_names
 from inweave.targets.links import Shape
@@ -99,7 +99,7 @@ def _part(placement: Placement) -> Factors | str:
     """The factors of one placement's own rows."""
     factors: Factors | None = placement.factors
     if placement.creates or placement.widen is not None:
-        return "it makes or widens a weight"
+        return "it creates or widens a weight"
     if placement.transpose or placement.whole:
         return "its rows cannot be separated from those of other weights"
     if placement.source is not None:
@@ -157,8 +157,14 @@ def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict
         if not (hidden and ".adapters." in name and name.startswith(hidden))
     }
     if logical:
-        shapes |= {name: shapes[name][::-1] for name in transposed_weights(model) if name in shapes}
+        shapes |= {name: shapes[name][::-1] for name in _transposed_weights(model) if name in shapes}
     if "embeddings.token_embedding.weight" in shapes and not any(name.startswith("text_model.") for name in shapes):
         own = {f"text_model.{name}": name for name in shapes}  # CLIP has it in its files, but not in memory
         return index_from_names({disk: shapes[name] for disk, name in own.items()}), own
     return index_from_names(shapes), {}
+
+
+def _transposed_weights(model: nn.Module) -> list[str]:
+    """The weights that registered modules, with or without adapters, store as (in, out)."""
+    modules = ((site, site.module.base if isinstance(site.module, LoraLayer) else site.module) for site in sites(model))
+    return [f"{name}.weight" for site, module in modules if stored_transposed(module) for name in site.names]

@@ -1,7 +1,7 @@
-"""What is asked of a whole model: which adapters act, how strongly, merged or not.
+"""Operations on a whole model: which adapters act, how strongly, merged or not.
 
 Each function takes any module that contains LoRA layers (or is one) and does the same to all of them, or to none:
-what cannot be done is found out before the first layer is touched, and a merge that fails is taken back.
+everything is checked before the first layer is touched, and a merge that fails is undone.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     trainable(model, pattern)   the chosen weights become the model's own copies and require a gradient
     freeze(model, pattern)      they no longer do
-    freeze_base, thaw_base      what `inject` and `eject` do: the base's own state, remembered and given back
+    freeze_base, thaw_base      what `inject` and `eject` do: the base's own state, saved and restored
 
-A pattern is what `inject` takes as targets, held against the names of parameters (`lm_head.weight`) and of the
+A pattern is what `inject` takes as targets, compared with the names of parameters (`lm_head.weight`) and of the
 modules they are in (`norm1`). A frozen weight may be a view of a mapped file; what is trained is always owned.
 """
 
@@ -32,7 +32,7 @@ def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None =
     names = _chosen(homes, pattern)
     for name in names:
         if not _parameter(homes, name).is_floating_point():
-            raise TargetError(f"{name}: {_parameter(homes, name).dtype} numbers cannot be trained")
+            raise TargetError(f"{name}: parameters of {_parameter(homes, name).dtype} cannot be trained")
         for module, _ in homes[name]:
             if isinstance(module, LoraLayer):
                 module.require_unmerged("make a weight trainable")

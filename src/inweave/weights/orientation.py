@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import nn
 
 from inweave.adapter import Adapter
-from inweave.ops.kinds import transposed_weights
+from inweave.ops.kinds import stored_transposed
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
@@ -29,7 +29,9 @@ class Orientation:
         self._transposed: set[tuple[str, str]] = set()
         for name, network in networks.items():
             shapes = {key: tuple(value.shape) for key, value in floating_state(network).items()}
-            if transposed := [tensor for tensor in transposed_weights(network) if tensor in shapes]:
+            modules = network.named_modules(remove_duplicate=False)
+            names = [f"{path}.weight".lstrip(".") for path, module in modules if stored_transposed(module)]
+            if transposed := [tensor for tensor in names if tensor in shapes]:
                 self._transposed |= {(name, tensor) for tensor in transposed}
                 logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})
                 self._index = ModelIndex({**self._index.components, name: logical})

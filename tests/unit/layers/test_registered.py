@@ -19,6 +19,7 @@ from inweave.layers import (
     LinearKind,
     attach,
     collect,
+    delete,
     eject,
     inject,
     lora_layers,
@@ -172,6 +173,9 @@ def test_a_transposed_weight_by_every_road(name: str) -> None:
     branch = layer_of(model).branch("default")
     expected = base["layer"](x) + functional.linear(functional.linear(x, branch.down), branch.up)
     torch.testing.assert_close(model["layer"](x), expected)
+    attach(model, adapter, name="again")
+    torch.testing.assert_close(model["layer"](x), 2 * expected - base["layer"](x))
+    delete(model, "again")
     live = copy.deepcopy(base)
     weaver = inweave.Weaver({"unet": live})
     weaver.apply([(adapter, 1.0)])

@@ -71,13 +71,10 @@ def kind_of(module: nn.Module) -> LayerKind | None:
     return _CONV1D_OF_TRANSFORMERS if _is_conv1d_of_transformers(module) else None
 
 
-def transposed_weights(model: nn.Module) -> list[str]:
-    """The names of weights that registered modules store as (in, out); a file does not know, and a shape may be square."""
-    return [
-        f"{name}.weight" if name else "weight"
-        for name, module in model.named_modules(remove_duplicate=False)
-        if (kind := registered_kind(module)) is not None and kind.transposed and not kind.embedding
-    ]
+def stored_transposed(module: nn.Module) -> bool:
+    """Whether a registered module stores its weight as (in, out): a file does not say, and the shape may be square."""
+    kind = registered_kind(module)
+    return kind is not None and kind.transposed and not kind.embedding
 
 
 def _is_conv1d_of_transformers(module: nn.Module) -> bool:

@@ -20,10 +20,12 @@ from inweave.errors import ConfigError  # noqa: E402
 from inweave.exchange.check import check  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
-from tests.peers.test_families import PROMPT, assert_other, assert_same, ours, requests, theirs  # noqa: E402
+from tests.peers.test_families import FLOWS, PROMPT, assert_other, assert_same, ours, requests, theirs  # noqa: E402
 from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
 
-VARIANTS = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell")
+VARIANTS = (
+    "sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image",
+)  # fmt: skip
 STEPS = 3
 
 
@@ -59,15 +61,15 @@ def drawn_by_diffusers(variant: str, file: Path) -> Any:
     ("variant", "text"), [(v, v in ("sd1.5", "sdxl", "sd3-medium", "flux1-dev")) for v in VARIANTS], ids=VARIANTS
 )
 def test_every_family(variant: str, text: bool, tmp_path: Path) -> None:
-    """SD 1, 2 and XL in kohya's dialect; of SD 3 and Flux with text encoders diffusers reads its own only."""
-    flow = variant.startswith(("sd3", "flux"))
+    """SD 1, 2 and XL in kohya's dialect; of the others with text encoders diffusers reads its own only."""
+    flow = variant.startswith(FLOWS)
     file, losses = trained(
         variant, tmp_path, train_text_encoders=text, cache_text=not text, dialect="diffusers" if flow else "kohya"
     )
     assert sorted(losses, reverse=True) == losses and losses[-1] < 0.995 * losses[0]
     verdict = check(file, file_index(shared_model(variant)))
     assert verdict.ok and verdict.report.placed == verdict.report.tensors > 0
-    clips = {"sd1": 1, "sd2": 1, "sdx": 2, "sd3": 2, "flu": 1}[variant[:3]]
+    clips = {"sd1": 1, "sd2": 1, "sdx": 2, "sd3": 2, "flu": 1}.get(variant[:3], 0)
     assert set(verdict.report.components) == {"unet", *(f"te{n + 1}" for n in range(clips) if text)}
     mine, _ = requests(variant)
     found = ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0]
@@ -103,7 +105,7 @@ def test_kohya_keys_are_those_other_programs_look_for(variant: str, roots: set[s
     assert check(file, file_index(shared_model(variant))).ok
 
 
-@pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev"])
+@pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_kohya_files_of_transformers_draw_the_same(variant: str, tmp_path: Path) -> None:
     """Fused in the file, apart in the model: the same picture as from diffusers' dialect."""
     pictures = []

@@ -27,12 +27,13 @@ from inweave.models import bundled
 from inweave.models import folder as reading
 from inweave.models.families import CLASSES
 from inweave.models.variants import find_variant
+from tests.peers import tiny_qwen
 from tests.peers.models import adapter_from, index_of, random_lora
 
 #: every variant whose structure differs from the others'
 VARIANTS = (
     "sd1.5", "sd1.5-inpaint", "sd2.1", "sd2-inpaint", "sdxl", "sdxl-turbo", "sdxl-inpaint", "sd3-medium",
-    "sd3.5-medium", "flux1-dev", "flux1-schnell",
+    "sd3.5-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "z-image", "qwen-image",
 )  # fmt: skip
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 _CLIPS = (transformers.CLIPTextModel, transformers.CLIPTextModelWithProjection)
@@ -51,9 +52,15 @@ _SD3 = {"attention_head_dim": 8, "num_attention_heads": 2, "caption_projection_d
         "sample_size": 8}  # fmt: skip
 _FLUX = {"attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "num_attention_heads": 2, "num_layers": 2,
          "num_single_layers": 2, "joint_attention_dim": WIDTH + SECOND, "pooled_projection_dim": WIDTH}  # fmt: skip
+_Z_IMAGE = {"dim": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 2, "n_refiner_layers": 1, "axes_dims": [4, 2, 2],
+            "cap_feat_dim": tiny_qwen.WIDTH}  # fmt: skip
+_QWEN_IMAGE = {"attention_head_dim": 8, "axes_dims_rope": [4, 2, 2], "num_attention_heads": 2, "num_layers": 2,
+               "joint_attention_dim": tiny_qwen.WIDTH}  # fmt: skip
+_VIDEO_VAE = {"base_dim": 4, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 2}
 _T5 = {"d_model": WIDTH + SECOND, "d_ff": 24, "d_kv": 8, "num_heads": 2, "num_layers": 2, "num_decoder_layers": 2}
 
-_PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux"}
+_PIPELINES = {"sd": "StableDiffusion", "sdxl": "StableDiffusionXL", "sd3": "StableDiffusion3", "flux": "Flux",
+              "z-image": "ZImage", "qwen-image": "QwenImage"}  # fmt: skip
 _TOKENIZERS: dict[str, Any] = {}
 _KEEP = tempfile.TemporaryDirectory(prefix="inweave-tiny-")  # until the process ends
 
@@ -89,10 +96,12 @@ def pipeline(variant: str) -> Any:
 
 
 def tokenizer(variant: str, part: str) -> Any:
-    """There are three: two of CLIP that differ in their padding, and T5's."""
+    """There are four: two of CLIP that differ in their padding, T5's, and Qwen's, which is made here."""
     config = str(bundled.component_config(variant, part))
     if config not in _TOKENIZERS:
-        _TOKENIZERS[config] = bundled.tokenizer(variant, part)
+        class_name, _ = bundled.component_config(variant, part)
+        bundled_one = bundled.has_vocabulary(class_name)
+        _TOKENIZERS[config] = bundled.tokenizer(variant, part) if bundled_one else tiny_qwen.tokenizer()
     return _TOKENIZERS[config]
 
 
@@ -121,7 +130,10 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
         return _SDXL if variant.startswith("sdxl") else _SD | heads
     if class_name == "SD3Transformer2DModel":
         return _SD3 | ({"dual_attention_layers": [0, 1]} if variant == "sd3.5-medium" else {})
-    sizes = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5}
+    sizes = {"AutoencoderKL": _VAE, "FluxTransformer2DModel": _FLUX, "T5EncoderModel": _T5,
+             "ZImageTransformer2DModel": _Z_IMAGE, "Qwen3Model": tiny_qwen.QWEN3,
+             "QwenImageTransformer2DModel": _QWEN_IMAGE, "AutoencoderKLQwenImage": _VIDEO_VAE,
+             "Qwen2_5_VLForConditionalGeneration": tiny_qwen.QWEN2_5}  # fmt: skip
     second = {"hidden_size": SECOND, "projection_dim": SECOND} if part == "text_encoder_2" else {}
     return sizes.get(class_name, _CLIP | second)
 
@@ -184,7 +196,9 @@ def _kohya(key: str) -> str:
 
 
 def _layer(name: str) -> bool:
-    return name.split(".")[-1] != "attn" and (".attn" in name or ".ff" in name)
+    return name.split(".")[-1] != "attn" and any(
+        part in name for part in (".attn", ".ff", ".attention.", "feed", "_mlp.")
+    )
 
 
 def _encoder_layer(name: str) -> bool:

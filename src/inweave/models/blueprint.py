@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import FormatError
-from inweave.models.families.base import Family, Variant
+from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.weights.source import WeightSource
 
 
@@ -50,9 +50,17 @@ class Blueprint:
 
 
 def check_complete(blueprint: Blueprint) -> None:
-    """Refuse a model that lacks a network its family cannot do without."""
-    required = [network.folder for network in blueprint.family.networks if network.required]
+    """Refuse a model that lacks a network or a tokenizer its family cannot do without."""
+    required = list(dict.fromkeys(network.folder for network in blueprint.family.networks if network.required))
     missing = [folder for folder in required if folder not in blueprint.parts]
+    tokenizers = [folder.replace("text_encoder", "tokenizer") for folder in required if folder in ENCODERS]
+    if unread := [folder for folder in tokenizers if folder not in blueprint.tokenizers]:
+        options = " ".join((*(f"--part {folder}=FILE" for folder in missing), *(f"--part {t}=FOLDER" for t in unread)))
+        raise FormatError(
+            f"{blueprint.name}: {', '.join((*missing, *unread))} missing; this file holds only "
+            f"{', '.join(blueprint.parts)}. Add {options}; a tokenizer that does not come with inweave is a folder with "
+            "vocab.json and merges.txt, or with tokenizer.json"
+        )
     if missing:
         raise FormatError(
             f"{blueprint.name}: {', '.join(missing)} missing; this file holds only {', '.join(blueprint.parts)}. "

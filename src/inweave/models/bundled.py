@@ -78,6 +78,11 @@ def tokenizer(variant: str | Variant, folder: str = "tokenizer") -> PreTrainedTo
     return made
 
 
+def has_vocabulary(class_name: str) -> bool:
+    """Whether the vocabulary of this class of tokenizers comes with the package."""
+    return class_name in _VOCABULARIES
+
+
 def write_skeleton(variant: str | Variant, folder: Path) -> Path:
     """Write a diffusers folder that lacks only the weights; one that has an index already is left alone."""
     known = _variant(variant)

@@ -50,9 +50,10 @@ def open_folder(
                 else part_from_file(Path(file), part, config)
             )
         elif part.startswith("tokenizer"):
-            tokenizers[part] = tokenizer_at(folder / part, class_name)
+            tokenizers[part] = tokenizer_at(Path(files.pop(part, folder / part)), class_name)
     if files:
-        raise ConfigError(f"{folder}: model_index.json has no part {min(files)!r}; its parts are {', '.join(networks)}")
+        parts_there = ", ".join((*networks, *tokenizers))
+        raise ConfigError(f"{folder}: model_index.json has no part {min(files)!r}; its parts are {parts_there}")
     denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{folder}: model_index.json names no unet and no transformer")

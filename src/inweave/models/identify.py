@@ -20,8 +20,9 @@ from inweave.targets import bases
 from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
 from inweave.targets.index import identify as table_of
 from inweave.targets.links import Shape
+from inweave.targets.tables import OWN
 
-_TABLES = {family.table for family in FAMILIES}
+_TABLES = {family.table for family in FAMILIES} - {OWN.name}
 _SUPPORTED = " or ".join(", ".join(dict.fromkeys(family.single_file for family in FAMILIES)).rsplit(", ", 1))
 _ENCODER_FOLDERS = {COMPONENTS[folder]: folder for folder in ENCODERS}
 
@@ -63,6 +64,8 @@ def _denoiser(shapes: Mapping[str, Shape]) -> tuple[str, str, dict[str, Shape]]:
     ]
     for prefix, tensors in (*candidates, ("", bare)):
         table, naming = table_of(name for name in tensors if not name.endswith(QUANTIZATION))
+        if table.name == OWN.name and any(family.identify(tensors) for family in FAMILIES if family.table == OWN.name):
+            return prefix, table.name, tensors
         if table.name in _TABLES and tensors:
             if naming == "diffusers":
                 raise FormatError(

@@ -25,7 +25,7 @@ from torch import nn
 
 from inweave.errors import FormatError
 from inweave.models.blueprint import Blueprint, Part
-from inweave.models.families import CLASSES
+from inweave.models.families import CLASSES, TEXT_MODELS
 from inweave.models.families.base import COMPONENTS, ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
@@ -155,6 +155,7 @@ def load_model(
                 source = MergedSource(Cast(source, precision), plans, component=component, index=index)
             build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision)
             _fill_buffers(network, target)
+            blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {COMPONENTS[folder]: network for folder, network in networks.items() if folder in COMPONENTS}
@@ -222,7 +223,10 @@ def on_meta(part: Part) -> nn.Module:
             if CLASSES[part.class_name] == "diffusers":
                 network = kind.from_config(dict(part.config))
             else:
-                network = kind(kind.config_class.from_dict(dict(part.config)))
+                config = kind.config_class.from_dict(dict(part.config))
+                if part.class_name in TEXT_MODELS:
+                    kind, config = getattr(library, TEXT_MODELS[part.class_name]), config.get_text_config()
+                network = kind(config)
         except (TypeError, ValueError, KeyError) as error:
             raise FormatError(
                 f"{part.folder}: its configuration cannot be used for a {part.class_name}: {error}"
@@ -258,10 +262,15 @@ def _make_contiguous(network: nn.Module) -> None:
 def _fill_buffers(network: nn.Module, device: torch.device) -> None:
     """Buffers that no file stores: on the meta device they were made without numbers."""
     for prefix, module in network.named_modules():
+        rotary: nn.Module | None = None
         for leaf in module._non_persistent_buffers_set:
             old = module._buffers.get(leaf)
             if old is None or not old.is_meta:
                 continue
-            if leaf != "position_ids":
+            if leaf == "position_ids":
+                module._buffers[leaf] = torch.arange(old.shape[-1], device=device).expand(old.shape).clone()
+            elif hasattr(module, "compute_default_rope_parameters"):  # frequencies, from the configuration alone
+                rotary = rotary or type(module)(module.config)
+                module._buffers[leaf] = rotary.get_buffer(leaf).to(device)
+            else:
                 raise FormatError(f"{prefix}.{leaf}: a buffer that files do not store and inweave cannot compute")
-            module._buffers[leaf] = torch.arange(old.shape[-1], device=device).expand(old.shape).clone()

@@ -1,8 +1,9 @@
 """A source under the names a live module has.
 
-Files and modules disagree in three small ways, all of them older than the code that reads them:
+Files and modules disagree in four small ways, all of them older than the code that reads them:
 
     text_model.encoder...                 transformers dropped the level in memory, files keep it (and the reverse)
+    model.layers...                       the same of a language model built without its head, or out of a larger one
     mid_block.attentions.0.query          the attention of old VAE files, today `to_q` (key, value, proj_attn likewise)
     [c, c, 1, 1] for [c, c]               the same attention stored as a 1x1 convolution
 
@@ -29,7 +30,9 @@ IDLE = re.compile(
     r"|(.*\.)?encoder\.layers\.23\..*"  # the last layer of OpenCLIP ViT-H, which SD 2 leaves out
     r"|text_projection(\.weight)?$|transformer\.text_projection$"  # where the module has no projection
     r"|encoder\.embed_tokens\.weight$|decoder\..*|lm_head\.weight$"  # T5: tied to `shared`, or not the encoder's
+    r"|(model\.)?visual\..*"  # the image encoder beside a language model of which only the text model is built
 )
+_LEVELS = ("text_model", "model", "model.language_model")
 _OLD_ATTENTION = {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}
 _ATTENTION = re.compile(r"(.*\.attentions\.\d+)\.(to_q|to_k|to_v|to_out\.0)\.(weight|bias)")
 
@@ -98,7 +101,7 @@ def under_names_of(module: nn.Module, source: WeightSource) -> WeightSource:
 
 
 def _spellings(name: str) -> list[str]:
-    spellings = [name, f"text_model.{name}", name.removeprefix("text_model.")]
+    spellings = [name, *(f"{level}.{name}" for level in _LEVELS), name.removeprefix("text_model.")]
     if match := _ATTENTION.fullmatch(name):
         spellings.append(f"{match[1]}.{_OLD_ATTENTION[match[2]]}.{match[3]}")
     if name == "shared.weight":

@@ -18,7 +18,7 @@ from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import open_container, read_json
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, Part, check_complete
-from inweave.models.families import CLASSES, family_of
+from inweave.models.families import CLASSES, TOKENIZERS, family_of
 from inweave.models.families.base import Variant
 from inweave.models.folder import (
     Config,
@@ -53,7 +53,9 @@ def open_single(
         chosen, prefixes, evidence = known, identified.parts, identified.evidence
         configs = {folder: bundled.component_config(known, folder) for folder in bundled.folders(known)}
         tokenizers: dict[str, Callable[[], Any]] = {
-            folder: partial(bundled.tokenizer, known, folder) for folder in configs if folder.startswith("tokenizer")
+            folder: partial(bundled.tokenizer, known, folder)
+            for folder, (class_name, _) in configs.items()
+            if folder.startswith("tokenizer") and bundled.has_vocabulary(class_name)
         }
         settings: dict[str, Any] = {}
     else:
@@ -68,10 +70,13 @@ def open_single(
         if folder in configs
     }
     for folder, file in (parts or {}).items():
-        known_parts = [part for part, (class_name, _) in configs.items() if class_name in CLASSES]
+        known_parts = [part for part, (class_name, _) in configs.items() if class_name in (*CLASSES, *TOKENIZERS)]
         if folder not in known_parts:
             raise ConfigError(f"{path}: this model has no part {folder!r}; its parts are {', '.join(known_parts)}")
-        networks[folder] = part_from_file(Path(file), folder, configs[folder])
+        if folder.startswith("tokenizer"):
+            tokenizers[folder] = tokenizer_at(Path(file), configs[folder][0])
+        else:
+            networks[folder] = part_from_file(Path(file), folder, configs[folder])
     denoiser = networks.get("transformer") or networks.get("unet")
     if denoiser is None:
         raise FormatError(f"{path}: no denoiser in this file")
@@ -93,6 +98,7 @@ def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[]
         elif part == "scheduler":
             configs[part] = (class_name, read_json(folder / part / "scheduler_config.json"))
         elif part.startswith("tokenizer"):
+            configs[part] = (class_name, {})
             tokenizers[part] = tokenizer_at(folder / part, class_name)
     if "scheduler" not in configs:
         raise FormatError(f"{folder}: model_index.json names no scheduler")

@@ -31,6 +31,8 @@ SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
     ("text_encoders.clip_l.transformer.", "te1"),
     ("text_encoders.clip_g.transformer.", "te2"),
     ("text_encoders.t5xxl.transformer.", "te3"),
+    ("text_encoders.qwen3_4b.transformer.", "te1"),
+    ("text_encoders.qwen25_7b.transformer.", "te1"),
     ("first_stage_model.", "vae"),
     ("vae.", "vae"),
     ("model_ema.", "ema"),

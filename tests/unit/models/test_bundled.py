@@ -75,18 +75,24 @@ def test_published_values(name: str) -> None:
     """The numbers that make pictures wrong without an error."""
     variant = find_variant(name)
     assert variant is not None
-    _, vae = bundled.component_config(name, "vae")
-    assert (vae["scaling_factor"], vae.get("shift_factor"), vae["latent_channels"]) == {
-        "sd": (0.18215, None, 4), "sdxl": (0.13025, None, 4),
-        "sd3": (1.5305, 0.0609, 16), "flux": (0.3611, 0.1159, 16),
-    }[variant.family]  # fmt: skip
-    assert vae["force_upcast"] is True
-    assert vae.get("use_quant_conv", True) is (variant.family in ("sd", "sdxl"))
+    class_name, vae = bundled.component_config(name, "vae")
+    if class_name == "AutoencoderKL":
+        assert (vae["scaling_factor"], vae.get("shift_factor"), vae["latent_channels"]) == {
+            "sd": (0.18215, None, 4), "sdxl": (0.13025, None, 4),
+            "sd3": (1.5305, 0.0609, 16), "flux": (0.3611, 0.1159, 16), "z-image": (0.3611, 0.1159, 16),
+        }[variant.family]  # fmt: skip
+        assert vae["force_upcast"] is True
+        assert vae.get("use_quant_conv", True) is (variant.family in ("sd", "sdxl"))
+    else:  # whose class has the published values as its defaults
+        defaults = getattr(diffusers, class_name)().config
+        assert {key: list(defaults[key]) for key in ("latents_mean", "latents_std", "temperal_downsample")} == {
+            key: vae[key] for key in ("latents_mean", "latents_std", "temperal_downsample")
+        }
     class_name, scheduler = bundled.component_config(name, "scheduler")
     if variant.prediction == "flow":
         assert class_name == "FlowMatchEulerDiscreteScheduler"
-        assert scheduler["shift"] == (1.0 if name == "flux1-schnell" else 3.0)
-        assert scheduler.get("use_dynamic_shifting", False) is (name == "flux1-dev")
+        assert scheduler["shift"] == {"flux1-schnell": 1.0, "z-image": 6.0, "qwen-image": 1.0}.get(name, 3.0)
+        assert scheduler.get("use_dynamic_shifting", False) is (name in ("flux1-dev", "qwen-image"))
     else:
         assert (scheduler["beta_start"], scheduler["beta_end"]) == (0.00085, 0.012)
         assert (scheduler["beta_schedule"], scheduler["steps_offset"]) == ("scaled_linear", 1)

@@ -108,6 +108,21 @@ def test_marks_of_velocity_and_zero_snr() -> None:
     assert (old.name, old.prediction) == ("sd1.5", "v_prediction")
 
 
+def test_z_image_is_taken_for_turbo_unless_metadata_says_otherwise() -> None:
+    unnamed = identify(known("z-image-turbo"), {})
+    assert (unnamed.variant.name, unnamed.parts) == ("z-image-turbo", {"transformer": UNET})
+    assert "assumed" in unnamed.evidence[-1]
+    assert identify(known("z-image-turbo"), {"modelspec.title": "Z-Image Base"}).variant.name == "z-image"
+
+
+def test_qwen_image_has_one_naming_with_and_without_a_prefix() -> None:
+    prefixed = known("qwen-image")
+    assert identify(prefixed, {}).parts == {"transformer": UNET}
+    bare = {name.removeprefix(UNET): shape for name, shape in prefixed.items()}
+    found = identify(bare, {})
+    assert (found.variant.name, found.parts) == ("qwen-image", {"transformer": ""})
+
+
 @pytest.mark.parametrize(("base", "turbo"), [("sdxl", "sdxl-turbo"), ("sd3.5-large", "sd3.5-large-turbo")])
 def test_only_metadata_tells_turbo(base: str, turbo: str) -> None:
     unsaid = identify(known(base), {"modelspec.title": "a model"})
@@ -133,7 +148,8 @@ def cut(base: str, ending: str) -> Shapes:
         (lambda: known("sd1.5") | {f"{UNET}input_blocks.0.0.weight": (320, 8, 3, 3)}, "8 input channels; expected 4"),
         (lambda: base_listing("flux1_fill_dev_bfl"), "width 384; expected 64"),
         (lambda: known("chroma1-hd"), "Chroma"),
-        (lambda: known("z-image-turbo"), "family z-image"),
+        (lambda: known("lumina2"), "family lumina2"),
+        (lambda: known("qwen-image") | {f"{UNET}time_text_embed.addition_t_embedding.weight": (2, 3072)}, "Qwen-Image-Layered"),
         (lambda: listing("unet-sd1.5"), "in diffusers names"),
         (lambda: known("sd3.5-medium") | {f"{UNET}joint_blocks.24.x_block.attn.qkv.weight": (1, 1)}, "depth 25 with"),
     ],

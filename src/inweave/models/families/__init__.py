@@ -11,14 +11,21 @@ from typing import Any
 from inweave.errors import FormatError
 from inweave.models.families.base import Family
 from inweave.models.families.flux import FLUX
+from inweave.models.families.qwen_image import QWEN_IMAGE
 from inweave.models.families.sd import SD
 from inweave.models.families.sd3 import SD3
 from inweave.models.families.sdxl import SDXL
+from inweave.models.families.z_image import Z_IMAGE
 
-FAMILIES: tuple[Family, ...] = (SD, SDXL, SD3, FLUX)
+FAMILIES: tuple[Family, ...] = (SD, SDXL, SD3, FLUX, Z_IMAGE, QWEN_IMAGE)
 
 #: network classes a model may name, and the library of each; nothing else is ever imported for a file
 CLASSES = {network.class_name: network.library for family in FAMILIES for network in family.networks}
+
+#: network class -> the language model in it, where nothing else of it is used
+TEXT_MODELS = {
+    network.class_name: network.text_model for family in FAMILIES for network in family.networks if network.text_model
+}
 
 #: tokenizer classes a model may name
 TOKENIZERS = tuple(dict.fromkeys(name for family in FAMILIES for name in family.tokenizers))

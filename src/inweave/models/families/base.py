@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from inweave.models.blueprint import Blueprint
     from inweave.models.model import Model
@@ -70,6 +71,7 @@ class Network:
     class_name: str
     library: Literal["diffusers", "transformers"] = "diffusers"
     required: bool = True
+    text_model: str = ""  # the language model inside of it, where that is built alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Family(ABC):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]  # training settings that differ from the defaults
     timesteps: ClassVar[str] = "uniform"  # how training samples them where neither user nor preset says
+    long_text: ClassVar[int] = 3  # chunks of a caption beyond which padding all others to it costs time
     attention: ClassVar[tuple[str, ...]]  # regular expressions for the ends of module names
     feed_forward: ClassVar[tuple[str, ...]]
 
@@ -204,6 +207,9 @@ class Family(ABC):
     @abstractmethod
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         """(ss_base_model_version, modelspec.architecture) of an adapter trained on a model of the family."""
+
+    def complete(self, folder: str, network: nn.Module) -> None:  # noqa: B027 - most have nothing to add
+        """Compute what a network keeps besides parameters and buffers; it was built on the meta device."""
 
     # text
 

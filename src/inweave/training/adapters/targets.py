@@ -47,7 +47,9 @@ def _ends(patterns: Iterable[str]) -> re.Pattern[str]:
 
 _ATTENTION = _ends((*(each for family in FAMILIES for each in family.attention), *_TEXT_ATTENTION))
 _MLP = _ends((*(each for family in FAMILIES for each in family.feed_forward), *_TEXT_MLP))
-_BLOCKS = re.compile(r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|block|blocks|h)\..+")
+_BLOCKS = re.compile(
+    r"(.*\.)?(down_blocks|mid_block|up_blocks|\w*transformer_blocks|layers|\w+_refiner|block|blocks|h)\..+"
+)
 _CONVOLUTIONS = re.compile(r"(.*\.)?(resnets\.\d+\.(conv\d|conv_shortcut)|(down|up)samplers\.\d+\.conv)")
 
 

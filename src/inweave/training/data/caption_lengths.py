@@ -10,8 +10,6 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import example_variants
 from inweave.training.data.types import Dataset, Example, printable_path, subset_defaults, with_defaults
 
-MANY_CHUNKS = 3  # more than these are worth a warning
-
 
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
     """The texts each example may have in the run."""
@@ -36,7 +34,7 @@ def long_caption_warnings(
     model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: int
 ) -> list[str]:
     """A line where one caption slows all of them down."""
-    if chunks <= MANY_CHUNKS:
+    if chunks <= model.family.long_text:
         return []
     longest = (n for n, texts in enumerate(captions) if model.family.chunks_needed(model, list(texts)) == chunks)
     return [

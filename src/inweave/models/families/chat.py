@@ -1,0 +1,106 @@
+"""Families that read prompts with a Qwen language model: a template around the text, and the states of one layer.
+
+    template with the text in it ──► token ids (batch, length) ──► states of layer `layer`, counted from the end,
+                                                                    less the first `dropped` tokens
+
+The length is that of the text. Where rows of a batch have to be alike, texts are padded to multiples of `UNIT` tokens,
+and a mask beside the states says which of them are text. Attention in these models is causal, so padding at the end
+changes no state before it, and rows of different lengths are encoded together without a mask.
+
+The encoders are as large as a denoiser and are never trained; the states of a text are kept instead. A prompt is a
+sentence to them: weights of its words have no meaning here and are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from inweave.models.families.base import (
+    ConditioningRequest,
+    Family,
+    Pieces,
+    PromptTokens,
+    Tensors,
+    device_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from inweave.models.model import Model
+
+QWEN_TOKENIZERS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+ENCODER, MASK = "text_encoder", "text_encoder.mask"
+UNIT = 32  # tokens: what Z-Image pads each text to anyway
+
+
+class ChatFamily(Family):
+    """Tokenizes and encodes with a language model; the denoiser gets states, and a mask where rows are padded."""
+
+    tokenizers = QWEN_TOKENIZERS
+    frozen_encoders = (ENCODER,)
+    long_text = 512 // UNIT
+    template: ClassVar[str]  # the text stands in place of {}
+    dropped: ClassVar[int] = 0  # tokens of the template before the text whose states are not used
+    layer: ClassVar[int] = 1
+    limit: ClassVar[int]  # tokens the denoiser reads
+    empty_text: ClassVar[str] = ""  # what stands for no text at all
+
+    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+        import torch
+
+        from inweave.models.encode import BREAK
+
+        tokenizer = model.tokenizers["tokenizer"]
+        text = " ".join(piece for piece, _ in pieces if piece != BREAK) or self.empty_text
+        row = tokenizer(self.template.replace("{}", text), verbose=False).input_ids
+        warnings = []
+        if (ignored := len(row) - self.dropped - self.limit) > 0:
+            warnings.append(
+                f"the prompt has {len(row) - self.dropped} tokens; the model reads {self.limit}, and the last "
+                f"{ignored} were ignored"
+            )
+        if any(weight != 1.0 for _, weight in pieces):
+            warnings.append("the text encoder is a language model; weights in the prompt were ignored")
+        row = row[: self.dropped + self.limit]
+        length = len(row) - self.dropped
+        units = -(-length // UNIT)
+        ids: Tensors = {}
+        if chunks is not None:
+            padding = max(units, chunks) * UNIT - length
+            row += [tokenizer.pad_token_id] * padding
+            ids[MASK] = (torch.arange(length + padding) < length)[None]
+        ids[ENCODER] = torch.tensor([row])
+        return PromptTokens(ids, {}, units, tuple(warnings))
+
+    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+        states = ids[ENCODER]
+        if not states.is_floating_point():
+            states = self._states(model, states)
+        if MASK not in ids:
+            return {"encoder_hidden_states": states}
+        mask = ids[MASK]
+        return {
+            "encoder_hidden_states": states * mask[..., None].to(states.dtype),
+            "encoder_hidden_states_mask": mask,
+        }
+
+    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+        return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
+
+    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+        import torch
+
+        width: Any = model.networks[ENCODER].config.hidden_size  # type: ignore[union-attr]
+        return {ENCODER: torch.empty(1, chunks * UNIT, width, dtype=model.dtype, device=device)}
+
+    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+        if request.clip_skip is None:
+            return []
+        return ["this model has no CLIP text encoder; clip_skip was ignored"]
+
+    def _states(self, model: Model, ids: torch.Tensor) -> torch.Tensor:
+        encoder: Any = model.networks[ENCODER]
+        hidden = encoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        states: torch.Tensor = hidden[-self.layer][:, self.dropped :]
+        return states

@@ -12,7 +12,7 @@ pytest.importorskip("diffusers")
 
 from inweave.models.embedded import style_folder
 from tests.e2e.test_train_verb import invoked, metadata, quick
-from tests.unit.training.test_language import SONG, write_language_model
+from tests.unit.training.tasks.test_language import SONG, write_language_model
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_what_does_not_fit_says_so(tmp_path: Path, cache: Path) -> None:
 
 
 def test_a_language_model_learns(tmp_path: Path) -> None:
-    from tests.unit.training.test_language import SONG, write_language_model
+    from tests.unit.training.tasks.test_language import SONG, write_language_model
 
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n".join(SONG))

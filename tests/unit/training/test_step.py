@@ -59,7 +59,7 @@ def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_
 
 
 @pytest.mark.parametrize("split", [2, 3, 4])
-def test_pieces_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
+def test_parts_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
     """Of five rows no pieces are equal: each counts by its rows."""
     run = tiny(tmp_path)
     for _ in range(2):
@@ -113,3 +113,32 @@ def test_the_state_is_all_there_is(tmp_path: Path) -> None:
         run.train_step()
         other.train_step()
         assert state_bits(run) == state_bits(other) and torch.equal(run.step.loss, other.step.loss)
+
+
+def test_a_micro_step_is_a_function_of_static_tensors(tmp_path: Path) -> None:
+    """Twice on the same tensors adds twice, and nothing it reads or writes has moved."""
+    run = tiny(tmp_path)
+    for _ in range(2):
+        run.train_step()
+    step = run.step
+    one, other = batches(run, (1, 2), (4, 5))
+    inputs = step.inputs.stage(one)
+    addresses = {name: value.data_ptr() for name, value in inputs.items()}
+    flat = run.flat.values.data_ptr(), run.flat.grads.data_ptr(), step.loss.data_ptr()
+    run.flat.zero_grads()
+    step.loss.zero_()
+    step.share.fill_(0.5)
+    step.micro_step(inputs)
+    once, loss = run.flat.grads.clone(), float(step.loss)
+    step.micro_step(inputs)
+    assert torch.equal(run.flat.grads, 2 * once) and float(step.loss) == 2 * loss
+    assert once.abs().max() > 0
+    staged = step.inputs.stage(other)
+    assert {name: value.data_ptr() for name, value in staged.items()} == addresses
+    assert torch.equal(staged["rows"], other["rows"]) and staged["rows"] is not other["rows"]
+    assert flat == (run.flat.values.data_ptr(), run.flat.grads.data_ptr(), step.loss.data_ptr())
+
+
+def test_a_run_tells_why_its_update_cannot_be_captured(tmp_path: Path) -> None:
+    assert tiny(tmp_path / "a").step.capture_problems == ["device cpu: only CUDA devices have graphs"]
+    assert "optimizer adafactor: " in tiny(tmp_path / "b", optimizer="adafactor").step.capture_problems[0]

@@ -1,20 +1,20 @@
-"""A frozen base too large for one process, spread over all of them: FSDP2 for the base, nothing new for the adapters.
+"""A frozen base too large for one process, sharded over all of them: FSDP2 for the base, nothing new for the adapters.
 
-    base       every weight is cut along its first axis, and each process holds one piece
-    a block    gathered, forward, let go; gathered once more for its backward pass
-    adapters   whole on every process, in the flat buffers: sums, optimizer, checkpoints and files know of nothing
+    base       every weight is split along its first axis, and each process holds one shard
+    a block    all-gathered, forward, freed; all-gathered once more for its backward pass
+    adapters   replicated on every process, in the flat buffers: sums, optimizer, checkpoints and files do not change
 
-The base comes from the host's memory and goes to the device block by block, so that no device ever holds more than its
-pieces and the blocks at work. It is frozen: no gradient of it is made, added up or cut.
+The base comes from host memory and goes to the device block by block, so that no device ever holds more than its shards
+and the blocks being computed. It is frozen: it has no gradients to reduce.
 
-The adapter is that of processes that hold the whole base, bit for bit on the CPU; where what goes into a block is also
-used beside it (the skip connections of UNets), gradients add up in another order, and it is the same up to rounding.
+The adapter is the same as with a replicated base, bit for bit on the CPU; where the input of a block is also used
+elsewhere (the skip connections of UNets), gradients add up in another order, and it is the same up to rounding.
 
-A block is gathered from all processes at once, so all of them go through the network equally often:
+A block is gathered from all processes at once, so all of them run the network equally often:
 
-    a step       as many micro-batches everywhere, never cut in pieces by one process that ran out of memory
-    validation   in rounds; who has no batch left in the last one judges one that does not count (`World.turns`)
-    samples      all processes draw, the first one writes
+    a step       has as many micro-batches everywhere, and is never split by one process that ran out of memory
+    validation   in rounds; a process without a batch in the last one evaluates one that does not count (`World.turns`)
+    samples      all processes generate, the first one writes
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ from inweave.weights.weaver import Weaver
 
 
 def check_shard(config: TrainConfig, world: World) -> None:
-    """Refuse what would otherwise show on a full device."""
+    """Refuse `shard` with a single process."""
     if config.shard and world.size == 1:
         raise ConfigError(
-            "shard: there is one process, and nobody to share the base with; start several (inweave train --gpus 2), "
-            "or leave shard out"
+            "shard: there is only one process to hold the base; start several (inweave train --gpus 2), or leave shard out"
         )
 
 
 def shard_model(model: Model, trained: Mapping[str, nn.Module], world: World) -> str:
-    """`shard_base` of the denoiser; what else learns is small, and goes to the device whole."""
-    model.weaver = Weaver({})  # the one it was made with holds every weight, and in training nothing is woven
+    """Shard the denoiser; the other trained networks are small, and go to the device as a whole."""
+    model.weaver = Weaver({})  # the original holds every weight, and in training nothing is woven
     for network in trained.values():
         if network is not model.denoiser:
             network.to(model.device)
@@ -51,9 +50,9 @@ def shard_model(model: Model, trained: Mapping[str, nn.Module], world: World) ->
 
 
 def shard_base(network: nn.Module, world: World, device: torch.device) -> str:
-    """Leave each process its piece of every frozen weight of ``network``, on ``device``; returns what to say about it.
+    """Leave each process its shard of every frozen weight of ``network``, on ``device``; returns what to report.
 
-    Parameters that learn have to be on the device already, and stay as they are.
+    Trainable parameters have to be on the device already, and stay as they are.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -66,34 +65,35 @@ def shard_base(network: nn.Module, world: World, device: torch.device) -> str:
         weight.data = weight.data.to(device)
     for module in (*blocks(network), network):
         fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
-    held, all_of_it = frozen_bytes(network)
-    return f"shard: this process holds {held:,} of {all_of_it:,} bytes of the frozen base, one of {world.size} pieces"
+    local, total = frozen_bytes(network)
+    return f"shard: this process holds {local:,} of {total:,} bytes of the frozen base, one of {world.size} shards"
 
 
 def blocks(network: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: the smallest modules the library does not split, else what its outermost lists hold."""
+    """Return what is gathered at once: the smallest modules the library does not split, else the items of its module lists."""
     kinds = set(getattr(network, "_no_split_modules", None) or ())
-    found = [module for module in network.modules() if type(module).__name__ in kinds and module is not network]
-    if not found:
-        return _listed(network)
-    outer = {id(module) for module in found if any(inner in found for inner in list(module.modules())[1:])}
-    return [module for module in found if id(module) not in outer]
+    modules = [module for module in network.modules() if type(module).__name__ in kinds and module is not network]
+    if not modules:
+        return _list_items(network)
+    outer = {id(module) for module in modules if any(inner in modules for inner in list(module.modules())[1:])}
+    return [module for module in modules if id(module) not in outer]
 
 
-def _listed(network: nn.Module) -> list[nn.Module]:
-    found: list[nn.Module] = []
+def _list_items(network: nn.Module) -> list[nn.Module]:
+    """Return what the outermost module lists contain."""
+    items: list[nn.Module] = []
     for child in network.children():
-        found += list(child) if isinstance(child, nn.ModuleList) else _listed(child)
-    return found
+        items += list(child) if isinstance(child, nn.ModuleList) else _list_items(child)
+    return items
 
 
 def frozen_bytes(network: nn.Module) -> tuple[int, int]:
-    """(those this process holds, those of the whole base)."""
-    held = whole = 0
+    """Return (bytes that this process holds, bytes of the whole base)."""
+    held_bytes = whole = 0
     weight: Any
     for weight in network.parameters():
         if not weight.requires_grad:
             local = weight.to_local() if hasattr(weight, "to_local") else weight
-            held += local.untyped_storage().nbytes()
+            held_bytes += local.untyped_storage().nbytes()
             whole += weight.numel() * weight.element_size()
-    return held, whole
+    return held_bytes, whole

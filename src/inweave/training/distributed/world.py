@@ -1,13 +1,13 @@
-"""The processes of a run: one, or several that add up their gradients.
+"""The processes of a run: one, or several that sum their gradients.
 
-accelerate reads how it was launched and joins the processes, with NCCL on GPUs and gloo on CPUs:
+accelerate reads how the process was launched and joins the group, with NCCL on GPUs and gloo on CPUs:
 
     inweave train --gpus 2 ...                                        the shortest
     torchrun --nproc-per-node 2 -m inweave train ...
     accelerate launch --multi_gpu --num_processes 2 -m inweave train ...
     mpirun -n 2 python -m inweave train ...                           on CPUs, with MASTER_ADDR set; also through accelerate
 
-Since all gradients are one buffer, a step needs one sum over all processes.
+All gradients are one buffer, so a step needs one all-reduce.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from inweave.errors import ConfigError, LostPeerError
 from inweave.training.distributed.env import launched
 from inweave.training.memory.oom import out_of_memory
 
-#: how long processes wait for the first one, which encodes the data and draws the samples
+#: how long processes wait for the first one, which encodes the data and generates the samples
 PATIENCE = timedelta(hours=24)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
+    """The process group, as seen by one process; a single process needs no group."""
+
     size: int = 1
     rank: int = 0
     local_rank: int = 0
@@ -39,49 +41,49 @@ class World:
         """Whether this process is the one that writes."""
         return self.rank == 0
 
-    def device(self, wanted: str | None) -> str | None:
-        """The one of this process: several share the GPUs of a machine, one each, unless told otherwise."""
-        if _on_cpu(wanted):
+    def device(self, setting: str | None) -> str | None:
+        """Return the device of this process: one GPU each, unless the setting names another."""
+        if _on_cpu(setting):
             return "cpu"
-        if self.size == 1 or wanted not in (None, "auto", "cuda") or not torch.cuda.is_available():
-            return wanted
+        if self.size == 1 or setting not in (None, "auto", "cuda") or not torch.cuda.is_available():
+            return setting
         return f"cuda:{self.local_rank}"
 
     def turns(self, count: int, *, together: bool = False) -> Iterator[tuple[int, bool]]:
-        """(number, whether it counts) of the things this process does out of ``count``, one after the other in turn.
+        """Yield (number, whether it counts) for this process's share of ``count`` items, dealt out in turn.
 
-        ``together``: all processes do equally many, so that nobody waits for one that has none left.
+        ``together``: every process gets equally many, so that none waits for one that has none left.
         """
-        for begin in range(0, count, self.size):
-            number = begin + self.rank
+        for start in range(0, count, self.size):
+            number = start + self.rank
             if number < count or together:
                 yield min(number, count - 1), number < count
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """The sum over all processes, in place."""
+        """Sum over all processes, in place."""
         if self.size > 1:
             with _peers():
                 torch.distributed.all_reduce(tensor)
 
-    def any(self, said: bool, device: torch.device) -> bool:
-        """Whether one of the processes says so; all of them get the same answer."""
+    def any(self, condition: bool, device: torch.device) -> bool:
+        """Whether it holds on at least one process; all of them get the same answer."""
         if self.size == 1:
-            return said
-        votes = torch.tensor(float(said), device=device)
+            return condition
+        votes = torch.tensor(float(condition), device=device)
         self.add_up(votes)
         return bool(votes > 0)
 
     def least(self, value: int, device: torch.device) -> int:
-        """The smallest that any of the processes has."""
+        """Return the smallest value of all processes."""
         if self.size == 1:
             return value
-        found = torch.tensor(value, dtype=torch.int64, device=device)
+        smallest = torch.tensor(value, dtype=torch.int64, device=device)
         with _peers():
-            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
-            return int(found)
+            torch.distributed.all_reduce(smallest, torch.distributed.ReduceOp.MIN)
+            return int(smallest)
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.size > 1:
             with _peers():
                 torch.distributed.barrier()
@@ -93,26 +95,24 @@ class World:
 
 @contextmanager
 def _peers() -> Iterator[None]:
-    """Words for what a library says when another process is gone."""
+    """Turn a failed collective into an error that says that another process is gone."""
     try:
         yield
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        told = " ".join(str(error).split())
-        raise LostPeerError(
-            f"another process of this run has ended, and what it said tells why ({told[:200]})"
-        ) from None
+        reason = " ".join(str(error).split())
+        raise LostPeerError(f"another process of this run ended; see its own message ({reason[:200]})") from None
 
 
 def join(device: str | None = None) -> World:
-    """The world this process was launched into."""
+    """Join the process group this process was launched into."""
     size, _ = launched()
     if size <= 1:
         if "ACCELERATE_USE_CPU" in os.environ and "MASTER_ADDR" in os.environ:
             raise ConfigError(
-                "accelerate launch was asked for several processes and started one: on CPUs it needs MPI "
-                "(--mpirun_hostfile). Write inweave train --gpus 2, or torchrun --nproc-per-node 2 -m inweave train; for one "
+                "accelerate launch started one process instead of several: on CPUs it needs MPI "
+                "(--mpirun_hostfile). Use inweave train --gpus 2, or torchrun --nproc-per-node 2 -m inweave train; for one "
                 "process, --num_processes 1 and no MASTER_ADDR"
             )
         return World()
@@ -122,9 +122,7 @@ def join(device: str | None = None) -> World:
         raise ConfigError("several processes need accelerate: pip install 'inweave[train]'") from None
     cpu = _on_cpu(device) or not torch.cuda.is_available()
     if not cpu and int(os.environ.get("LOCAL_RANK", "0")) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there are {torch.cuda.device_count()} GPUs on this machine; start as many processes at most"
-        )
+        raise ConfigError(f"this machine has {torch.cuda.device_count()} GPUs; start at most as many processes")
     state = PartialState(cpu=cpu, timeout=PATIENCE)
     if state.num_processes != size:
         raise ConfigError(
@@ -133,8 +131,9 @@ def join(device: str | None = None) -> World:
     return World(state.num_processes, state.process_index, state.local_process_index)
 
 
-def _on_cpu(wanted: str | None) -> bool:
-    """Whether the configuration says so, or leaves it open and `accelerate launch --cpu` does."""
-    return wanted == "cpu" or (
-        wanted in (None, "auto") and os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y")
+def _on_cpu(setting: str | None) -> bool:
+    """Whether the configuration chooses the CPU, or leaves it open and `accelerate launch --cpu` does."""
+    return setting == "cpu" or (
+        setting in (None, "auto")
+        and os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes", "on", "y")
     )

@@ -164,7 +164,7 @@ def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
             memory.ignore(tensor)
             if tensor.grad is not None:
                 memory.ignore(tensor.grad)
-    with FusedAttention(), memory:  # type: ignore[no-untyped-call]
+    with FusedAttention(), memory:
         work()
     return memory.peak
 

@@ -1,13 +1,13 @@
-"""How the learning rate moves: a multiplier for every step, as pure functions.
+"""Learning-rate schedules: a multiplier for every step, as pure functions.
 
     step < warmup    (step + 1) / warmup                            never 0, and 1 at the last step of the warm-up
     afterwards       t = (step - warmup) / (total - warmup)         0 at the first such step, 1 at step = total
       constant       1
       linear         1 - t
       polynomial     (1 - t)^power
-      cosine         (1 + cos(pi u)) / 2                            u = t; r in a row: u = fraction of r t
+      cosine         (1 + cos(pi u)) / 2                            u = t; with r cycles: u = fraction of r t
 
-Steps are 0 .. total - 1, so the last one still moves; step = total answers what the curve ends at.
+Steps are 0 .. total - 1, so the last one still trains; step = total returns the end of the curve.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KINDS = ("constant", "cosine", "linear", "polynomial")
 def learning_rate(
     step: int, total: int, kind: str = "constant", warmup: int | float = 0, restarts: int = 1, power: float = 1.0
 ) -> float:
-    """The share of the learning rate at ``step`` of ``total``.
+    """Return the multiplier of the learning rate at ``step`` of ``total``.
 
     ``warmup``    a whole number of steps, or a fraction of all steps (a float below 1, rounded to whole steps)
-    ``restarts``  cosine: how many of them in a row; 1 is the plain one
+    ``restarts``  cosine: the number of cycles
     ``power``     polynomial: its exponent
     """
     warm = warmup_steps(total, warmup)
@@ -49,7 +49,7 @@ def learning_rate(
 
 
 def warmup_steps(total: int, warmup: int | float) -> int:
-    """``warmup`` in whole steps."""
+    """Return ``warmup`` in whole steps, or refuse it."""
     if total < 1:
         raise ConfigError(f"there must be at least 1 step, got {total}")
     if not math.isfinite(warmup) or (warmup != int(warmup) and not 0 < warmup < 1):
@@ -63,7 +63,7 @@ def warmup_steps(total: int, warmup: int | float) -> int:
 def _check(step: int, total: int, kind: str, restarts: int, power: float) -> None:
     problems = []
     if kind not in KINDS:
-        problems.append(f"there is no schedule {kind!r}; choose one of {', '.join(KINDS)}")
+        problems.append(f"unknown schedule {kind!r}; choose one of {', '.join(KINDS)}")
     if not 0 <= step <= total:
         problems.append(f"step must lie in 0 .. {total}, got {step}")
     if restarts < 1:
@@ -75,12 +75,12 @@ def _check(step: int, total: int, kind: str, restarts: int, power: float) -> Non
 
 
 def learning_rate_at(config: TrainConfig, step: int, total: int) -> float:
-    """Of the learning rate, at a step."""
+    """Return the multiplier of the configured learning rate at a step."""
     return learning_rate(
         step, total, config.lr_scheduler, config.warmup_steps(total), config.cosine_cycles, config.polynomial_power
     )
 
 
 def rates(config: TrainConfig, total: int, until: int) -> list[float]:
-    """The same of every step before ``until``."""
+    """Return the multipliers of all steps before ``until``."""
     return [learning_rate_at(config, step, total) for step in range(until)]

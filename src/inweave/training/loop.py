@@ -56,7 +56,7 @@ Sample = Callable[[int], list[SampleImage]]
 
 @dataclass(slots=True)
 class TrainResult:
-    """``path``: the adapter; ``reason``: why training ended; ``losses``: of the steps since it was started or resumed."""
+    """The end of a run. ``path``: the adapter; ``reason``: why it ended; ``losses``: of the steps since it started or resumed."""
 
     path: Path
     step: int
@@ -150,7 +150,7 @@ class Run:
         """Write the current adapter, with EMA weights if there are any. ``float32``: whatever the configuration says."""
         path = self._adapter_path(suffix)
         if self.world.first:
-            advice = "the checkpoint has it: free some memory and resume with --resume auto"
+            advice = "the checkpoint has it: free some memory and resume with --resume"
             with oom_hint(f"write {path}, the adapter of step {self.number}", advice), self._eval_weights():
                 adapter = collect_adapters(self.task.networks)
             data = self.task.metadata() | {"ss_num_batches_per_epoch": str(len(self.task.order))}

@@ -42,9 +42,14 @@ def train(
     on_progress: OnProgress | None = None,
     world: World | None = None,
 ) -> TrainResult:
-    """Train an adapter; everything is checked before the first step.
+    """Train an adapter and write it; everything is checked before the first step.
 
-    ``on_record`` gets every record of the log, ``on_progress`` (what, done, of) while images and captions are encoded.
+    ``on_record(record)`` gets every record of the log, ``on_progress(activity, done, total)`` is called while images and
+    captions are encoded. ``world``: the processes of a distributed run; by default as this one was launched. Raises
+    `ConfigError` or `FormatError` before the run starts, `MemoryBudgetError` if it does not fit, `LostPeerError` if another
+    process ended.
+
+        result = inweave.train(inweave.TrainConfig(dataset="photos", steps=500))
     """
     world = world or join(config.device)
     try:

@@ -239,7 +239,7 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
         raise torch.OutOfMemoryError("no")
 
     monkeypatch.setattr("inweave.training.loop.collect_adapters", short)
-    with pytest.raises(MemoryBudgetError, match="resume auto"):
+    with pytest.raises(MemoryBudgetError, match="with --resume"):
         tiny(tmp_path).train()
     monkeypatch.undo()
     assert tiny(tmp_path, resume="auto").train().losses == [], "the steps are done; only the file was missing"

@@ -100,7 +100,9 @@ def existing_output(config: TrainConfig, source: str | None = None) -> str:
         return ""
     otherwise = "or use another name (--name) or output"
     if checkpoints(folder):
-        return f'{folder}: contains checkpoints of an earlier run; resume it with resume = "auto" (--resume auto), {otherwise}'
+        return (
+            f'{folder}: contains checkpoints of an earlier run; resume it with resume = "auto" (--resume), {otherwise}'
+        )
     if adapter_exists(file):
         return f"{file}: the adapter exists, and there is no checkpoint to resume from; move it, {otherwise}"
     return ""

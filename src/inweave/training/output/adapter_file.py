@@ -31,7 +31,7 @@ from inweave.targets.plan import Plan
 from inweave.targets.resolve import resolve
 from inweave.training.config.schema import TrainConfig
 
-_ADVICE = "free some space or set another `output`, then resume from the last checkpoint with --resume auto"
+_ADVICE = "free some space or set another `output`, then resume from the last checkpoint with --resume"
 
 
 def save_adapter(

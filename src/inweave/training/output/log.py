@@ -88,7 +88,7 @@ def _event_writer(folder: Path, since: int) -> Any:
 def _unwritable(path: Path, error: OSError) -> FormatError:
     return FormatError(
         f"{path}: the log cannot be written: {error.strerror}; free some space or set another `output`, then resume "
-        "from the last checkpoint with --resume auto"
+        "from the last checkpoint with --resume"
     )
 
 

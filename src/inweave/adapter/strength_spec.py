@@ -25,9 +25,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from inweave.adapter.components import COMPONENTS
 from inweave.errors import ConfigError
 
-COMPONENTS = ("unet", "te", "te1", "te2", "te3", "model")
 _PART = re.compile(r"\s*(\w+)\s*=\s*([^=/\\]*?)\s*")
 _IGNORED = "dyn"  # a rank that dynamic resizing once took from tags
 

@@ -17,15 +17,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
 
-COMPONENT_FIELDS = {
-    "unet": "unet",
-    "transformer": "unet",
-    "text_encoder": "te1",
-    "text_encoder_2": "te2",
-    "text_encoder_3": "te3",
-}
 SUPPORTED = ("LORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA")
 
 
@@ -110,8 +104,8 @@ def from_metadata(metadata: Mapping[str, str]) -> dict[str, PeftConfig]:
     grouped: dict[str, dict[str, object]] = {}
     for key, value in packed.items():
         component, _, name = key.partition(".")
-        if component in COMPONENT_FIELDS and name:
-            grouped.setdefault(COMPONENT_FIELDS[component], {})[name] = value
+        if component in FOLDERS and name:
+            grouped.setdefault(FOLDERS[component], {})[name] = value
         elif not name:  # saved from one model instead of a pipeline
             grouped.setdefault("", {})[key] = value
     return {

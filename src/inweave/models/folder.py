@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.files import network_file, read_json
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.families import CLASSES, TOKENIZERS, family_of
-from inweave.models.families.base import COMPONENTS, Family, Variant
+from inweave.models.families.base import Family, Variant
 from inweave.models.variants import find_variant
 from inweave.targets.index import SINGLE_FILE_PREFIXES, component_from_names
 from inweave.weights.source import FileSource, Renamed, WeightSource
@@ -41,7 +42,7 @@ def open_folder(
     networks: dict[str, Part] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
     for part, class_name in index_entries(index):
-        if part in COMPONENTS or part == "vae":
+        if part in FOLDERS or part == "vae":
             file = files.pop(part, None)
             config = (known_class(folder / part, class_name), read_json(folder / part / "config.json"))
             networks[part] = (
@@ -88,7 +89,7 @@ def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
 def part_from_file(path: Path, part: str, config: Config) -> Part:
     """One network from a file or folder of its own, or out of a whole checkpoint."""
     source = FileSource(_weights(path) if path.is_dir() else path)
-    component = "te3" if config[0] == "T5EncoderModel" else COMPONENTS.get(part, part)
+    component = "te3" if config[0] == "T5EncoderModel" else FOLDERS.get(part, part)
     names = source.names()
     prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)
     prefix = next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), "")
@@ -103,7 +104,7 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
         for name in source.names()
         if name.startswith(prefix) and not name.startswith(others)
     }
-    return Renamed(source, component_from_names(COMPONENTS.get(part, part), inside, prefix))
+    return Renamed(source, component_from_names(FOLDERS.get(part, part), inside, prefix))
 
 
 def known_class(path: Path, class_name: str) -> str:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
 from inweave.models.families import FAMILIES
-from inweave.models.families.base import COMPONENTS, ENCODERS, Family, Variant
+from inweave.models.families.base import ENCODERS, Family, Variant
 from inweave.targets import bases
 from inweave.targets.index import DENOISER_TABLES, QUANTIZATION, SINGLE_FILE_PREFIXES
 from inweave.targets.index import identify as table_of
@@ -24,7 +25,7 @@ from inweave.targets.tables import OWN
 
 _TABLES = {family.table for family in FAMILIES} - {OWN.name}
 _SUPPORTED = " or ".join(", ".join(dict.fromkeys(family.single_file for family in FAMILIES)).rsplit(", ", 1))
-_ENCODER_FOLDERS = {COMPONENTS[folder]: folder for folder in ENCODERS}
+_ENCODER_FOLDERS = {FOLDERS[folder]: folder for folder in ENCODERS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
 from inweave.models.blueprint import Blueprint, Part
 from inweave.models.families import CLASSES, TEXT_MODELS
-from inweave.models.families.base import COMPONENTS, ENCODERS, Family
+from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
@@ -37,7 +38,7 @@ from inweave.weights.build import build
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
-from inweave.weights.resolved import Planned, planned
+from inweave.weights.resolved import ResolvedLayer, resolve_layer
 from inweave.weights.source import WeightSource
 from inweave.weights.weaver import Layer, Weaver
 
@@ -150,7 +151,7 @@ def load_model(
         plans = _plans_of(stack)
         for folder, network in networks.items():
             source = sources[folder]
-            component = COMPONENTS.get(folder)
+            component = FOLDERS.get(folder)
             if layers and component is not None:
                 source = MergedSource(Cast(source, precision), plans, component=component, index=index)
             build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision)
@@ -158,8 +159,8 @@ def load_model(
             blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
-    woven = {COMPONENTS[folder]: network for folder, network in networks.items() if folder in COMPONENTS}
-    origins = {COMPONENTS[folder]: source for folder, source in sources.items() if folder in COMPONENTS}
+    woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
+    origins = {FOLDERS[folder]: source for folder, source in sources.items() if folder in FOLDERS}
     weaver = Weaver(woven, sources=origins, keep=keep, built_with=stack.result())
     tokenizers = {
         folder: make()
@@ -169,13 +170,13 @@ def load_model(
     return Model(blueprint, networks, tokenizers, weaver, target, precision)
 
 
-def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
+def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[ResolvedLayer]]:
     """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
-    stack: Future[list[Planned]] = Future()
+    stack: Future[list[ResolvedLayer]] = Future()
 
     def work() -> None:
         try:
-            stack.set_result([planned(adapter, strength, index) for adapter, strength in layers])
+            stack.set_result([resolve_layer(adapter, strength, index) for adapter, strength in layers])
         except BaseException as error:
             stack.set_exception(error)
 
@@ -186,10 +187,10 @@ def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[Planned]]:
     return stack
 
 
-def _plans_of(stack: Future[list[Planned]]) -> Future[Stack]:
+def _plans_of(stack: Future[list[ResolvedLayer]]) -> Future[Stack]:
     plans: Future[Stack] = Future()
 
-    def hand_on(done: Future[list[Planned]]) -> None:
+    def hand_on(done: Future[list[ResolvedLayer]]) -> None:
         if (error := done.exception()) is not None:
             plans.set_exception(error)
         else:
@@ -203,13 +204,13 @@ def file_index(model: Model) -> ModelIndex:
     """What adapters for this model are written against: the names files have, whichever way this one was stored."""
     components = {}
     for folder, part in model.blueprint.parts.items():
-        if folder not in COMPONENTS:
+        if folder not in FOLDERS:
             continue
         shapes = {name: part.source.spec(name).shape for name in part.source.names()}
         if part.class_name.startswith("CLIPText") and not any(name.startswith("text_model.") for name in shapes):
             root = ("text_projection", "logit_scale")
             shapes = {n if n.startswith(root) else f"text_model.{n}": shape for n, shape in shapes.items()}
-        components[COMPONENTS[folder]] = component_from_names(COMPONENTS[folder], shapes)
+        components[FOLDERS[folder]] = component_from_names(FOLDERS[folder], shapes)
     variant = model.blueprint.variant
     return ModelIndex(components, variant.tensors if variant is not None else None, model.name)
 
@@ -242,8 +243,8 @@ def _vae_dtype(vae: Part, dtype: torch.dtype) -> torch.dtype:
 def _index(sources: Mapping[str, WeightSource], blueprint: Blueprint) -> ModelIndex:
     """What an adapter may name, in the names of the live networks."""
     components = {
-        COMPONENTS[folder]: component_from_names(
-            COMPONENTS[folder], {name: source.spec(name).shape for name in source.names()}
+        FOLDERS[folder]: component_from_names(
+            FOLDERS[folder], {name: source.spec(name).shape for name in source.names()}
         )
         for folder, source in sources.items()
         if folder == blueprint.denoiser.folder or folder in ENCODERS

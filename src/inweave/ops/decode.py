@@ -29,7 +29,8 @@ TORCH: dict[str, torch.dtype] = {
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
     "C64": torch.complex64,
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in TORCH.items()}
+#: the names of dtypes in files
+DTYPE_NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 
 def decode(
@@ -49,7 +50,7 @@ def decode(
 def encode(tensor: torch.Tensor) -> Tensor:
     """The bits of ``tensor``, copied to the host."""
     host = tensor.detach().cpu().contiguous()
-    return Tensor(_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
+    return Tensor(DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), host.flatten().view(torch.uint8).numpy().tobytes())
 
 
 def _stored(tensor: Tensor) -> torch.Tensor:

@@ -39,11 +39,6 @@ SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
 )
 
 
-#: sub-folders of a diffusers model -> the component each one holds
-FOLDERS = {
-    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
-}  # fmt: skip
-
 #: tensors that come with a quantized weight and are no weights themselves
 QUANTIZATION = (
     ".scale_weight",

@@ -23,7 +23,7 @@ from inweave.targets.plan import Plan, Rows
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.merge import is_product, merged, on_rows
 from inweave.weights.networks import index_of
-from inweave.weights.resolved import planned
+from inweave.weights.resolved import resolve_layer
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
 from inweave.weights.stack import Item, StackEntry, block_names, items_by_tensor, read_entry
@@ -71,7 +71,7 @@ class MergedSource:
         entries = [read_entry(entry) for entry in stack]
         if any(not isinstance(adapter, Plan) for adapter, _ in entries):
             index = index or index_of(base)
-        layers = [planned(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
+        layers = [resolve_layer(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
         checked = [(layer.plan, layer.strength) for layer in layers]
         self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}

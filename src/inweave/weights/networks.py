@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
-from inweave.targets.index import FOLDERS, ModelIndex, component_from_names, index_from_names
+from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
 
 

@@ -12,7 +12,7 @@ from inweave.weights.stack import AdapterLike, Strength
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class ResolvedLayer:
     """``adapter`` is what the caller passed: the key it is known by later."""
 
     adapter: AdapterLike
@@ -20,9 +20,11 @@ class Planned:
     strength: Strength
 
 
-def planned(adapter: AdapterLike, strength: float | Mapping[str, float] | Strength, index: ModelIndex) -> Planned:
+def resolve_layer(
+    adapter: AdapterLike, strength: float | Mapping[str, float] | Strength, index: ModelIndex
+) -> ResolvedLayer:
     """Resolve one adapter on a model; errors name its file."""
     strength = Strength.of(strength)
     if isinstance(adapter, Plan):
-        return Planned(adapter, adapter, strength)
-    return Planned(adapter, resolve(adapter, index), strength)
+        return ResolvedLayer(adapter, adapter, strength)
+    return ResolvedLayer(adapter, resolve(adapter, index), strength)

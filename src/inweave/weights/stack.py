@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inweave.adapter import Adapter
-from inweave.adapter.strength_spec import COMPONENTS, parse_strength_spec
+from inweave.adapter.components import COMPONENTS
+from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.errors import ConfigError
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Placement, Plan

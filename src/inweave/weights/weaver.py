@@ -31,7 +31,7 @@ from inweave.weights.merge import is_product, merge_into
 from inweave.weights.networks import floating_state, index_of, networks_of
 from inweave.weights.orientation import Orientation
 from inweave.weights.pristine import Keep, Pristine
-from inweave.weights.resolved import Planned
+from inweave.weights.resolved import ResolvedLayer
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
 from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_entry
@@ -62,7 +62,7 @@ class Weaver:
         sources: Mapping[str, WeightSource] | WeightSource | None = None,
         keep: Keep = "auto",
         cache_bytes: int = 4 * 1024**3,
-        built_with: Sequence[Planned] = (),
+        built_with: Sequence[ResolvedLayer] = (),
     ) -> None:
         """``networks``: a diffusers pipeline as it is, a mapping of component to module, or one module.
 
@@ -93,7 +93,7 @@ class Weaver:
         if built_with:
             self._take_over(built_with)
 
-    def _take_over(self, stack: Sequence[Planned]) -> None:
+    def _take_over(self, stack: Sequence[ResolvedLayer]) -> None:
         """Record what is merged already; the originals of those tensors are in the sources only."""
         self._layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
         items = items_by_tensor([(loaded.plan, strength) for loaded, strength in self._layers], self._blocks)

@@ -16,8 +16,8 @@ from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import component_folders, load, open_base
 from inweave.ops.decode import decode
 from inweave.targets.resolve import resolve
-from inweave.weights.offline.bake import Layer, bake
-from inweave.weights.offline.extract import Extracted, extract, open_checkpoint, truncated_svd
+from inweave.weights.offline.bake import Layer, write_merged
+from inweave.weights.offline.extract import Extracted, extract_difference, open_checkpoint, truncated_svd
 from inweave.weights.stack import Strength
 from tests.unit.weights.models import DENOISER, ENCODER, flux, write_file, write_folder, write_shards
 
@@ -44,7 +44,7 @@ def change(seed: int, shape: tuple[int, ...], rank: int) -> torch.Tensor:
 def extracted(tuned: Path, base: Path, to: str = "peft", **options) -> Extracted:  # type: ignore[no-untyped-def]
     index = open_base(base)
     with ExitStack() as opened:
-        return extract(
+        return extract_difference(
             open_checkpoint(tuned, open_base(tuned), component_folders(tuned), opened),
             open_checkpoint(base, index, component_folders(base), opened),
             lambda component: naming_for(to, component, index),
@@ -207,7 +207,7 @@ def test_any_two_layouts_of_one_model_compare(tmp_path: Path, to: str, layouts: 
         assert {entry.factors.rank for entry in adapter.entries} == {2}
     plain = write_file(tmp_path / "again.safetensors", before)
     index = open_base(plain)
-    bake(plain, [Layer(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
+    write_merged(plain, [Layer(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
     restored = load_file(tmp_path / "out.safetensors")
     for name, value in after.items():
         if not torch.equal(value, before[name]):

@@ -17,7 +17,7 @@ from inweave.exchange.convert import save
 from inweave.exchange.load import load
 from inweave.formats.read import read
 from inweave.ops.decode import decode
-from inweave.weights.offline.resize import Resized, chosen_rank, resize
+from inweave.weights.offline.resize import Resized, chosen_rank, resize_stack
 from inweave.weights.stack import Strength
 from tests.golden.weave import Base, small, torch_base
 from tests.support import random, tensor
@@ -32,7 +32,7 @@ FLUX, FUSED = small("flux1-dev"), small("flux1-dev", "original")
 
 def resized(stack, base: Base = NET, naming: str = "diffusers", **options) -> Resized:  # type: ignore[no-untyped-def]
     parts = [(made if isinstance(made, Adapter) else adapter(made), Strength.of(strength)) for made, strength in stack]
-    return resize(parts, base.index, lambda component: naming, **options)
+    return resize_stack(parts, base.index, lambda component: naming, **options)
 
 
 def deltas(made: Adapter | Mapping[str, Tensor], base: Base = NET, strength: float = 1.0) -> dict[str, torch.Tensor]:
@@ -228,13 +228,13 @@ def test_strengths_by_component(tmp_path: Path) -> None:
     index = open_base(write_file(tmp_path / "base.safetensors", flux()))
     made = {key: value for key, value in flux_lora().items() if "dora" not in key and "lokr" not in key}
     strength = Strength(components={"unet": 0.5, "te": 0.0})
-    found = resize([(adapter(made), strength)], index, lambda component: "original", dtype=torch.float32)
+    found = resize_stack([(adapter(made), strength)], index, lambda component: "original", dtype=torch.float32)
     assert {entry.ref.component for entry in found.adapter.entries} == {"unet"}
     base = Base(index)
     wanted = {name: value for name, value in base.changes(made, 0.5).items() if not name.startswith("text_encoders")}
     close(base.changes(found.adapter), wanted)
     with pytest.raises(TargetError, match="every strength is zero"):
-        resize([(adapter(made), Strength(0.0))], index, lambda component: "original")
+        resize_stack([(adapter(made), Strength(0.0))], index, lambda component: "original")
 
 
 def test_wishes_and_misfits_are_refused() -> None:

@@ -46,10 +46,6 @@ Tensors = dict[str, "torch.Tensor"]
 #: (text, weight) in order; a piece with the text BREAK starts a new chunk
 Pieces = Sequence[tuple[str, float]]
 
-#: folder of a network in diffusers' layout -> component of an adapter
-COMPONENTS = {
-    "unet": "unet", "transformer": "unet", "text_encoder": "te1", "text_encoder_2": "te2", "text_encoder_3": "te3",
-}  # fmt: skip
 ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
 
 #: what a preset for images holds unless its family has a reason to differ

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.layers.match import nearest
 from inweave.models.families import FAMILIES
-from inweave.models.families.base import COMPONENTS
 from inweave.models.model import Model
 from inweave.ops.kinds import kind_of
 from inweave.training.config.presets import TARGETS
@@ -66,7 +66,7 @@ def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
         )
     networks = {
         component: model.networks[folder]
-        for folder, component in COMPONENTS.items()
+        for folder, component in FOLDERS.items()
         if folder in model.networks and folder not in model.family.frozen_encoders
         and (config.train_denoiser if component == "unet" else config.train_text_encoders)
     }  # fmt: skip

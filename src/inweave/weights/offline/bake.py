@@ -29,7 +29,7 @@ import torch
 from inweave.errors import ConfigError, FormatError, TargetError
 from inweave.formats.files import read_json, write_atomic
 from inweave.formats.gate import parse_header
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.checkpoint_files import PIECE, Network, Pieces, network_at, networks_in
@@ -40,7 +40,6 @@ from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
 LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merged in runs of rows
 RUN = 256 * 1024**2  #: bytes of one such run as float32
 Tick = Callable[[int], None]  #: bytes just written
-_NAMES = {dtype: name for name, dtype in TORCH.items()}
 _WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth", ".msgpack", ".h5", ".onnx", ".onnx_data", ".gguf")
 _OLD_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
@@ -106,7 +105,9 @@ class _Job:
             raise TargetError(f"{name}: the plan expects {list(placement.shape)}, the file has {list(spec.shape)}")
         scales = ("scaled_fp8", f"{name}_scale", f"{name.removesuffix('weight')}scale_weight")
         if not spec.dtype.is_floating_point or (spec.dtype.itemsize == 1 and any(each in names for each in scales)):
-            raise TargetError(f"{name}: stored quantized ({_NAMES[spec.dtype]}); merge into the unquantized checkpoint")
+            raise TargetError(
+                f"{name}: stored quantized ({DTYPE_NAMES[spec.dtype]}); merge into the unquantized checkpoint"
+            )
 
     def _names(self, path: Path) -> list[str]:
         """In the base's order, but the widest dtypes first, so that every tensor is aligned."""
@@ -134,7 +135,7 @@ class _Job:
         for name in self.layout[path]:
             begin, at = at, at + self._bytes(name)
             shape = list(self.source.spec(name).shape)
-            document[name] = {"dtype": _NAMES[self._dtype(name)], "shape": shape, "data_offsets": [begin, at]}
+            document[name] = {"dtype": DTYPE_NAMES[self._dtype(name)], "shape": shape, "data_offsets": [begin, at]}
         raw = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
         raw += b" " * (-len(raw) % 8)
         parse_header(raw, 8 + len(raw) + at)
@@ -176,7 +177,9 @@ class _Job:
 def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
     """The bytes of a result that is finite, unless its origin was not."""
     if not _finite(result) and _finite(before()):
-        raise TargetError(f"{name}: the result exceeds {_NAMES[result.dtype]}; use a wider dtype or a lower strength")
+        raise TargetError(
+            f"{name}: the result exceeds {DTYPE_NAMES[result.dtype]}; use a wider dtype or a lower strength"
+        )
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
@@ -194,7 +197,7 @@ def _history(metadata: Mapping[str, str]) -> list[object]:
     return history if isinstance(history, list) else []
 
 
-def bake(
+def write_merged(
     base: str | os.PathLike[str],
     stack: Sequence[Layer],
     out: str | os.PathLike[str],

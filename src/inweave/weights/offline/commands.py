@@ -72,7 +72,7 @@ def bake(
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
             raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
         layers.append(_layer(adapter, strength, index, warnings))
-    done = baking.bake(
+    done = baking.write_merged(
         base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress
     )
     done.base = index.base
@@ -103,7 +103,7 @@ def extract(
     refuse_output(Path(out), dialect, index)
     tuned_path, base_path = Path(tuned), Path(base)
     with ExitStack() as opened:
-        result = extraction.extract(
+        result = extraction.extract_difference(
             extraction.open_checkpoint(tuned_path, open_weights(tuned), component_folders(tuned_path), opened),
             extraction.open_checkpoint(base_path, index, component_folders(base_path), opened),
             lambda component: naming_for(dialect, component, index),
@@ -145,7 +145,7 @@ def resize(
     index = _common_index(names, adapters, base)
     dialect = dialect or _dialect(adapters[0])
     refuse_output(Path(out), dialect, index)
-    result = resizing.resize(
+    result = resizing.resize_stack(
         [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],
         index,
         lambda component: naming_for(dialect, component, index),

@@ -29,7 +29,7 @@ from inweave.exchange.convert import Conversion
 from inweave.targets.index import Component, ModelIndex, module_of
 from inweave.targets.links import Naming
 from inweave.weights.checkpoint_files import Pieces, network_at, networks_in
-from inweave.weights.offline.resize import Row, check_size, chosen_rank, encode
+from inweave.weights.offline.resize import Row, check_size, chosen_rank, encode_finite
 from inweave.weights.source import Renamed, Stacked, WeightSource
 
 LOW = 0.8  #: below this kept energy the report warns
@@ -77,7 +77,7 @@ class Extracted:
         return sum(row.energy * row.norm for row in self.rows) / total
 
 
-def extract(
+def extract_difference(
     tuned: Checkpoint,
     base: Checkpoint,
     naming_of: Callable[[Component], Naming],
@@ -191,7 +191,7 @@ def _factors(
     total = float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
     module = name.rpartition(".")[0]
     if change.dim() == 1 and full:
-        return Full(value=encode(change, dtype, name), norm=norm), Row(name, 0, 0, 1.0, total)
+        return Full(value=encode_finite(change, dtype, name), norm=norm), Row(name, 0, 0, 1.0, total)
     if change.dim() < 2 or not name.endswith(".weight") or _TABLES.search(module):
         return None, Row(name, 0, 0, 0.0, total)
     left, sigma, right = truncated_svd(change.flatten(1), rank, zlib.crc32(name.encode()))
@@ -200,7 +200,7 @@ def _factors(
     up = (left[:, :chosen] * root).reshape(len(change), chosen, *[1] * (change.dim() - 2))
     down = (root[:, None] * right[:chosen]).reshape(chosen, *change.shape[1:])
     share = min(1.0, float(sigma[:chosen].double().square().sum()) / total)
-    made = Lora(up=encode(up, dtype, name), down=encode(down, dtype, name), alpha=float(chosen))
+    made = Lora(up=encode_finite(up, dtype, name), down=encode_finite(down, dtype, name), alpha=float(chosen))
     return made, Row(name, min(len(change), change[0].numel()), chosen, share, total)
 
 

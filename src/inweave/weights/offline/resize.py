@@ -26,14 +26,13 @@ from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import Conversion
 from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.decode import DTYPE_NAMES, TORCH, decode, encode
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.plan import Placement
 from inweave.targets.respell import BLOCKS, respell
 from inweave.weights.stack import Strength
 
-_NAMES = {dtype: name for name, dtype in TORCH.items()}
 _PLAIN = ("F64", "F32", "F16", "BF16")
 _NOISE = 1e-7  # singular values below this part of the largest are rounding
 #: metadata that describes the old factors, or hashes them
@@ -70,12 +69,12 @@ class Resized:
         return sum(row.energy * row.norm for row in self.rows) / total if total else 1.0
 
 
-def encode(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Numbers as they are stored; what ``dtype`` cannot hold is an error."""
-    host = values.detach().to(dtype).cpu().contiguous()
-    if not bool(torch.isfinite(host).all()):
-        raise TargetError(f"{name}: a factor exceeds {_NAMES[dtype]}; choose a wider dtype")
-    return Tensor(_NAMES[dtype], tuple(host.shape), host.flatten().view(torch.uint8).numpy().tobytes())
+def encode_finite(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """The values stored as ``dtype``; raises if it cannot hold them."""
+    rounded = values.detach().to(dtype)
+    if not bool(torch.isfinite(rounded).all()):
+        raise TargetError(f"{name}: a factor exceeds {DTYPE_NAMES[dtype]}; choose a wider dtype")
+    return encode(rounded)
 
 
 def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: float | None) -> int:
@@ -96,7 +95,7 @@ def check_size(rank: int | None, energy: float | None) -> None:
         raise ConfigError(f"energy must be above 0 and up to 1, got {energy:g}")
 
 
-def resize(
+def resize_stack(
     stack: Sequence[tuple[Adapter, Strength]],
     index: ModelIndex,
     naming_of: Callable[[Component], Naming],
@@ -156,7 +155,7 @@ def _unscaled(adapter: Adapter) -> Adapter:
             up, down = _pair(factors, torch.device("cpu"))
             factors = _made(up * factors.scale, down, factors, torch.float32, name)
         elif _is_difference(factors):
-            value = encode(decode(factors.value) * factors.scale, torch.float32, name)
+            value = encode_finite(decode(factors.value) * factors.scale, torch.float32, name)
             factors = Full(value=value, norm=factors.norm)
         entries.append(replace(entry, factors=factors))
     return replace(adapter, entries=tuple(entries))
@@ -167,8 +166,8 @@ def _made(
 ) -> Lora:
     """A plain pair for the same weight as ``like``: (out, r, 1...) and (r, in, k...)."""
     shape = like.shape()
-    new_up = encode(up.reshape(len(up), -1, *[1] * (len(shape) - 2)), dtype, name)
-    new_down = encode(down.reshape(-1, *shape[1:]), dtype, name)
+    new_up = encode_finite(up.reshape(len(up), -1, *[1] * (len(shape) - 2)), dtype, name)
+    new_down = encode_finite(down.reshape(-1, *shape[1:]), dtype, name)
     pair = replace(like, up=new_up, down=new_down, mid=None, alpha=alpha)
     return replace(pair, stored_alpha=None, stored_scale=None, rslora=False)
 
@@ -258,7 +257,7 @@ class _Work:
         first = terms[0][0]
         shape = first.value.shape
         total = torch.stack([decode(f.value).reshape(shape) * (f.scale * weight) for f, weight in terms]).sum(0)
-        made = Full(value=encode(total, self.dtype, str(entry.ref)), norm=first.norm)
+        made = Full(value=encode_finite(total, self.dtype, str(entry.ref)), norm=first.norm)
         rank = self.new_ranks.get((entry.ref.component, entry.ref.name))
         if rank is None or not self.has_alpha or entry.param != "bias":
             return made

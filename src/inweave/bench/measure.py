@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 
 from inweave.bench.embedded import Generate, measure_recall, measure_style, reference, style_set
-from inweave.generate.config import GenerateConfig
+from inweave.generate.config import GenerateConfig, parse_loras
 from inweave.generate.pipeline import Pipeline
 from inweave.models import embedded
 
@@ -43,7 +43,7 @@ def measure(
             images = []
             for number, prompt in enumerate(prompts):
                 started = time.perf_counter()
-                config = GenerateConfig.of(prompt=prompt, loras=loras, steps=steps, seed=seed)
+                config = GenerateConfig(prompt=prompt, loras=parse_loras(loras), steps=steps, seed=seed)
                 images.append(pipe(config).images[0])
                 seconds.append(time.perf_counter() - started)
                 if progress is not None:

@@ -58,7 +58,7 @@ def generate(
     """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs."""
     require("generate", as_json)
     from inweave.errors import ConfigError
-    from inweave.generate.find import LoraFinder, checked_request
+    from inweave.generate.find import LoraFinder, check_request
     from inweave.generate.pipeline import pipeline
 
     with reporting_errors(as_json):
@@ -80,7 +80,7 @@ def generate(
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
-        config = checked_request(settings, LoraFinder(folders))
+        config = check_request(settings, LoraFinder(folders))
         pipe = pipeline(
             model or MODEL, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download,
@@ -134,12 +134,12 @@ def _grid(
     if grid and comparing:
         raise ConfigError("--grid and --compare each make a grid of their own; choose one")
     if config.seed in (None, -1):  # one seed for the whole grid, or its cells could not be compared
-        config = config.model_copy(update={"seed": pipe.settle(config).config.seed})
+        config = config.model_copy(update={"seed": pipe.prepare(config).config.seed})
     if grid:
-        made = sweep(pipe, config, [Axis.read(text) for text in grid], progress=progress)
+        made = sweep(pipe, config, [Axis.parse(text) for text in grid], progress=progress)
     else:
         made = compare(pipe, config, progress=progress)
-    image = made.sheet.draw()
+    image = made.sheet.render()
     results = [result for line in made.results for result in line]
     name = "-"
     if out == "-":

@@ -104,9 +104,9 @@ def run(
 def _generate(
     pipe: Pipeline, story: Story, prompt: str, seed: int, loras: tuple[tuple[str, float], ...] = (), **settings: Any
 ) -> Image.Image:
-    choices = tuple(LoraChoice.read(f"{where}:{strength:g}") for where, strength in loras)
+    choices = tuple(LoraChoice.parse(f"{where}:{strength:g}") for where, strength in loras)
     inputs = {name: settings.pop(name) for name in ("init", "mask") if name in settings}
-    config = GenerateConfig.of(prompt=prompt, seed=seed, loras=choices, steps=story.image_steps, **settings)
+    config = GenerateConfig(prompt=prompt, seed=seed, loras=choices, steps=story.image_steps, **settings)
     return pipe(config, **inputs).images[0]
 
 
@@ -120,7 +120,7 @@ def _base(pipe: Pipeline, story: Story, progress: Progress | None) -> None:
     captioned = [
         [_captioned(image, BASE[i * columns + j]) for j, image in enumerate(row)] for i, row in enumerate(rows)
     ]
-    Sheet(captioned, [], []).draw().save(story.folder / "base.png")
+    Sheet(captioned, [], []).render().save(story.folder / "base.png")
     story.chapters.append(
         Chapter(
             "What the model generates",
@@ -150,7 +150,7 @@ def _train(story: Story, steps: int, progress: Progress | None) -> Path:
     images = style_set(STYLE)[1]
     columns = 8
     cells = [images[i : i + columns] for i in range(0, len(images) // columns * columns, columns)]
-    Sheet(cells, [], []).draw(72).save(story.folder / "training.png")
+    Sheet(cells, [], []).render(72).save(story.folder / "training.png")
     folder = f"{story.folder.name}/training"
     story.chapters.append(
         Chapter(
@@ -172,7 +172,9 @@ def _strengths(pipe: Pipeline, story: Story, style: Path, progress: Progress | N
     for number, subject in enumerate(SUBJECTS):
         cells.append([_generate(pipe, story, subject, 11, ((str(style), value),)) for value in values])
         _show(progress, "strengths", number + 1, len(SUBJECTS))
-    Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).draw().save(story.folder / "strength.png")
+    Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).render().save(
+        story.folder / "strength.png"
+    )
     lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
@@ -195,7 +197,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
     for number, subject in enumerate(SUBJECTS):
         cells.append([_generate(pipe, story, subject, 11, loras) for _, loras in stacks])
         _show(progress, "stacking", number + 1, len(SUBJECTS))
-    Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).draw().save(story.folder / "stack.png")
+    Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).render().save(story.folder / "stack.png")
     lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
@@ -222,7 +224,7 @@ def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
         ("inpainted: pizza", _generate(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
     ]
     _show(progress, "editing", 1, 1)
-    Sheet([[image for _, image in edits]], [name for name, _ in edits], []).draw().save(story.folder / "edit.png")
+    Sheet([[image for _, image in edits]], [name for name, _ in edits], []).render().save(story.folder / "edit.png")
     name = story.folder.name
     story.chapters.append(
         Chapter(

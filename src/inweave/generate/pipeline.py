@@ -1,12 +1,12 @@
-"""A model that answers requests: text to image, image to image, inpainting, with any stack of LoRAs.
+"""A model that serves requests: text to image, image to image, inpainting, with any stack of LoRAs.
 
     pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
     image = pipe("a red apple", steps=20, seed=7).images[0]
     pipe.swap(["ink:1.0"])
 
 A request is checked whole before any work starts: limits, sampler, LoRA files, whether each LoRA fits the model, input
-pictures; everything that is wrong comes back in one error. LoRAs of a request (in its list or as tags in its prompt)
-are woven for it on top of the pipeline's own stack; the next request gets its own.
+images; everything that is wrong comes back in one error. LoRAs of a request (in its list or as tags in its prompt)
+are woven in for it on top of the pipeline's own stack; the next request gets its own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from PIL import Image
 
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
-from inweave.generate.config import GenerateConfig, LoraChoice, read_loras
+from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
-from inweave.generate.find import LoraFinder, checked_request, hashes_of
+from inweave.generate.find import LoraFinder, hashes_of, parse_request
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
-from inweave.generate.prompt import Parsed, Tag, parse
+from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.record import png_text
 from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
@@ -38,8 +38,8 @@ from inweave.weights.stack import Strength
 
 
 @dataclass(frozen=True, slots=True)
-class Woven:
-    """One LoRA of a request: its file, its strengths, and what of the model it changes."""
+class AppliedLora:
+    """One LoRA of a request: its file, its strengths, and how much of the model it changes."""
 
     name: str
     path: Path
@@ -61,27 +61,27 @@ class Woven:
 
 @dataclass(slots=True)
 class Result:
-    """Pictures, and for each one the record that repeats it."""
+    """Images, and for each one the record that repeats it."""
 
     images: list[Image.Image]
     records: list[dict[str, Any]]
-    loras: list[Woven]
+    loras: list[AppliedLora]
     warnings: list[str] = field(default_factory=list)
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
-        """One picture as PNG, with its settings in it."""
+        """One image as PNG, with its settings in it."""
         self.images[number].save(Path(path), format="PNG", pnginfo=png_text(self.records[number]))
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
-    """A request with every question answered."""
+class PreparedRequest:
+    """A request that was checked and has a value for every setting."""
 
     config: GenerateConfig
-    positive: Parsed
-    negative: Parsed
-    loras: list[Woven]
-    picture: Image.Image | None
+    positive: ParsedPrompt
+    negative: ParsedPrompt
+    loras: list[AppliedLora]
+    init: Image.Image | None
     mask: Image.Image | None
     size: tuple[int, int]
 
@@ -102,14 +102,14 @@ class Pipeline:
         self._lock = threading.RLock()
 
     def swap(self, loras: Iterable[str | LoraChoice | Mapping[str, Any]]) -> int:
-        """Another stack for the requests that follow; returns how many tensors were written."""
-        choices = read_loras(loras)
+        """Replace the stack for the requests that follow; returns how many tensors were written."""
+        choices = parse_loras(loras)
         with self._lock:
             wrong: list[str] = []
-            woven = self._woven(choices, (), wrong)
+            applied = self._apply(choices, (), wrong)
             if wrong:
                 raise ConfigError(wrong)
-            written = self.model.swap(_layers(woven))
+            written = self.model.swap(_layers(applied))
             self.loras = choices
             return written
 
@@ -124,97 +124,86 @@ class Pipeline:
         cancelled: Callable[[], bool] | None = None,
         **settings: Any,
     ) -> Result:
-        """Generate. Settings are the fields of `GenerateConfig`; pictures may be given as objects."""
+        """Generate. Settings are the fields of `GenerateConfig`; images may be passed as objects."""
         if not isinstance(prompt, GenerateConfig):
-            config = checked_request({"prompt": prompt, **settings}, self.finder)
+            config = parse_request({"prompt": prompt, **settings}, self.finder)
         elif settings:
-            raise ConfigError(f"{', '.join(settings)}: give these inside the configuration")
+            raise ConfigError(f"{', '.join(settings)}: set these in the configuration")
         else:
             config = prompt
-        callbacks = Callbacks(progress, preview_every, cancelled)
         with self._lock:
-            return self._run(self.settle(config, init, mask), callbacks)
+            return self._run(self.prepare(config, init, mask), Callbacks(progress, preview_every, cancelled))
 
-    def settle(
+    def prepare(
         self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
-    ) -> _Settled:
+    ) -> PreparedRequest:
         """Check everything and fill in the model's own values; no denoising yet."""
         wrong: list[str] = []
-        positive, negative = parse(config.prompt), parse(config.negative_prompt)
+        positive, negative = config.parsed_prompts()
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow)
-        picture, hole = self._pictures(config, init, mask, wrong)
-        size = self._size(config, picture, wrong)
-        woven = self._woven((*self.loras, *config.loras), (*positive.tags, *negative.tags), wrong)
+        image, region = self._open_images(config, init, mask, wrong)
+        size = self._size(config, image, wrong)
+        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong)
         if wrong:
             raise ConfigError(wrong)
-        variant = self.model.blueprint.variant
-        seed = secrets.randbits(32) if config.seed in (None, -1) else config.seed
-        settled = config.model_copy(
+        defaults = self.model.blueprint.variant or self.model.family
+        complete = config.model_copy(
             update={
                 "sampler": sampler,
-                "steps": config.steps or (variant.steps if variant else self.model.family.steps),
-                "guidance": self._guidance(config),
-                "seed": seed,
+                "steps": config.steps or defaults.steps,
+                "guidance": defaults.guidance if config.guidance is None else config.guidance,
+                "seed": secrets.randbits(32) if config.seed in (None, -1) else config.seed,
                 "width": size[0],
                 "height": size[1],
-            }
+            },
+            check=False,
         )
-        return _Settled(settled, positive, negative, woven, picture, hole, size)
+        return PreparedRequest(complete, positive, negative, loras, image, region, size)
 
-    def _guidance(self, config: GenerateConfig) -> float:
-        if config.guidance is not None:
-            return config.guidance
-        variant = self.model.blueprint.variant
-        return variant.guidance if variant is not None else self.model.family.guidance
-
-    def _pictures(
+    def _open_images(
         self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str]
     ) -> tuple[Image.Image | None, Image.Image | None]:
-        first, second = init if init is not None else config.init, mask if mask is not None else config.mask
-        if first is None:
-            if second is not None:
-                wrong.append("mask: there is no picture to repaint; give one as init")
+        init = config.init if init is None else init
+        mask = config.mask if mask is None else mask
+        if init is None:
+            if mask is not None:
+                wrong.append("mask: there is no image to repaint; give one as init")
             return None, None
         try:
-            picture = open_image(first, "init")
-            return picture, open_mask(second, picture.size) if second is not None else None
+            image = open_image(init, "init")
+            return image, open_mask(mask, image.size) if mask is not None else None
         except RequestError as error:
             wrong.append(str(error))
             return None, None
 
-    def _size(self, config: GenerateConfig, picture: Image.Image | None, wrong: list[str]) -> tuple[int, int]:
+    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str]) -> tuple[int, int]:
         native, patch = self.model.size, self.model.patch
-        width, height = (native, native) if picture is None else working_size(picture.size, native, patch)
+        width, height = (native, native) if image is None else working_size(image.size, native, patch)
         width, height = config.width or width, config.height or height
         for name, side in (("width", width), ("height", height)):
             if side % patch:
                 wrong.append(f"{name}: {side} is not a multiple of {patch}, which this model needs")
         return width, height
 
-    def _woven(self, choices: Sequence[LoraChoice], tags: Sequence[Tag], wrong: list[str]) -> list[Woven]:
+    def _apply(
+        self, choices: Iterable[LoraChoice], tagged: Iterable[LoraChoice], wrong: list[str]
+    ) -> list[AppliedLora]:
         """The files of all LoRAs, each proved to fit the model."""
-        named = [(choice, False) for choice in choices]
-        for tag in tags:
-            try:
-                named.append((LoraChoice.tagged(tag), True))
-            except ConfigError as error:
-                wrong.append(f"prompt: <lora:{tag.name}>: {error}")
-        found: list[Woven] = []
-        for choice, in_prompt in named:
+        applied: list[AppliedLora] = []
+        for choice, in_prompt in [*((each, False) for each in choices), *((each, True) for each in tagged)]:
             try:
                 path = self.finder.find(choice)
                 modules, tensors = self._fit(path)
             except InweaveError as error:
                 wrong.append(str(error))
                 continue
-            strengths = choice.strengths()
-            found.append(Woven(path.stem if path.is_file() else path.name, path, strengths["te"], strengths["unet"],
-                               in_prompt, modules, tensors))  # fmt: skip
-        return found
+            name, strengths = path.stem if path.is_file() else path.name, choice.strengths()
+            applied.append(AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, modules, tensors))
+        return applied
 
     def _fit(self, path: Path) -> tuple[int, int]:
-        """(modules, tensors) of the model the adapter changes; an adapter of another base says which."""
+        """(modules, tensors) of the model the adapter changes; the error for an adapter of another base names it."""
         try:
             report = self.model.weaver.plan(path).report
         except TargetError as error:
@@ -228,36 +217,35 @@ class Pipeline:
             raise FormatError(f"LoRA {error}") from None
         return report.modules, report.placed
 
-    def _run(self, request: _Settled, callbacks: Callbacks) -> Result:
+    def _run(self, request: PreparedRequest, callbacks: Callbacks) -> Result:
         config = request.config
-        assert config.seed is not None and config.steps is not None and config.guidance is not None
-        assert config.sampler is not None
+        assert config.seed is not None and config.steps is not None and config.sampler is not None
         self.model.swap(_layers(request.loras))
-        width, height = request.size
         conditioning = self._conditioning(request)
-        picture = to_tensor(request.picture, request.size) if request.picture is not None else None
+        init = to_tensor(request.init, request.size) if request.init is not None else None
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
         warnings = [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
         callbacks = replace(callbacks, warn=warnings.append)
         for number in range(config.count):
-            job = Job(conditioning, config.sampler, config.schedule, config.steps, config.seed + number, width, height, picture,
-                      mask, config.strength)  # fmt: skip
+            seed = config.seed + number
+            job = Job(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
+                      config.strength)  # fmt: skip
             image = generate_image(self.model, job, callbacks, (number, config.count))
-            images.append(_finished(image, request))
-            records.append(self._record(request, config.seed + number))
+            images.append(_finish(image, request))
+            records.append(self._record(request, seed))
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
 
-    def _conditioning(self, request: _Settled) -> Conditioning:
-        config, texts = request.config, (request.positive.pieces, request.negative.pieces)
+    def _conditioning(self, request: PreparedRequest) -> Conditioning:
+        config, prompts = request.config, (request.positive.pieces, request.negative.pieces)
         assert config.guidance is not None
         return self.model.family.condition(
-            self.model, ConditioningRequest(*texts, config.guidance, *request.size, config.clip_skip)
+            self.model, ConditioningRequest(*prompts, config.guidance, *request.size, config.clip_skip)
         )
 
-    def _record(self, request: _Settled, seed: int) -> dict[str, Any]:
-        config = request.config.model_copy(update={"seed": seed, "count": 1}).model_dump(exclude_none=True)
+    def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
+        config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)
         config["loras"] = [
             {"name": lora.name, "te": lora.te, "unet": lora.unet} for lora in request.loras if not lora.in_prompt
         ]
@@ -272,24 +260,24 @@ class Pipeline:
             "loras": [lora.as_dict() for lora in request.loras],
             "inputs": {
                 name: hashlib.sha256(image.tobytes()).hexdigest()
-                for name, image in (("init", request.picture), ("mask", request.mask))
+                for name, image in (("init", request.init), ("mask", request.mask))
                 if image is not None
             },
         }
 
 
-def _layers(woven: Sequence[Woven]) -> list[tuple[Path, Strength]]:
-    return [(lora.path, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in woven]
+def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path, Strength]]:
+    return [(lora.path, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
 
 
-def _finished(image: Image.Image, request: _Settled) -> Image.Image:
-    """At the size of the picture it was made from, with what lay outside the mask put back."""
-    if request.picture is None:
+def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
+    """At the size of the image it was made from, with everything outside the mask put back."""
+    if request.init is None:
         return image
-    if image.size != request.picture.size:
-        image = image.resize(request.picture.size, Image.Resampling.LANCZOS)
+    if image.size != request.init.size:
+        image = image.resize(request.init.size, Image.Resampling.LANCZOS)
     if request.mask is not None and request.config.keep_unmasked:
-        return paste(image, request.picture, request.mask, request.config.feather)
+        return paste(image, request.init, request.mask, request.config.feather)
     return image
 
 
@@ -301,7 +289,7 @@ def pipeline(
     **options: Any,
 ) -> Pipeline:
     """Load a model, merging ``loras`` while its weights load; options are those of `load_model`."""
-    choices, folders = read_loras(loras), list(lora_folders)
+    choices, folders = parse_loras(loras), list(lora_folders)
     finder = LoraFinder(folders)
     layers = [(finder.find(each), Strength(components=each.strengths())) for each in choices]
     return Pipeline(load_model(model, loras=layers, **options), loras=choices, lora_folders=folders)

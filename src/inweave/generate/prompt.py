@@ -5,13 +5,14 @@
     BREAK                            what follows starts a new chunk of text
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
 
-A tag of another kind is not text either: it is taken out and reported.
+A tag of another kind is not text either: it is removed and reported.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.errors import ConfigError
@@ -25,7 +26,7 @@ UP, DOWN = 1.1, 1 / 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Tag:
+class LoraTag:
     """A LoRA named inside a prompt."""
 
     name: str
@@ -34,45 +35,46 @@ class Tag:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedPrompt:
     """``text`` is the prompt without tags; ``pieces`` its weighted parts, for the text encoders."""
 
     text: str
     pieces: tuple[tuple[str, float], ...]
-    tags: tuple[Tag, ...]
+    tags: tuple[LoraTag, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
-def parse(prompt: str) -> Parsed:
+@lru_cache(maxsize=64)
+def parse(prompt: str) -> ParsedPrompt:
     """Split a prompt into weighted text and LoRA tags."""
-    tags: list[Tag] = []
+    tags: list[LoraTag] = []
     problems: list[str] = []
     warnings: list[str] = []
 
     def take(match: re.Match[str]) -> str:
-        kind, said = match[1].lower(), match[2]
+        kind, content = match[1].lower(), match[2]
         if kind not in ("lora", "lyco"):
-            warnings.append(f"the tag {match[0]} is unknown and was left out; known are <lora:name:strength>")
+            warnings.append(f"the tag {match[0]} is unknown and was ignored; use <lora:name:strength>")
             return ""
         try:
-            spec = parse_strength_spec(said, tag=True)
+            spec = parse_strength_spec(content, tag=True)
         except ConfigError as error:
             problems.append(f"prompt: {match[0]}: {error}; write <lora:name:0.8> or <lora:name:te:unet>")
             return ""
         te = spec.components.get("te", 1.0 if spec.overall is None else spec.overall)
-        tags.append(Tag(spec.name, te, spec.components.get("unet", te)))
+        tags.append(LoraTag(spec.name, te, spec.components.get("unet", te)))
         return ""
 
     text = _TAG.sub(take, prompt)
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
-    return Parsed(text, tuple(weights(text)), tuple(tags), tuple(problems), tuple(warnings))
+    return ParsedPrompt(text, tuple(weighted_pieces(text)), tuple(tags), tuple(problems), tuple(warnings))
 
 
-def weights(text: str) -> list[tuple[str, float]]:
+def weighted_pieces(text: str) -> list[tuple[str, float]]:
     """Pieces of text with their weights; brackets that never close count as if they did, at the end."""
     pieces: list[list[object]] = []  # [text, weight]
-    opened: list[tuple[str, int]] = []  # which bracket, and the first piece inside it
+    brackets: list[tuple[str, int]] = []  # which bracket, and the first piece inside it
 
     def scale(start: int, factor: float) -> None:
         for piece in pieces[start:]:
@@ -80,36 +82,36 @@ def weights(text: str) -> list[tuple[str, float]]:
 
     for token in _TOKEN.findall(text):
         if token in ("(", "["):
-            opened.append((token, len(pieces)))
-        elif token == ")" and _innermost(opened, "("):
-            scale(_close(opened, "("), UP)
-        elif token == "]" and _innermost(opened, "["):
-            scale(_close(opened, "["), DOWN)
-        elif token.startswith(":") and token.endswith(")") and _innermost(opened, "("):
-            scale(_close(opened, "("), float(token[1:-1]))
+            brackets.append((token, len(pieces)))
+        elif token == ")" and _is_open(brackets, "("):
+            scale(_close(brackets, "("), UP)
+        elif token == "]" and _is_open(brackets, "["):
+            scale(_close(brackets, "["), DOWN)
+        elif token.startswith(":") and token.endswith(")") and _is_open(brackets, "("):
+            scale(_close(brackets, "("), float(token[1:-1]))
         elif token == BREAK:
             pieces.append([BREAK, 1.0])
         else:
             pieces.append([token[1:] if len(token) == 2 and token[0] == "\\" else token, 1.0])
-    for bracket, start in reversed(opened):
+    for bracket, start in reversed(brackets):
         scale(start, UP if bracket == "(" else DOWN)
     merged: list[tuple[str, float]] = []
     for piece, weight in pieces:
-        said, number = str(piece), 1.0 if piece == BREAK else float(weight)  # type: ignore[arg-type]
-        if merged and BREAK not in (said, merged[-1][0]) and merged[-1][1] == number:
-            merged[-1] = (merged[-1][0] + said, number)
+        words, number = str(piece), 1.0 if piece == BREAK else float(weight)  # type: ignore[arg-type]
+        if merged and BREAK not in (words, merged[-1][0]) and merged[-1][1] == number:
+            merged[-1] = (merged[-1][0] + words, number)
         else:
-            merged.append((said, number))
-    return [(said if said == BREAK else said.strip(), number) for said, number in merged if said.strip()]
+            merged.append((words, number))
+    return [(words if words == BREAK else words.strip(), number) for words, number in merged if words.strip()]
 
 
-def _innermost(opened: list[tuple[str, int]], bracket: str) -> bool:
-    return any(kind == bracket for kind, _ in opened)
+def _is_open(brackets: list[tuple[str, int]], bracket: str) -> bool:
+    return any(kind == bracket for kind, _ in brackets)
 
 
-def _close(opened: list[tuple[str, int]], bracket: str) -> int:
-    """Forget the innermost bracket of this kind and say where it began."""
-    for place in range(len(opened) - 1, -1, -1):
-        if opened[place][0] == bracket:
-            return opened.pop(place)[1]
+def _close(brackets: list[tuple[str, int]], bracket: str) -> int:
+    """Remove the innermost bracket of this kind; returns where it began."""
+    for depth in range(len(brackets) - 1, -1, -1):
+        if brackets[depth][0] == bracket:
+            return brackets.pop(depth)[1]
     raise AssertionError("no such bracket is open")

@@ -1,6 +1,6 @@
-"""What made a picture, written into it and read back.
+"""What made an image, written into it and read back.
 
-    PNG text `inweave`         JSON: the settled configuration, the model, and every LoRA with hashes, strengths and the
+    PNG text `inweave`         JSON: the complete configuration, the model, and every LoRA with hashes, strengths and the
                             modules it matched; `inweave generate --from` repeats it exactly
     PNG text `parameters`   the three parts other front ends read:
                                 prompt with <lora:name:strength> tags
@@ -32,6 +32,7 @@ SCHEDULE_LABELS = {
     "simple": "Automatic", "karras": "Karras", "exponential": "Exponential", "sgm_uniform": "SGM Uniform",
     "ddim_uniform": "Uniform",
 }  # fmt: skip
+_KINDS = {int: "a whole number", float: "a number", str: "text"}
 _PAIR = re.compile(r'\s*([\w /.-]+?):\s*("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
 
 
@@ -72,27 +73,27 @@ def infotext(record: Mapping[str, Any]) -> str:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """The settings in a picture: ours, or those of another front end as far as they have a meaning here."""
+    """The settings in an image: ours, or those of another front end as far as they have a meaning here."""
     try:
         with Image.open(path) as image:
             image.load()
             text = {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
     except (OSError, UnidentifiedImageError, ValueError) as error:
-        raise RequestError(f"{path}: not a picture that can be read: {error}") from None
+        raise RequestError(f"{path}: not an image that can be read: {error}") from None
     if "inweave" in text:
         try:
-            found = json.loads(text["inweave"])
-            config = dict(found["config"])
+            record = json.loads(text["inweave"])
+            config = dict(record["config"])
         except (ValueError, TypeError, KeyError):
             raise RequestError(f"{path}: its `inweave` text is damaged") from None
-        return {"config": config, "model": found.get("model", {}), "loras": found.get("loras", [])}
+        return {"config": config, "model": record.get("model", {}), "loras": record.get("loras", [])}
     if "parameters" in text:
         return {"config": from_infotext(text["parameters"]), "model": {}, "loras": []}
-    raise RequestError(f"{path}: no generation settings in this picture (neither `inweave` nor `parameters`)")
+    raise RequestError(f"{path}: no generation settings in this image (neither `inweave` nor `parameters`)")
 
 
 def from_infotext(text: str) -> dict[str, Any]:
-    """Settings out of the text of other front ends; what has no meaning here is left out."""
+    """Settings out of the text of other front ends; what has no meaning here is ignored."""
     lines = text.strip().split("\n")
     last = lines.pop() if lines and re.match(r"\s*Steps:\s*\d+", lines[-1]) else ""
     body = "\n".join(lines)
@@ -113,7 +114,7 @@ def from_infotext(text: str) -> dict[str, Any]:
             try:
                 config[ours] = kind(pairs[theirs])
             except ValueError:
-                raise RequestError(f"parameters: {theirs} is {pairs[theirs]!r}, which is no {kind.__name__}") from None
+                raise RequestError(f"parameters: {theirs} is {pairs[theirs]!r}, which is not {_KINDS[kind]}") from None
     if match := re.fullmatch(r"(\d+)x(\d+)", pairs.get("Size", "")):
         config["width"], config["height"] = int(match[1]), int(match[2])
     return config

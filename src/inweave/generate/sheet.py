@@ -1,4 +1,4 @@
-"""Contact sheets: pictures side by side, with labels, on white."""
+"""Contact sheets: images side by side, with labels, on white."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Sheet:
     rows: Sequence[str]
     title: str = ""
 
-    def draw(self, cell: int | None = None) -> Image.Image:
-        """The sheet as one picture; ``cell`` is the longer side of each picture on it."""
+    def render(self, cell: int | None = None) -> Image.Image:
+        """The sheet as one image; ``cell`` is the longer side of each image on it."""
         side = cell or max(max(image.size) for row in self.cells for image in row)
         large, small = font(max(15, side // 9)), font(max(13, side // 10))
         pen = ImageDraw.Draw(Image.new("RGB", (1, 1)))
@@ -45,17 +45,17 @@ class Sheet:
             if line < len(self.rows):
                 pen.text((MARGIN, y + side / 2), self.rows[line], fill=INK, font=small, anchor="lm")
             for number, image in enumerate(row):
-                fitted = _fitted(image, side)
-                x = MARGIN + left + number * (across + GAP) + (across - fitted.width) // 2
-                place = (int(x), int(y + (side - fitted.height) // 2))
-                paper.paste(fitted, place)
+                resized = _resize(image, side)
+                x = MARGIN + left + number * (across + GAP) + (across - resized.width) // 2
+                corner = (int(x), int(y + (side - resized.height) // 2))
+                paper.paste(resized, corner)
                 pen.rectangle(
-                    (place[0] - 1, place[1] - 1, place[0] + fitted.width, place[1] + fitted.height), outline=LINE
+                    (corner[0] - 1, corner[1] - 1, corner[0] + resized.width, corner[1] + resized.height), outline=LINE
                 )
         return paper
 
 
-def _fitted(image: Image.Image, side: int) -> Image.Image:
+def _resize(image: Image.Image, side: int) -> Image.Image:
     scale = side / max(image.size)
     if scale == 1:
         return image
@@ -64,9 +64,10 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    found = ImageFont.load_default(size)
-    assert isinstance(found, ImageFont.FreeTypeFont)  # Pillow brings a scalable one
-    return found
+    """The font of all labels."""
+    default = ImageFont.load_default(size)
+    assert isinstance(default, ImageFont.FreeTypeFont)  # Pillow comes with a scalable one
+    return default
 
 
 def _width(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.FreeTypeFont) -> int:

@@ -1,4 +1,4 @@
-"""The same request many times over, with one or two things changed: sweeps and comparisons.
+"""The same request many times, with one or two settings changed: sweeps and comparisons.
 
     strength=0,0.5,1      all LoRAs of the request at these multiples of their strength
     seed=1,2,3            other seeds; likewise steps and guidance
@@ -29,57 +29,59 @@ class Axis:
     values: tuple[float, ...]
 
     @staticmethod
-    def read(text: str) -> Axis:
+    def parse(text: str) -> Axis:
         """NAME=VALUE,VALUE,..."""
-        name, equals, said = text.partition("=")
+        name, equals, listed = text.partition("=")
         kind = AXES.get(name.strip())
         if kind is None or not equals:
             raise ConfigError(f"grid {text!r}: write one of {', '.join(AXES)} and its values, such as strength=0,0.5,1")
         try:
-            values = tuple(kind(value) for value in said.split(","))
+            values = tuple(kind(value) for value in listed.split(","))
         except ValueError:
-            raise ConfigError(f"grid {text!r}: {said!r} is no list of {kind.__name__} numbers") from None
+            raise ConfigError(
+                f"grid {text!r}: {listed!r} is not a list of {'whole ' if kind is int else ''}numbers"
+            ) from None
         return Axis(name.strip(), values)
 
-    def applied(self, config: GenerateConfig, value: float) -> GenerateConfig:
+    def apply(self, config: GenerateConfig, value: float) -> GenerateConfig:
         fields = config.model_dump()
         if self.name == "strength":
             fields["loras"] = [_scaled(lora, value) for lora in config.loras]
         else:
             fields[self.name] = value
-        return GenerateConfig.of(**fields)
+        return GenerateConfig(**fields)
 
     def label(self, value: float) -> str:
         return f"{self.name} {value:g}"
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
-    """What a sweep made: the sheet, and the result of every cell."""
+class SweepResult:
+    """The sheet of a sweep, and the result of every cell."""
 
     sheet: Sheet
     results: list[list[Result]]
 
 
-def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> Swept:
-    """One picture for every value of every axis, all of them checked before the first is made."""
+def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> SweepResult:
+    """One image for every value of every axis, all of them checked before the first is made."""
     if not 1 <= len(axes) <= 2:
         raise ConfigError(f"a grid has one or two axes, got {len(axes)}")
     if any(axis.name == "strength" for axis in axes) and not (config.loras or pipe.loras):
         raise ConfigError("grid: a sweep over strength needs a LoRA")
     across, down = axes[0], axes[1] if len(axes) == 2 else None
-    rows = [down.applied(config, value) for value in down.values] if down else [config]
-    table = [[across.applied(row, value) for value in across.values] for row in rows]
+    rows = [down.apply(config, value) for value in down.values] if down else [config]
+    table = [[across.apply(row, value) for value in across.values] for row in rows]
     labels = [down.label(value) for value in down.values] if down else []
     return run(pipe, table, [across.label(value) for value in across.values], labels, config.prompt, **options)
 
 
-def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> Swept:
+def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResult:
     """The same seeds without LoRAs, with each alone, and with all."""
     if not config.loras:
         raise ConfigError("compare: there is no LoRA to compare with; add one with --lora")
     stacks: list[tuple[str, tuple[LoraChoice, ...]]] = [("no LoRA", ())]
-    stacks += [(f"{lora.label.rpartition('/')[2]} {_shown(lora)}", (lora,)) for lora in config.loras]
+    stacks += [(f"{lora.label.rpartition('/')[2]} {_strength_label(lora)}", (lora,)) for lora in config.loras]
     if len(config.loras) > 1:
         stacks.append(("all", config.loras))
     seed = config.seed if config.seed is not None else 0
@@ -102,11 +104,11 @@ def run(
     mask: ImageInput | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
-) -> Swept:
-    """Make a table of requests; each is settled first, so that a bad one stops it before any work."""
+) -> SweepResult:
+    """Make a table of requests; all are prepared first, so that a bad one stops it before any work."""
     for line in table:
         for config in line:
-            pipe.settle(config, init, mask)
+            pipe.prepare(config, init, mask)
     total = sum(len(line) for line in table)
     results: list[list[Result]] = []
     done = 0
@@ -115,14 +117,14 @@ def run(
         for config in line:
             number = done
 
-            def told(at: Progress, number: int = number) -> None:
+            def report(at: Progress, number: int = number) -> None:
                 if progress is not None:
                     progress(Progress(at.step, at.total, at.eta, number, total, at.preview))
 
-            results[-1].append(pipe(config, init=init, mask=mask, progress=told, cancelled=cancelled))
+            results[-1].append(pipe(config, init=init, mask=mask, progress=report, cancelled=cancelled))
             done += 1
     cells = [[result.images[0] for result in line] for line in results]
-    return Swept(Sheet(cells, columns, rows, title), results)
+    return SweepResult(Sheet(cells, columns, rows, title), results)
 
 
 def _scaled(lora: LoraChoice, factor: float) -> dict[str, Any]:
@@ -130,7 +132,7 @@ def _scaled(lora: LoraChoice, factor: float) -> dict[str, Any]:
     return fields | {name: fields[name] * factor for name in ("strength", "te", "unet") if name in fields}
 
 
-def _shown(lora: LoraChoice) -> str:
+def _strength_label(lora: LoraChoice) -> str:
     strengths = lora.strengths()
     te, unet = strengths["te"], strengths["unet"]
     return f"{unet:g}" if te == unet else f"{te:g}/{unet:g}"

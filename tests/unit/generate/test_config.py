@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.generate.config import GenerateConfig, LoraChoice, read_loras
-from inweave.generate.find import LoraFinder, checked_request
+from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
+from inweave.generate.find import LoraFinder, check_request
 
 EDGES = [
     ("steps", 1, 150, 0, 151),
@@ -27,20 +27,20 @@ EDGES = [
 @pytest.mark.parametrize(("field", "low", "high", "below", "above"), EDGES)
 def test_limits_hold_at_their_edges(field: str, low: float, high: float, below: float, above: float) -> None:
     for value in (low, high):
-        assert getattr(GenerateConfig.of(prompt="x", **{field: value}), field) == value
+        assert getattr(GenerateConfig(prompt="x", **{field: value}), field) == value
     for value in (below, above, "many", math.nan):
         with pytest.raises(ConfigError, match=field):
-            GenerateConfig.of(prompt="x", **{field: value})
+            GenerateConfig(prompt="x", **{field: value})
 
 
 def test_sizes_are_multiples_of_eight() -> None:
     with pytest.raises(ConfigError, match=r"width.*multiple of 8"):
-        GenerateConfig.of(prompt="x", width=100)
+        GenerateConfig(prompt="x", width=100)
 
 
 def test_all_problems_come_back_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerateConfig.of(prompt=" ", steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
+        GenerateConfig(prompt=" ", steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
     told = "\n".join(caught.value.problems)
     for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
         assert word in told
@@ -49,7 +49,7 @@ def test_all_problems_come_back_at_once() -> None:
 
 def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        checked_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
+        check_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
     told = "\n".join(caught.value.problems)
     assert "steps" in told and "gone" in told and "absent" in told
 
@@ -66,7 +66,7 @@ def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
     ],
 )
 def test_choices_are_read_from_text(text: str, expected: dict[str, object]) -> None:
-    choice = LoraChoice.read(text)
+    choice = LoraChoice.parse(text)
     found = {"path": choice.path, "name": choice.name, **choice.strengths()}
     assert {key: value for key, value in found.items() if value is not None} == expected
 
@@ -74,7 +74,7 @@ def test_choices_are_read_from_text(text: str, expected: dict[str, object]) -> N
 def test_a_choice_needs_one_place() -> None:
     for wrong in ({}, {"name": "a", "path": "b"}, {"name": "a", "strength": math.inf}, {"nam": "a"}):
         with pytest.raises(ConfigError):
-            read_loras([wrong])
+            parse_loras([wrong])
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_a_choice_needs_one_place() -> None:
     ],
 )
 def test_samplers_by_the_names_others_use(said: str, sampler: str, schedule: str) -> None:
-    config = GenerateConfig.of(prompt="x", sampler=said)
+    config = GenerateConfig(prompt="x", sampler=said)
     assert (config.sampler, config.schedule) == (sampler, schedule)

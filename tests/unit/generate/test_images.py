@@ -70,19 +70,19 @@ def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"init .*gone.png: no such file"):
         open_image(tmp_path / "gone.png", "init")
     (tmp_path / "text.png").write_text("hello")
-    with pytest.raises(RequestError, match=r"text.png: not a picture"):
+    with pytest.raises(RequestError, match=r"text.png: not an image"):
         open_image(tmp_path / "text.png", "init")
     whole = tmp_path / "cut.png"
     noise((64, 64), 1).save(whole)
     whole.write_bytes(whole.read_bytes()[:600])
-    with pytest.raises(RequestError, match=r"cut.png: not a picture"):
+    with pytest.raises(RequestError, match=r"cut.png: not an image"):
         open_image(whole, "mask")
 
 
 def test_a_sheet_has_room_for_every_cell_and_label() -> None:
     cells = [[noise((32, 32), i * 3 + j) for j in range(3)] for i in range(2)]
-    plain = Sheet(cells, [], []).draw()
-    labelled = Sheet(cells, ["a", "b", "c"], ["first row", "second"], "a title").draw()
+    plain = Sheet(cells, [], []).render()
+    labelled = Sheet(cells, ["a", "b", "c"], ["first row", "second"], "a title").render()
     assert labelled.width > plain.width and labelled.height > plain.height
     raw = plain.tobytes()
     assert all(cell.crop((0, 0, 32, 1)).tobytes() in raw for row in cells for cell in row)

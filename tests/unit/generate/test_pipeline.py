@@ -191,7 +191,7 @@ def test_everything_wrong_with_a_request_is_told_at_once(pipe: Pipeline) -> None
         pipe("cat face", loras=[str(SD15)], sampler="ddim", schedule="karras", init="/gone.png", steps=3)
     told = "\n".join(caught.value.problems)
     assert "sd1.5" in told and "karras" in told and "gone.png" in told
-    with pytest.raises(ConfigError, match="no picture to repaint"):
+    with pytest.raises(ConfigError, match="no image to repaint"):
         pipe("cat face", mask=Image.new("L", (8, 8)), steps=3)
 
 
@@ -203,8 +203,8 @@ def test_weights_and_long_prompts_change_the_picture(pipe: Pipeline) -> None:
 
 
 def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
-    config = GenerateConfig.of(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)
-    made = sweep(pipe, config, [Axis.read("strength=0,1"), Axis.read("seed=4,5")])
+    config = GenerateConfig(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)
+    made = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")])
     assert [len(row) for row in made.results] == [2, 2]
     plain = pipe("cat face", steps=2, seed=4, **SMALL).images[0].tobytes()
     assert made.results[0][0].images[0].tobytes() == plain
@@ -215,7 +215,7 @@ def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
     assert beside.results[0][3].images[0].tobytes() == pipe(config).images[0].tobytes()
     for wrong in ("strength", "size=1,2", "seed=1,x"):
         with pytest.raises(ConfigError, match="grid"):
-            Axis.read(wrong)
+            Axis.parse(wrong)
 
 
 def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from inweave.generate.prompt import BREAK, parse, weights
+from inweave.generate.prompt import BREAK, parse, weighted_pieces
 
 
 def near(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
@@ -36,7 +36,7 @@ def near(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> N
     ],
 )
 def test_weights(text: str, expected: list[tuple[str, float]]) -> None:
-    near(weights(text), expected)
+    near(weighted_pieces(text), expected)
 
 
 def test_tags_leave_the_text() -> None:

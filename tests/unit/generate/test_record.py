@@ -37,7 +37,7 @@ def test_the_text_other_front_ends_read() -> None:
 
 
 def test_written_text_reads_back() -> None:
-    found = GenerateConfig.of(**from_infotext(infotext(RECORD)))
+    found = GenerateConfig(**from_infotext(infotext(RECORD)))
     assert (found.steps, found.guidance, found.seed, found.width, found.height) == (20, 7.5, 5, 512, 640)
     assert (found.sampler, found.schedule, found.clip_skip) == ("dpm_solver_multistep", "karras", 2)
     assert found.prompt == "a cat, sitting <lora:ink:0.5:0.8>" and found.negative_prompt == "dog: large"
@@ -54,7 +54,7 @@ def test_a_picture_of_another_front_end(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=info)
     config = read_record(tmp_path / "a.png")["config"]
     assert config["prompt"] == "masterpiece, (cat:1.2)\nsecond line" and config["negative_prompt"] == "bad, worse"
-    assert GenerateConfig.of(**config).sampler == "euler_ancestral"
+    assert GenerateConfig(**config).sampler == "euler_ancestral"
 
 
 def test_both_texts_are_in_the_file(tmp_path: Path) -> None:
@@ -74,5 +74,5 @@ def test_a_picture_without_settings_or_with_damaged_ones_says_so(tmp_path: Path)
     Image.new("RGB", (8, 8)).save(tmp_path / "bad.png", pnginfo=info)
     with pytest.raises(RequestError, match="damaged"):
         read_record(tmp_path / "bad.png")
-    with pytest.raises(RequestError, match="not a picture"):
+    with pytest.raises(RequestError, match="not an image"):
         read_record(Path(__file__))

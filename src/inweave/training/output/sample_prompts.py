@@ -136,7 +136,7 @@ def _request(fields: Fields) -> GenerateConfig:
     if parse(str(fields["prompt"][1])).tags:
         raise ConfigError("<lora:...>: a sample shows the adapter being trained and no other; remove the tag")
     try:
-        return GenerateConfig.of(**{field: value for field, (_, value) in fields.items()})
+        return GenerateConfig(**{field: value for field, (_, value) in fields.items()})
     except ConfigError as error:
         parts = [problem.partition(":") for problem in error.problems]
         raise ConfigError([f"{fields[f][0] if f in fields else f}{colon}{text}" for f, colon, text in parts]) from None

@@ -42,7 +42,7 @@ class Sampler:
         problems: list[str] = []
         for label, request in labeled:
             try:
-                self._pipeline.settle(request)
+                self._pipeline.prepare(request)
             except ConfigError as error:
                 problems += [f"{label}: {problem}" for problem in error.problems]
         if problems:
@@ -75,7 +75,7 @@ class _TrainingPipeline(Pipeline):
         self._cache: dict[str, Conditioning] | None = {} if cache_text else None
 
     def encode(self, request: GenerateConfig) -> None:
-        self._conditioning(self.settle(request))
+        self._conditioning(self.prepare(request))
 
     def _run(self, request: Any, watch: Any) -> Any:
         return super()._run(replace(request, loras=[]), watch)

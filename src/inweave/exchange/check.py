@@ -93,7 +93,7 @@ def check(
         report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
     for naming, clean in namings.items():
         if not clean and report.clean:
-            report.warnings.append(f"in {naming} files some of it has no place")
+            report.warnings.append(f"some of it cannot be placed in {naming} files")
     return Verdict(
         ok=report.clean and not nonfinite,
         dialect="+".join(adapter.dialects),

@@ -2,7 +2,7 @@
 
     load -> respell (the target's naming of the same model) -> write (prefixes, suffixes, metadata)
 
-What the target cannot express is an error that names the tensors, unless dropping is asked for.
+What the target cannot express is an error that names the tensors, unless `drop` is set.
 """
 
 from __future__ import annotations

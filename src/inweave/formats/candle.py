@@ -41,7 +41,7 @@ class Candle:
             settings.setdefault((factors.rank, factors.scale), []).extend(entry.keys)
             written.tensors[f"{entry.ref.name}.{home}.a0.weight"] = factors.down
             written.tensors[f"{entry.ref.name}.{home}.b0.weight"] = factors.up
-        written.lost += [Lost((key,), "a tensor that only travels with the adapter has no place in a candle-lora file")
+        written.lost += [Lost((key,), "a carried tensor cannot be stored in a candle-lora file")
                          for key in adapter.carried]  # fmt: skip
         if len(settings) > 1:
             usual = max(settings, key=lambda pair: len(settings[pair]))

@@ -41,7 +41,7 @@ class Diffusers:
             entries.append(entry)
             prefix = _folder(entry.ref.component, target)
             written.tensors |= {f"{prefix}.{entry.ref.name}.{suffix}": t for suffix, t in tensors.items()}
-        written.lost += [Lost((key,), "a tensor that only travels with the adapter has no place in a diffusers LoRA file")
+        written.lost += [Lost((key,), "a carried tensor cannot be stored in a diffusers LoRA file")
                          for key in adapter.carried]  # fmt: skip
         stash = written.metadata.pop(DIFFUSERS_CONFIG, None)
         if stash is not None and _still_describes(from_metadata({"lora_adapter_metadata": stash}), entries):
@@ -102,7 +102,7 @@ class Peft:
             if key.startswith("base_model."):
                 written.tensors[key] = tensor
             else:
-                written.lost.append(Lost((key,), "a tensor that only travels along has no place in a PEFT directory"))
+                written.lost.append(Lost((key,), "a carried tensor cannot be stored in a PEFT directory"))
         stash = json_object(written.metadata.pop(PEFT_CONFIG, None))
         if stash and _still_describes({"": from_adapter_config(stash)}, entries):
             written.config = stash
@@ -132,7 +132,7 @@ class Bfl:
                 written.lost.append(Lost(entry.keys, f"{entry.ref}: {tensors}"))
                 continue
             written.tensors |= {f"{entry.ref.name}.{suffix}": t for suffix, t in tensors.items()}
-        written.lost += [Lost((key,), "a tensor that only travels with the adapter has no place in a BFL file")
+        written.lost += [Lost((key,), "a carried tensor cannot be stored in a BFL file")
                          for key in adapter.carried]  # fmt: skip
         written.metadata |= alpha_record(adapter.entries)
         return written

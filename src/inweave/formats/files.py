@@ -4,7 +4,7 @@
     NAME.safetensors.index.json         shards beside it
     a directory                         PEFT (adapter_config.json), diffusers LoRA, or shards
 
-Pickles (.pt, .bin, .ckpt, also under another name) are recognised by their first bytes and refused:
+Pickles (.pt, .bin, .ckpt, also under another name) are identified by their first bytes and rejected:
 an unpickler runs whatever the file tells it to.
 """
 

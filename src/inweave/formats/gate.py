@@ -121,7 +121,7 @@ def _is_text(value: str) -> bool:
 
 
 def _span(name: str, entry: object) -> Span:
-    """A tensor's place; the usual case is recognised at once, everything else is taken apart to say what is wrong."""
+    """A tensor's place; the usual case is accepted at once, everything else is checked piece by piece to report what is wrong."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
         rows, columns = shape

@@ -164,7 +164,7 @@ class Work:
         return self.group.module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
 
     def _magnitude(self) -> tuple[Magnitude, tuple[str, ...]] | None:
-        """PEFT's vector is always one a row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""
+        """PEFT's vector always has one number per row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""
         if "magnitude" in self.left:
             tensor = self.left["magnitude"]
             return Magnitude(tensor, "out"), self.take("magnitude")

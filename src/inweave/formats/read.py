@@ -211,7 +211,7 @@ def _file_warnings(
     if is_true(network_args(metadata).get("split_qkv")):
         warnings.append(
             "trained with split_qkv: loaders scale it by alpha / (parts * rank), its trainer by alpha / rank; "
-            "the loaders' value is used unless trainer_exact is asked for"
+            "the loaders' value is used unless trainer_exact is set"
         )
     if chosen is not None and chosen != "default":
         warnings.append(f"the keys carry the adapter name {chosen!r}")

@@ -78,7 +78,7 @@ Spelling = Mapping[str, tuple[Use, ...]]
 class Component:
     """``shapes`` are tensors in the ``listed`` naming; ``naming`` is that of the files at hand.
 
-    Everything else is derived when first asked for, so a look at one naming never pays for the other.
+    Everything else is computed on first use, so looking at one naming never pays for the other.
     """
 
     name: str

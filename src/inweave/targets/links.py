@@ -37,7 +37,7 @@ class Table(Protocol):
     name: str
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
-        """One link a part, for a model whose tensors (in ``naming``) are ``shapes``."""
+        """One link per part, for a model whose tensors (in ``naming``) are ``shapes``."""
         ...
 
     def coverage(self, names: Iterable[str]) -> dict[Naming, int]:

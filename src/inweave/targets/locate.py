@@ -121,7 +121,7 @@ def is_saved_module(entry: Entry) -> bool:
 
 
 def fits(entry: Entry, index: ModelIndex, namings: tuple[Naming, ...] = ("diffusers", "original")) -> bool:
-    """Whether an entry names a module of ``index`` and has its shape; a quick look for recognising bases."""
+    """Whether an entry names a module of ``index`` and has its shape; a quick test for detecting bases."""
     ref, encoder = entry.ref, entry.ref.component.startswith("te")
     for component in index:
         if ref.component and component.name != "model" and encoder != component.name.startswith("te"):

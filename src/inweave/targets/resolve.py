@@ -2,7 +2,7 @@
 
 1. which module, and so which parts of the model (`inweave.targets.locate`)
 2. does it fit: the change's flattened shape must equal that of the parts together (`inweave.targets.fit`)
-3. where: each part's home in the files at hand; neighbouring rows of one tensor become one placement
+3. where: each part's home in the files at hand; neighboring rows of one tensor become one placement
 4. no two entries on the same rows
 """
 
@@ -105,7 +105,7 @@ class _Resolver:
         return other
 
     def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
-        """A bias the base does not have starts as zeros; anything else has no place."""
+        """A bias the base does not have starts as zeros; anything else cannot be placed."""
         weight = uses_of(match.spelling, "weight")
         factors = entry.factors
         if param != "bias" or weight is None or not isinstance(factors, Full):
@@ -172,7 +172,7 @@ class _Resolver:
 
 
 def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape: Shape) -> list[Placement]:
-    """One placement a run of neighbouring rows."""
+    """One placement a run of neighboring rows."""
     factors = entry.factors
     pieces: list[tuple[Piece, int, int]] = []  # piece, source start, length
     start = 0

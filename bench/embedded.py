@@ -74,7 +74,7 @@ def steps(folder: Path) -> tuple[float, float]:
         dataset="inweave/pixel", output=str(folder), steps=300, device="cpu", cache_dir=str(folder / "cache")
     )
     run, _ = prepare(config)
-    ours = seconds(run._one, 15)
+    ours = seconds(run.train_step, 15)
     unet = StableDiffusionPipeline.from_pretrained(embedded.folder(), dtype=torch.float32).unet
     unet.requires_grad_(False)
     unet.add_adapter(LoraConfig(r=8, lora_alpha=8, target_modules=LINEAR))

@@ -142,7 +142,7 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
     file_times: list[float] = []
 
     def from_file() -> None:
-        weaver._cache._kept.pop(weaver._cache.get(loras[2]).key)
+        weaver._cache._loaded.pop(weaver._cache.get(loras[2]).key)
         weaver._forget(_key(loras[2]))
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -156,7 +156,7 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         from_file()
     rows.append(("inweave: from a file in the page cache, everything included", statistics.median(file_times)))
     rows.append(("inweave:   of which opening the file", timed(lambda: open_container(loras[2]))))
-    weaver._cache._kept.clear()
+    weaver._cache._loaded.clear()
     rows.append(
         ("inweave:   of which opening and planning", timed(lambda: weaver._cache._plan_of(open_container(loras[2]))))
     )

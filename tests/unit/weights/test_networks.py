@@ -75,10 +75,15 @@ def test_components_without_weights_are_left_out(pipeline: Any) -> None:
     assert networks_of(pipeline.unet) == {"unet": pipeline.unet}
 
 
-@pytest.mark.parametrize("wrong", [3, "sdxl", None, {}, {"unet": "file"}, nn.Linear])
+@pytest.mark.parametrize("wrong", [3, "sdxl", None, {"unet": "file"}, nn.Linear])
 def test_anything_else_is_an_error_that_says_what_is_expected(wrong: object) -> None:
     with pytest.raises(ConfigError, match="module"):
         inweave.Weaver(wrong)
+
+
+def test_a_weaver_of_no_networks_holds_nothing() -> None:
+    weaver = inweave.Weaver({})
+    assert not weaver.woven and not weaver.index.components
 
 
 def test_a_pipeline_of_other_components_is_an_error() -> None:

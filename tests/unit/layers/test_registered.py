@@ -294,9 +294,11 @@ def test_what_cannot_be_registered() -> None:
 
 
 def test_training_targets_include_registered_layers() -> None:
-    from inweave.training.adapters.attach import _adaptable
+    from inweave.training.adapters.targets import select_modules
+    from inweave.training.config.schema import TrainConfig
 
+    config = TrainConfig(dataset="-", targets=["own", "plain", "table"])
     network = nn.ModuleDict({"own": InOut(3, 4), "plain": nn.Linear(4, 4), "table": nn.Embedding(4, 4)})
-    assert _adaptable(network) == ["plain"]
+    assert select_modules("unet", network, config) == ["plain"]
     register_all()
-    assert _adaptable(network) == ["own", "plain"]
+    assert select_modules("unet", network, config) == ["own", "plain"]

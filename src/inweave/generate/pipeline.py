@@ -205,7 +205,7 @@ class Pipeline:
     def _fit(self, path: Path) -> tuple[int, int]:
         """(modules, tensors) of the model the adapter changes; the error for an adapter of another base names it."""
         try:
-            report = self.model.weaver.plan(path).report
+            report = self.model.plan(path).report
         except TargetError as error:
             made_for = detect(load(path)).base
             mine = self.model.blueprint.variant.name if self.model.blueprint.variant else self.model.name

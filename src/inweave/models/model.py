@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from inweave.adapter.components import FOLDERS
-from inweave.errors import FormatError
+from inweave.errors import FormatError, MergeStateError
 from inweave.models.blueprint import Blueprint, Part
 from inweave.models.families import CLASSES, TEXT_MODELS
 from inweave.models.families.base import ENCODERS, Family
@@ -34,6 +34,7 @@ from inweave.models.samplers import own_scheduler
 from inweave.models.vae import LatentSpace
 from inweave.ops.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.plan import Plan
 from inweave.weights.build import build
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
@@ -50,7 +51,7 @@ class Model:
     blueprint: Blueprint
     networks: dict[str, nn.Module]
     tokenizers: dict[str, Any]
-    weaver: Weaver
+    weaver: Weaver | None  # None after `release_weaver`
     device: torch.device
     dtype: torch.dtype
 
@@ -119,7 +120,20 @@ class Model:
 
     def swap(self, stack: Iterable[Layer]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
-        return self.weaver.apply(stack)
+        return self._live_weaver().apply(stack)
+
+    def plan(self, adapter: str | os.PathLike[str]) -> Plan:
+        """Where an adapter goes in this model; `TargetError` where it does not fit."""
+        return self._live_weaver().plan(adapter)
+
+    def release_weaver(self) -> None:
+        """Let go of the weaver and the originals it holds: in training nothing is swapped, and networks move."""
+        self.weaver = None
+
+    def _live_weaver(self) -> Weaver:
+        if self.weaver is None:
+            raise MergeStateError(f"{self.name} is being trained; load it again to swap adapters in it")
+        return self.weaver
 
 
 def load_model(

@@ -29,7 +29,6 @@ from inweave.errors import ConfigError
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.weights.weaver import Weaver
 
 
 def check_shard(config: TrainConfig, world: World) -> None:
@@ -42,7 +41,7 @@ def check_shard(config: TrainConfig, world: World) -> None:
 
 def shard_model(model: Model, trained: Mapping[str, nn.Module], world: World) -> str:
     """Shard the denoiser; the other trained networks are small, and go to the device as a whole."""
-    model.weaver = Weaver({})  # the original holds every weight, and in training nothing is woven
+    model.release_weaver()
     for network in trained.values():
         if network is not model.denoiser:
             network.to(model.device)

@@ -115,8 +115,7 @@ def blank(blueprint: Blueprint, dtype: torch.dtype) -> Model:
     for folder, part in blueprint.parts.items():
         wide = folder == "vae" and part.config.get("force_upcast")
         networks[folder] = _cast(on_meta(part), torch.float32 if wide else dtype).eval().requires_grad_(False)
-    nothing: Any = None
-    return Model(blueprint, networks, {}, nothing, _META, dtype)
+    return Model(blueprint, networks, {}, None, _META, dtype)
 
 
 def _cast(network: nn.Module, dtype: torch.dtype) -> nn.Module:

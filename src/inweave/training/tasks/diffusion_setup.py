@@ -36,7 +36,6 @@ from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import no_validation
 from inweave.training.tasks.diffusion import DiffusionTask, batch_problems, bucket_rules, check_masks, held_out
 from inweave.training.tasks.setup import PRECISIONS, OnProgress
-from inweave.weights.weaver import Weaver
 
 
 class DiffusionSetup:
@@ -82,7 +81,7 @@ class DiffusionSetup:
             model = load_model(blueprint, device=where, dtype=config.precision, keep="file")
         model.device = self.device  # where the work is done; staged networks come there when they are needed
         if staged:
-            model.weaver = Weaver({})  # the original holds every weight, and in training nothing is woven
+            model.release_weaver()
         folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
         sampler = Sampler(model, config, writes=world.first) if config.sample_every else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(folder))

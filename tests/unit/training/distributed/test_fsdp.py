@@ -83,5 +83,5 @@ def test_a_run_in_pieces_does_not_go_on(tmp_path: Path) -> None:
     run.task.limit = 1  # type: ignore[attr-defined]
     run.train()
     assert run.step.split == 2
-    with pytest.raises(ConfigError, match="go on without shard"):
+    with pytest.raises(ConfigError, match="resume it without shard"):
         tiny(tmp_path, save_every=2, shard=True, resume="auto").train()

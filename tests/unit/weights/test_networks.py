@@ -73,6 +73,7 @@ def test_components_without_weights_are_left_out(pipeline: Any) -> None:
     assert set(networks_of(pipeline)) == {"unet"}
     assert networks_of({"te1": pipeline.unet}) == {"te1": pipeline.unet}
     assert networks_of(pipeline.unet) == {"unet": pipeline.unet}
+    assert networks_of({}) == {}  # holds nothing
 
 
 @pytest.mark.parametrize("wrong", [3, "sdxl", None, {"unet": "file"}, nn.Linear])

@@ -61,7 +61,10 @@ class AppliedLora:
 
 @dataclass(slots=True)
 class Result:
-    """Images, and for each one the record that repeats it."""
+    """The images of one request; ``records`` hold for each one the settings that reproduce it.
+
+    ``loras``: what each LoRA changed; ``warnings``: settings that had no effect.
+    """
 
     images: list[Image.Image]
     records: list[dict[str, Any]]
@@ -87,7 +90,10 @@ class PreparedRequest:
 
 
 class Pipeline:
-    """Safe to call from several threads; one request runs at a time."""
+    """A loaded model that generates images: `pipe("a red apple", seed=7).images[0]`.
+
+    Made by `pipeline`. Safe to call from several threads; one request runs at a time.
+    """
 
     def __init__(
         self,
@@ -124,7 +130,13 @@ class Pipeline:
         cancelled: Callable[[], bool] | None = None,
         **settings: Any,
     ) -> Result:
-        """Generate. Settings are the fields of `GenerateConfig`; images may be passed as objects."""
+        """Generate images for one request.
+
+        ``prompt``: the text, with the fields of `GenerateConfig` as ``settings``, or a complete `GenerateConfig`. ``init`` and
+        ``mask``: images for image to image and inpainting, as paths or PIL images. ``progress`` is called after each step, with
+        a preview image every ``preview_every`` steps; `CancelledError` is raised once ``cancelled()`` returns true. Raises
+        `ConfigError` with every invalid setting.
+        """
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, self.finder)
         elif settings:
@@ -288,7 +300,15 @@ def pipeline(
     lora_folders: Iterable[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> Pipeline:
-    """Load a model, merging ``loras`` while its weights load; options are those of `load_model`."""
+    """Load a model for generating images, with ``loras`` merged while its weights load.
+
+    ``model``: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id. ``loras``: files or names with
+    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``. ``options``: ``device``, ``dtype``,
+    ``variant``, ``parts`` ({"vae": path}) and ``allow_download``. Raises `ConfigError`, `FormatError` or `TargetError`.
+
+        pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
+        pipe("a red apple", seed=7).save("apple.png")
+    """
     choices, folders = parse_loras(loras), list(lora_folders)
     finder = LoraFinder(folders)
     layers = [(finder.find(each), Strength(components=each.strengths())) for each in choices]

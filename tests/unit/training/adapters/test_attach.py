@@ -32,6 +32,8 @@ ATTENTION = {
     "unet": {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"},
     "sd3": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
     "flux": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
+    "z-image": {"attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"},
+    "qwen-image": {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"},
     "clip": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"},
     "t5": {"SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"},
     "llama": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"},
@@ -41,6 +43,8 @@ MLP = {
     "unet": {"ff.net.0.proj", "ff.net.2"},
     "sd3": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"},
     "flux": {"ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "proj_mlp", "proj_out"},
+    "z-image": {"feed_forward.w1", "feed_forward.w2", "feed_forward.w3"},
+    "qwen-image": {"img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"},
     "clip": {"mlp.fc1", "mlp.fc2"},
     "t5": {"DenseReluDense.wi_0", "DenseReluDense.wi_1", "DenseReluDense.wo"},
     "llama": {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"},
@@ -50,13 +54,15 @@ REST = {
     "unet": {"proj_in", "proj_out", "conv", "conv1", "conv2", "conv_shortcut", "time_emb_proj"},
     "sd3": {"norm1.linear", "norm1_context.linear"},
     "flux": {"norm1.linear", "norm1_context.linear", "norm.linear"},
+    "z-image": {"adaLN_modulation.0"},
+    "qwen-image": {"img_mod.1", "txt_mod.1"},
     "clip": set(), "t5": set(), "llama": set(), "gpt2": set(),
 }  # fmt: skip
 #: ends that stay out: what stands before and after the blocks
 NEVER = ("conv_in", "conv_out", "time_embedding", "add_embedding", "x_embedder", "context_embedder", "norm_out", "lm_head",
-         "time_text_embed", "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias")  # fmt: skip
+         "img_in", "txt_in", "cap_embedder", "t_embedder", "all_x_embedder", "all_final_layer", "time_text_embed", "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias")  # fmt: skip
 _NUMBERED = re.compile(
-    r"^.*?(?:resnets|attentions|upsamplers|downsamplers|\w*transformer_blocks|layers|layer|h)\.\d+\.(?:transformer_blocks\.\d+\.|layer\.\d+\.)?"
+    r"^.*?(?:resnets|attentions|upsamplers|downsamplers|\w*transformer_blocks|layers|\w+_refiner|layer|h)\.\d+\.(?:transformer_blocks\.\d+\.|layer\.\d+\.)?"
 )
 
 
@@ -69,6 +75,7 @@ def networks() -> dict[str, nn.Module]:
     flux = tiny.pipeline("flux1-dev")
     return {
         "unet": tiny.pipeline("sd1.5").unet, "sd3": tiny.pipeline("sd3-medium").transformer, "flux": flux.transformer,
+        "z-image": tiny.pipeline("z-image-turbo").transformer, "qwen-image": tiny.pipeline("qwen-image").transformer,
         "clip": flux.text_encoder, "t5": flux.text_encoder_2, "llama": llama, "gpt2": gpt2,
     }  # fmt: skip
 

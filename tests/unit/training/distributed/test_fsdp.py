@@ -22,6 +22,8 @@ from tests.unit.training.tiny import TinyNetwork, tiny
         ("sd1.5", {"BasicTransformerBlock", "ResnetBlock2D"}),
         ("sd3-medium", {"JointTransformerBlock"}),
         ("flux1-dev", {"FluxTransformerBlock", "FluxSingleTransformerBlock"}),
+        ("z-image-turbo", {"ZImageTransformerBlock"}),
+        ("qwen-image", {"QwenImageTransformerBlock"}),
     ],
 )
 def test_blocks_are_the_smallest_that_a_library_keeps_together(variant: str, kinds: set[str]) -> None:
@@ -31,7 +33,8 @@ def test_blocks_are_the_smallest_that_a_library_keeps_together(variant: str, kin
     inside = [inner for module in found for inner in module.modules()]
     assert len(inside) == len({id(inner) for inner in inside}), "no block lies in another"
     held = sum(weight.numel() for module in found for weight in module.parameters())
-    assert held > 0.5 * sum(weight.numel() for weight in network.parameters())
+    time = "t_embedder."  # of Z-Image, which is 1024 wide at any size
+    assert held > 0.5 * sum(w.numel() for name, w in network.named_parameters() if not name.startswith(time))
 
 
 def test_blocks_of_a_network_that_says_nothing() -> None:

@@ -91,7 +91,14 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     apply_checkpointing(task.networks, mode)
     calls = block_calls(
         nn.ModuleDict(dict(task.networks)),
-        ("BasicTransformerBlock", "JointTransformerBlock", "FluxTransformerBlock", "CLIPMLP"),
+        (
+            "BasicTransformerBlock",
+            "JointTransformerBlock",
+            "FluxTransformerBlock",
+            "ZImageTransformerBlock",
+            "QwenImageTransformerBlock",
+            "CLIPMLP",
+        ),
     )
     inputs = drawn(task)
     with Watch(model.networks.values()) as forward:
@@ -101,12 +108,15 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     with Watch(model.networks.values()) as backward:
         torch.autograd.backward(loss)
     return {
-        "loss": float(loss), "grads": {name: parameter.grad for name, parameter in trained.parameters.items()}, "kept": kept,
+        "loss": float(loss), "kept": kept,
+        "grads": {  # the last block of Qwen-Image leaves its text unused
+            name: parameter.grad for name, parameter in trained.parameters.items() if parameter.grad is not None
+        },
         "first": first, "again": len(calls) - first, "forward": forward, "backward": backward,
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "flux1-dev"])
+@pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_checkpointing(variant: str, tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
     found = {mode: one_step(variant, mode, data) for mode in MODES}
@@ -124,7 +134,8 @@ def test_checkpointing(variant: str, tmp_path: Path) -> None:
 
     # a frozen product in the backward pass is one computed again: its gradient needs no bias, and is an mm
     blocks = off["forward"].frozen["addmm"]
-    assert products(off) == 0 and products(selective) == 0 and products(full) > blocks // 2
+    assert products(off) == 0 and products(selective) == 0
+    assert products(full) > (0 if variant == "z-image-turbo" else blocks // 2)  # whose blocks have few biases
     norms = ("native_layer_norm", "native_group_norm", "gelu", "silu")
     again = sum(selective["backward"].operations[name] for name in norms)
     assert again > 0 and sum(off["backward"].operations[name] for name in norms) == 0, "cheap ones are computed again"
@@ -313,13 +324,13 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     assert found["trained_parameters"] == sum(parameter.numel() for parameter in learnt.values())
 
 
-@pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev"])
+@pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev", "z-image-turbo"])
 def test_what_is_measured_is_what_a_real_step_keeps(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
     said = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
-    found = estimate(model, config(**said))["activation_bytes"]
     task = task_on(data, model=model, batch_size=1, **said)
+    found = estimate(model, config(**said), chunks=task.chunks)["activation_bytes"]
     attach_adapters(task.networks, task.config)
     inputs = drawn(task, 0, (0,))
     with Watch(model.networks.values()) as watch:

@@ -21,7 +21,7 @@ from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
 
-FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell")
+FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
 
 
 @pytest.mark.parametrize("clip_skip", [None, 2])
@@ -29,7 +29,8 @@ FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell"
 def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None) -> None:
     model = shared_model(variant)
     text = "a red apple on a wooden table"
-    request = ConditioningRequest(((text, 1.0),), (), 1.0, 64, 64, clip_skip)
+    guidance = 0.0 if model.family.is_guided(model, 1.0) else 1.0
+    request = ConditioningRequest(((text, 1.0),), (), guidance, 64, 64, clip_skip)
     expected = dict(model.family.condition(model, request).inputs)
     with torch.no_grad():
         encoded = model.family.encode(model, model.family.token_ids(model, text), clip_skip)
@@ -43,13 +44,15 @@ def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None
 def test_latents_are_drawn_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
     model, task = shared_model(variant), task_on(make_set(tmp_path / "set"), model=shared_model(variant))
     pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
+    config, frames = model.vae.config, variant == "qwen-image"  # which has a frame axis and values per channel
     with torch.no_grad():
-        spread = model.vae.encode(pixels).latent_dist
-    shift = model.vae.config.shift_factor or 0.0
-    scale = model.vae.config.scaling_factor
+        spread = model.vae.encode(pixels[:, :, None] if frames else pixels).latent_dist
+    mean, std = (each[0, :, 0] if frames else each[0] for each in (spread.mean, spread.std))
+    shift = torch.tensor(config.latents_mean)[:, None, None] if frames else config.shift_factor or 0.0
+    scale = 1 / torch.tensor(config.latents_std)[:, None, None] if frames else config.scaling_factor
     found = task._latents(0, False, 0)
-    torch.testing.assert_close(found["mean"], (spread.mean[0] - shift) * scale)
-    torch.testing.assert_close(found["std"], spread.std[0] * scale)
+    torch.testing.assert_close(found["mean"], (mean - shift) * scale)
+    torch.testing.assert_close(found["std"], std * scale)
     many = torch.stack([drawn(task, step, (0,))["latents"][0] for step in range(200)])
     assert float(((many.mean(0) - found["mean"]) / found["std"]).abs().mean()) < 0.15
     assert float((many.std(0) / found["std"]).mean()) == pytest.approx(1.0, rel=0.05)

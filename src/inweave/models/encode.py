@@ -84,10 +84,10 @@ def t5_tokens(tokenizer: Any, pieces: Pieces, length: int) -> Tokens:
         for text, weight in _joined(pieces)
         for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     ]
-    kept = tokens[: length - 1]
-    padding = length - 1 - len(kept)
-    ids = [*(n for n, _ in kept), tokenizer.eos_token_id, *[tokenizer.pad_token_id] * padding]
-    weights = [*(w for _, w in kept), *[1.0] * (padding + 1)]
+    read = tokens[: length - 1]
+    padding = length - 1 - len(read)
+    ids = [*(n for n, _ in read), tokenizer.eos_token_id, *[tokenizer.pad_token_id] * padding]
+    weights = [*(w for _, w in read), *[1.0] * (padding + 1)]
     return Tokens(torch.tensor([ids]), torch.tensor([weights]), len(tokens) + 1)
 
 

@@ -49,8 +49,8 @@ def identify(shapes: Mapping[str, Shape], metadata: Mapping[str, str]) -> Identi
 
 def _family(table: str, tensors: Mapping[str, Shape]) -> tuple[Family, str, list[str]]:
     for family in (each for each in FAMILIES if each.table == table):
-        if (found := family.identify(tensors)) is not None:
-            return family, *found
+        if (identified := family.identify(tensors)) is not None:
+            return family, *identified
     raise FormatError(f"a diffusion model of the family {table} that is none of the known ones: {_SUPPORTED}")
 
 

@@ -90,3 +90,11 @@ def test_a_choice_needs_one_place() -> None:
 def test_samplers_by_the_names_others_use(said: str, sampler: str, schedule: str) -> None:
     config = GenerateConfig(prompt="x", sampler=said)
     assert (config.sampler, config.schedule) == (sampler, schedule)
+
+
+def test_the_constructor_raises_our_error_with_every_problem() -> None:
+    with pytest.raises(ConfigError) as caught:
+        GenerateConfig(prompt="x", steps=0, width=100)
+    assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError, match="one of path, name and hash"):
+        LoraChoice(strength=1.0)

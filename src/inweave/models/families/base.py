@@ -3,7 +3,7 @@
 A family is a subclass of `Family` with one instance, in one file of this package, listed in `inweave.models.families`.
 Nothing outside of this package asks for a family's name in order to decide something; it asks the family.
 
-    declared as data                                answered by methods
+    declared as data                                computed by methods
     networks, tokenizers    folders and classes     recognizes    is this denoiser one of mine?
     variants                published models        identify      which variant is this single file?
     flow, latent_patch      objective, sizes        tokenize      weighted text -> token ids
@@ -316,5 +316,5 @@ def on_encoders(model: Model, ids: Tensors) -> Tensors:
 
 
 def device_of(network: Any) -> torch.device:
-    found: torch.device = network.device
-    return found
+    device: torch.device = network.device
+    return device

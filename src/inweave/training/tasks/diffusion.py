@@ -95,8 +95,8 @@ class DiffusionTask:
 
         ``with_encoders``: what else to do while the text encoders are on the device.
         """
-        placed = [number for number, place in enumerate(self.places) if place is not None]
-        jobs = [(number, flip, crop) for number in placed for flip, crop in self._views(number)]
+        in_buckets = [number for number, place in enumerate(self.places) if place is not None]
+        jobs = [(number, flip, crop) for number in in_buckets for flip, crop in self._views(number)]
         jobs = jobs if self.config.cache_latents else []
         texts = sorted({"", *(text for texts in self.captions for text in texts)}) if self._caches_text else []
         total = len(jobs) + len(texts)

@@ -146,4 +146,4 @@ def test_a_language_model_takes_no_settings_of_pictures(tmp_path: Path) -> None:
     asked = ("--set", "masked_loss=true", "--set", "flip=true", "--trigger", "x", "--set", "resolution=64")
     told = invoked("--model", folder, "--dataset", tmp_path / "song.txt", "--output", tmp_path / "o", *asked, code=2)
     for name in ("masked_loss", "flip", "trigger", "resolution"):
-        assert f"{name}: is for pictures" in told
+        assert f"{name}: only applies to image models" in told

@@ -81,7 +81,7 @@ def test_no_memory_is_an_error_at_once(tmp_path: Path) -> None:
         run.train()
 
 
-def test_a_run_in_pieces_does_not_go_on(tmp_path: Path) -> None:
+def test_a_run_that_splits_micro_batches_is_not_resumed_sharded(tmp_path: Path) -> None:
     run = tiny(tmp_path, save_every=2)
     run.task.limit = 1  # type: ignore[attr-defined]
     run.train()

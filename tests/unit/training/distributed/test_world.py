@@ -33,12 +33,12 @@ def test_every_launcher_is_understood(names: tuple[str, str], monkeypatch: pytes
     assert launched() == (3, 2)
 
 
-def test_one_process_where_several_were_asked_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_instead_of_several_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `accelerate launch --cpu --num_processes 2` tells the only process it starts."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
     assert join("cpu") == World(), "and of --num_processes 1"
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(ConfigError, match=r"asked for several processes and started one.*inweave train --gpus 2"):
+    with pytest.raises(ConfigError, match=r"started one process instead of several.*inweave train --gpus 2"):
         join("cpu")
 
 
@@ -86,7 +86,7 @@ except InweaveError as error:
 """
 
 
-def test_a_process_that_is_left_alone_says_so() -> None:
+def test_a_lost_peer_is_reported() -> None:
     """Not the words of a library about a socket."""
     with socket.socket() as asked:
         asked.bind(("127.0.0.1", 0))
@@ -98,6 +98,6 @@ def test_a_process_that_is_left_alone_says_so() -> None:
         for rank in (0, 1)
     ]  # fmt: skip
     assert (
-        started[0].communicate(timeout=120)[0].strip() == "LostPeerError another process of this run has ended, and wh"
+        started[0].communicate(timeout=120)[0].strip() == "LostPeerError another process of this run ended; see its ow"
     )
     started[1].communicate(timeout=60)

@@ -335,3 +335,12 @@ def test_help_names_the_verbs_and_starts_without_torch() -> None:
         assert inweave(verb, "--help")
     program = "import sys; from inweave.cli.app import app\ntry:\n    app(['bake', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_merge_is_another_name_for_bake(base: Path, lora: Path, tmp_path: Path) -> None:
+    written = []
+    for verb in ("bake", "merge"):
+        out = tmp_path / f"{verb}.safetensors"
+        inweave(verb, "--base", base, "--lora", lora, "--out", out)
+        written.append(out.read_bytes())
+    assert written[0] == written[1]

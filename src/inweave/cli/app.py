@@ -42,6 +42,7 @@ app.command("check", rich_help_panel=ADAPTERS)(check)
 app.command("convert", rich_help_panel=ADAPTERS)(convert)
 app.command("hash", rich_help_panel=ADAPTERS)(hash_files)
 app.command("bake", rich_help_panel=CHECKPOINTS)(bake)
+app.command("merge", hidden=True)(bake)  # what people type first
 app.command("extract", rich_help_panel=CHECKPOINTS)(extract)
 app.command("resize", rich_help_panel=ADAPTERS)(resize)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from inweave.layers.init import Request, check_common, fresh_branch, select_site
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
 from inweave.layers.sites import Site, keep_called, sites, ties
-from inweave.layers.spec import AdapterSpec
+from inweave.layers.spec import AdapterSpec, SpecOptions
 from inweave.layers.state import all_layers
 from inweave.layers.training import freeze_base, thaw_base
 
@@ -46,18 +46,21 @@ def inject(
     spec: AdapterSpec = _DEFAULTS,
     allow_tied: bool = False,
     freeze: bool = True,
+    **options: Unpack[SpecOptions],
 ) -> Model:
     """Add a new adapter called ``name`` to the targets in ``model``, and return the model.
 
     Without ``alpha`` the scale is 1.
 
     ``spec``         the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
+    ``options``      fields of the spec by themselves: ``inject(model, 16, dora=True)``; they override ``spec``
     ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
                      and a merge gives it a weight of its own
     ``freeze``       stop training the base
     """
     if isinstance(rank, Adapter | str | os.PathLike):
         raise ConfigError("inject creates new adapters; attach(model, adapter) puts a loaded one on")
+    spec = spec.with_options(**options)
     _check_name(model, name)
     all_sites = sites(model)
     request = Request(rank, alpha, spec)

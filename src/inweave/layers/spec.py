@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from typing import TypedDict, Unpack
 
 import torch
+
+from inweave.errors import ConfigError
+
+
+class SpecOptions(TypedDict, total=False):
+    """The fields of an `AdapterSpec`, as keyword arguments."""
+
+    network: str
+    dora: bool
+    rslora: bool
+    dropout: float
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    factor: int
+    decompose_both: bool
+    seed: int
+    dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +54,13 @@ class AdapterSpec:
     decompose_both: bool = False
     seed: int = 0
     dtype: torch.dtype | None = None
+
+    def with_options(self, **options: Unpack[SpecOptions]) -> AdapterSpec:
+        """The same with some fields replaced; `ConfigError` for a name that is no field."""
+        known = [each.name for each in fields(self)]
+        for name in options:
+            if name not in known:
+                near = get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+                raise ConfigError(f"inject has no option {name!r}; {hint}")
+        return replace(self, **options)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import inweave
 from inweave.errors import ConfigError, TargetError
 from inweave.layers import collect, eject, inject, lora_layers, merge, unmerge
 from tests.unit.layers.zoo import KINDS, Conv1D, base_bits, fill, injected, layer_of
@@ -325,3 +326,14 @@ def test_a_part_of_a_model_can_be_injected_and_ejected_from_above() -> None:
 def test_freezing_can_be_left_out() -> None:
     model = inject(Net(), 2, targets=["to_q"], freeze=False)
     assert model.blocks[0].to_q.weight.requires_grad and model.embed.weight.requires_grad
+
+
+def test_fields_of_the_spec_are_keyword_arguments_too() -> None:
+    by_spec, by_options = nn.Linear(8, 8), nn.Linear(8, 8)
+    spec = inweave.AdapterSpec(rslora=True, seed=3)
+    first = inject(by_spec, 4, spec=spec).state_dict()
+    second = inject(by_options, 4, rslora=True, seed=3).state_dict()
+    assert [name for name in first if not torch.equal(first[name], second[name]) and "base" not in name] == []
+    assert inject(nn.Linear(8, 8), 4, spec=spec, seed=5).state_dict().keys() == first.keys()
+    with pytest.raises(ConfigError, match="no option 'rslorra'; did you mean rslora"):
+        inject(nn.Linear(8, 8), 4, rslorra=True)  # type: ignore[call-arg]

@@ -76,10 +76,10 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
     place, out = tmp_path / "in", tmp_path / "out.safetensors"
     place.mkdir()
     path = BAD[kind].make(place)
-    said = one_line(inweave(*arguments(verb, path, out)))
-    assert str(path.parent) in said
+    message = one_line(inweave(*arguments(verb, path, out)))
+    assert str(path.parent) in message
     if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file: of a directory it says that instead
-        assert BAD[kind].says in said
+        assert BAD[kind].says in message
     assert list(tmp_path.iterdir()) == [place]  # nothing was written
     assert not executed(place)
 
@@ -105,9 +105,9 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 2
     assert "good.safetensors" in done.stdout
-    shown = inweave("inspect", tmp_path, "--json")
-    rows = {Path(row["path"]).stem: row for row in json.loads(shown.stdout)}
-    assert shown.returncode == 2 and shown.stderr == ""
+    printout = inweave("inspect", tmp_path, "--json")
+    rows = {Path(row["path"]).stem: row for row in json.loads(printout.stdout)}
+    assert printout.returncode == 2 and printout.stderr == ""
     assert "web page" in rows["skipped_steps"]["error"] and "empty" in rows["worse"]["error"]
     assert rows["good"]["tensors"] == 2 and "error" not in rows["good"]
 
@@ -133,11 +133,11 @@ def test_a_file_without_read_permission(verb: str) -> None:
 def test_an_unknown_base_lists_the_known_ones(tmp_path: Path) -> None:
     path = good_file(tmp_path / "x.safetensors")
     for verb in (["check", path], ["convert", path, tmp_path / "out.safetensors", "--to", "kohya"]):
-        said = inweave(*verb, "--base", "sd15.0")
-        assert said.returncode == 2, verb[0]
-        assert "'sd15.0'" in said.stderr and len(said.stderr.splitlines()) == 1
+        message = inweave(*verb, "--base", "sd15.0")
+        assert message.returncode == 2, verb[0]
+        assert "'sd15.0'" in message.stderr and len(message.stderr.splitlines()) == 1
         for name in ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev"):
-            assert name in said.stderr
+            assert name in message.stderr
     document = json.loads(inweave("check", path, "--base", "sd15.0", "--json").stdout)
     assert "flux1-dev" in document["error"]
 
@@ -156,8 +156,8 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
     place = tmp_path / "base"
     place.mkdir()
     base = BAD[kind].make(place)
-    said = one_line(inweave("check", good_file(tmp_path / "x.safetensors"), "--base", base))
-    assert str(place) in said
+    message = one_line(inweave("check", good_file(tmp_path / "x.safetensors"), "--base", base))
+    assert str(place) in message
     assert not executed(place)
 
 
@@ -225,8 +225,8 @@ def test_names_are_only_looked_up(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert document["placed"] == 0 and document["ok"] is False
     assert {key for row in document["unplaced"] for key in row["keys"]} == set(header)
-    shown = inweave("check", path, "--base", "sd1.5")
-    assert shown.returncode == 1 and "does not fit" in shown.stdout and shown.stderr == ""
+    printout = inweave("check", path, "--base", "sd1.5")
+    assert printout.returncode == 1 and "does not fit" in printout.stdout and printout.stderr == ""
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -253,10 +253,10 @@ def test_an_error_is_one_printable_line_whatever_the_file_says(tmp_path: Path) -
 
 def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
     """Deep, huge and not-a-number values in a trainer's metadata: RFC 8259 on stdout, no traceback."""
-    said = {"ss_network_args": '{"a": NaN, "b": Infinity}', "ss_steps": "[" * 100_000, "ss_tag_frequency": '{"a": {"b": 1e999}}',
+    message = {"ss_network_args": '{"a": NaN, "b": Infinity}', "ss_steps": "[" * 100_000, "ss_tag_frequency": '{"a": {"b": 1e999}}',
             "ss_network_dim": "²", "unet": "5", "modelspec.title": "{" * 50_000, "ss_resolution": "[" + "9" * 5000 + "]"}  # fmt: skip
     path = tmp_path / "x.safetensors"
-    path.write_bytes(pack({"__metadata__": said, **PAIR}, PAIR_BYTES))
+    path.write_bytes(pack({"__metadata__": message, **PAIR}, PAIR_BYTES))
     done = inweave("inspect", path, "--json")
     assert done.returncode == 0, done.stderr[-500:]
 

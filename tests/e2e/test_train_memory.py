@@ -28,15 +28,15 @@ def on_emoji(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
 
 
 def needed(output: Path, cache: Path, *more: object) -> dict[str, Any]:
-    told = json.loads(invoked(*on_emoji(output, cache, "--steps", 2, "--check", "--json", *more)))
-    return dict(told["estimate"]) | {"config": told["config"]}
+    report = json.loads(invoked(*on_emoji(output, cache, "--steps", 2, "--check", "--json", *more)))
+    return dict(report["estimate"]) | {"config": report["config"]}
 
 
 def journal(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "lora.jsonl").read_text().splitlines()]
 
 
-def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path) -> None:
+def test_a_limit_is_met_with_smaller_batches_and_reported(tmp_path: Path, cache: Path) -> None:
     """Less than batches of two need with everything loaded: the encoders leave and batches of four are cut in two."""
     limit = needed(tmp_path, cache, "-b", 2)["total_bytes"] - 1024
     plan = needed(tmp_path, cache, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB")
@@ -47,8 +47,8 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
 
     sampled = ("--set", "sample_every=2", "--set", "sample_prompts=red apple", "--set", "sample_steps=1")
     planned = tmp_path / "planned"
-    told = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
-    assert "memory: batch_size 4 becomes 2" in told and "memory: a step keeps" in told
+    report = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
+    assert "memory: batch_size 4 becomes 2" in report and "memory: a step keeps" in report
     measured = [record for record in journal(planned) if "measured_bytes" in record]
     assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["activation_bytes"]
     assert measured[0]["measured_bytes"] == pytest.approx(plan["activation_bytes"], rel=0.15)
@@ -67,8 +67,8 @@ def test_a_limit_is_kept_by_smaller_batches_and_told(tmp_path: Path, cache: Path
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_written(tmp_path: Path, cache: Path) -> None:
-    told = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "1032MiB"), code=1)
-    assert "is not enough" in told and "raise the limit" in told
+    report = invoked(*on_emoji(tmp_path / "out", cache, "--steps", 2, "--vram", "1032MiB"), code=1)
+    assert "is not enough" in report and "raise the limit" in report
     assert not (tmp_path / "out").exists()
 
 
@@ -76,8 +76,8 @@ def test_a_limit_is_refused_where_the_dataset_decides_the_batches(tmp_path: Path
     file = tmp_path / "set.toml"
     file.write_text(f'[[datasets]]\nbatch_size = 4\n[[datasets.subsets]]\nimage_dir = "{style_folder("pixel")}"\n')
     arguments = [value if value != style_folder("pixel") else file for value in on_emoji(tmp_path / "out", cache)]
-    told = invoked(*arguments, "--steps", 2, "--vram", "8GiB", code=2)
-    assert "the dataset's file says batch_size 4" in told
+    report = invoked(*arguments, "--steps", 2, "--vram", "8GiB", code=2)
+    assert "the dataset's file says batch_size 4" in report
 
 
 def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None:
@@ -85,12 +85,12 @@ def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None
     whole = needed(tmp_path, cache, "-b", 2)
     assert whole["steps"] == 2
     epochs = on_emoji(tmp_path, cache, "-b", 2, "--check", "--json", "--set", "epochs=2")
-    plain, held, shared = (
+    plain, held_out, shared = (
         json.loads(invoked(*epochs, *more))["dataset"]["total_steps"]
         for more in ((), ("--set", "validation_split=0.5"), ("--gpus", 2))
     )
-    assert (plain, held, shared) == (24, 12, 12)
+    assert (plain, held_out, shared) == (24, 12, 12)
     large = needed(tmp_path, cache, "-b", 2, "--set", "resolution=256", "--set", "upscale=true")
     assert large["activation_bytes"] > 3 * whole["activation_bytes"]
-    told = invoked(*on_emoji(tmp_path, cache, "--steps", 2, "--check", "--set", "masked_loss=true"), code=2)
-    assert "no image has a mask" in told
+    report = invoked(*on_emoji(tmp_path, cache, "--steps", 2, "--check", "--set", "masked_loss=true"), code=2)
+    assert "no image has a mask" in report

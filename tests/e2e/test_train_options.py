@@ -28,16 +28,14 @@ def first(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return output / "lora.safetensors"
 
 
-def going_on(first: Path, output: Path, cache: Path, *more: object) -> tuple[object, ...]:
+def starting_from(first: Path, output: Path, cache: Path, *more: object) -> tuple[object, ...]:
     return (
         "--dataset", style_folder("pixel"), "--output", output, "--steps", 1, "--set", f"start_from={first}",
         "--set", "device=cpu", "--set", "resolution=64", "--set", f"cache_dir={cache}", *more,
     )  # fmt: skip
 
 
-def test_an_adapter_to_go_on_from_brings_its_own_and_other_wishes_are_refused(
-    first: Path, tmp_path: Path, cache: Path
-) -> None:
+def test_start_from_brings_its_own_settings_and_others_are_refused(first: Path, tmp_path: Path, cache: Path) -> None:
     wishes = (
         "--rank",
         16,
@@ -50,65 +48,65 @@ def test_an_adapter_to_go_on_from_brings_its_own_and_other_wishes_are_refused(
         "--set",
         'targets=["to_k"]',
     )
-    told = invoked(*going_on(first, tmp_path / "out", cache, *wishes), code=2)
+    report = invoked(*starting_from(first, tmp_path / "out", cache, *wishes), code=2)
     for name in ("network", "rank", "alpha", "rslora", "targets"):
-        assert f"{name}: start_from brings its own" in told, told
+        assert f"{name}: start_from " in report, report
     assert not (tmp_path / "out" / "lora.safetensors").exists()
 
 
-def test_the_file_tells_of_the_adapter_that_was_trained(first: Path, tmp_path: Path, cache: Path) -> None:
-    invoked(*going_on(first, tmp_path / "a", cache))
-    said = metadata(tmp_path / "a" / "lora.safetensors")
-    assert (said["ss_network_dim"], said["ss_network_alpha"]) == ("2", "2"), "not the preset's"
+def test_metadata_describes_the_adapter_that_was_trained(first: Path, tmp_path: Path, cache: Path) -> None:
+    invoked(*starting_from(first, tmp_path / "a", cache))
+    header = metadata(tmp_path / "a" / "lora.safetensors")
+    assert (header["ss_network_dim"], header["ss_network_alpha"]) == ("2", "2"), "not the preset's"
     invoked(*quick(tmp_path / "dora", cache, "--steps", 1, "--set", "network=dora"))
-    invoked(*going_on(tmp_path / "dora" / "lora.safetensors", tmp_path / "b", cache))
-    said = metadata(tmp_path / "b" / "lora.safetensors")
-    assert said["ss_network_module"] == "lycoris.kohya"
-    assert json.loads(said["ss_network_args"]) == {"algo": "lora", "dora_wd": "True", "rs_lora": "False"}
+    invoked(*starting_from(tmp_path / "dora" / "lora.safetensors", tmp_path / "b", cache))
+    header = metadata(tmp_path / "b" / "lora.safetensors")
+    assert header["ss_network_module"] == "lycoris.kohya"
+    assert json.loads(header["ss_network_args"]) == {"algo": "lora", "dora_wd": "True", "rs_lora": "False"}
     wide = ("--set", "network=locon", "--set", "conv_rank=3", "--set", "conv_alpha=1")
     invoked(*quick(tmp_path / "c", cache, "--steps", 1, *wide))
-    said = metadata(tmp_path / "c" / "lora.safetensors")
-    assert (json.loads(said["ss_network_args"])["conv_dim"], json.loads(said["ss_network_args"])["conv_alpha"]) == (
+    header = metadata(tmp_path / "c" / "lora.safetensors")
+    assert (json.loads(header["ss_network_args"])["conv_dim"], json.loads(header["ss_network_args"])["conv_alpha"]) == (
         "3",
         "1",
     )
-    assert said["ss_network_module"] == "networks.lora" and said["ss_network_dim"] == "2"
-    assert (said["ss_epoch"], said["ss_num_epochs"], said["ss_num_batches_per_epoch"]) == ("1", "1", "12")
+    assert header["ss_network_module"] == "networks.lora" and header["ss_network_dim"] == "2"
+    assert (header["ss_epoch"], header["ss_num_epochs"], header["ss_num_batches_per_epoch"]) == ("1", "1", "12")
 
 
-def test_a_warm_up_that_was_asked_for_is_kept_or_refused(tmp_path: Path, cache: Path) -> None:
-    asked = ("--steps", 4, "--set", "lr_scheduler=constant", "--lr", 1e-3)
-    invoked(*quick(tmp_path / "out", cache, *asked, "--set", "warmup=3"))
+def test_a_requested_warmup_is_used_or_refused(tmp_path: Path, cache: Path) -> None:
+    options = ("--steps", 4, "--set", "lr_scheduler=constant", "--lr", 1e-3)
+    invoked(*quick(tmp_path / "out", cache, *options, "--set", "warmup=3"))
     rates = [json.loads(line).get("lr") for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
     assert [rate for rate in rates if rate] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3, 1e-3])
     assert metadata(tmp_path / "out" / "lora.safetensors")["ss_lr_warmup_steps"] == "3"
-    told = invoked(*quick(tmp_path / "other", cache, *asked, "--set", "warmup=4"), code=2)
-    assert "warmup must leave steps to train" in told
+    report = invoked(*quick(tmp_path / "other", cache, *options, "--set", "warmup=4"), code=2)
+    assert "warmup must leave steps to train" in report
 
 
 def test_a_check_finds_what_a_run_would_refuse(first: Path, tmp_path: Path, cache: Path) -> None:
-    told = json.loads(invoked(*quick(first.parent, cache, "--steps", 2, "--check", "--json"), code=2))
-    assert not told["ok"] and "checkpoints of an earlier run" in told["problems"][0] and told["dataset"]
+    report = json.loads(invoked(*quick(first.parent, cache, "--steps", 2, "--check", "--json"), code=2))
+    assert not report["ok"] and "checkpoints of an earlier run" in report["problems"][0] and report["dataset"]
     wrong = ("--set", "start_from=nope.safetensors", "--set", "validation_split=0.001")
-    told_ = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--check", *wrong), code=2)
-    assert "this run would be refused: validation_split: a share of 0.001" in told_
-    assert "this run would be refused: start_from: nope.safetensors" in told_ and "steps:" in told_
+    report_text = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--check", *wrong), code=2)
+    assert "this run would be refused: validation_split: a share of 0.001" in report_text
+    assert "this run would be refused: start_from: nope.safetensors" in report_text and "steps:" in report_text
 
 
-def test_nothing_is_asked_twice_or_in_vain(tmp_path: Path, cache: Path) -> None:
-    told = invoked("--dataset", "d", "--rank", 2, "--set", "rank=4", code=2)
-    assert "--set rank=4: rank is already set to 2; set it once" in told
+def test_duplicate_and_ineffective_options_are_refused(tmp_path: Path, cache: Path) -> None:
+    report = invoked("--dataset", "d", "--rank", 2, "--set", "rank=4", code=2)
+    assert "--set rank=4: rank is already set to 2; set it once" in report
     assert "write SETTING=VALUE" in invoked("--dataset", "d", "--set", "=3", code=2)
     theirs = tmp_path / "k.toml"
     theirs.write_text("network_dim = 4\n")
     assert "--import only prints a configuration" in invoked("--import", theirs, "--steps", 5, code=2)
     file = tmp_path / "run.toml"
     file.write_text(f'dataset = "{style_folder("pixel")}"\nmax_data_loader_n_workers = 2\n')
-    said = invoked(file, "--check", "--set", "device=cpu", "--output", tmp_path / "o", "--set", f"cache_dir={cache}")
-    assert "note: " in said and "UserWarning" not in said
+    notes = invoked(file, "--check", "--set", "device=cpu", "--output", tmp_path / "o", "--set", f"cache_dir={cache}")
+    assert "note: " in notes and "UserWarning" not in notes
 
 
-def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
+def test_a_run_reports_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     photos = tmp_path / "photos"
     (photos / "extra" / "deeper").mkdir(parents=True)
     for number, name in enumerate(("a", "b", "c", "extra/deeper/d")):
@@ -118,24 +116,26 @@ def test_a_run_says_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     (photos / "a.txt").write_text("a cat")
     (photos / "b.txt").write_text("word " * 300)
     arguments = [photos if each == style_folder("pixel") else each for each in quick(tmp_path / "out", cache)]
-    told = invoked(*arguments, "--steps", 1, "--skip-unreadable")
+    report = invoked(*arguments, "--steps", 1, "--skip-unreadable")
     records = [json.loads(line) for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
     logged = "\n".join(record["text"] for record in records if record.get("event") == "dataset")
     for name in ("bad.png", "scan.tiff", "extra", "c.png"):
-        assert name in told and name in logged, told
-    assert "captions: the longest takes" in told and "b.png" in told
-    found = []
+        assert name in report and name in logged, report
+    assert "captions: the longest takes" in report and "b.png" in report
+    estimates = []
     for words in (300, 3):
         (photos / "b.txt").write_text("word " * words)
         checked = json.loads(
             invoked(*arguments[:4], "--output", tmp_path / "new", "--skip-unreadable", "--check", "--json")
         )
-        found.append(checked["estimate"])
+        estimates.append(checked["estimate"])
         assert any("captions: the longest" in line for line in checked["estimate"]["choices"]) == (words == 300)
-    assert found[0]["activation_bytes"] > found[1]["activation_bytes"], "what captions are padded to is kept too"
+    assert estimates[0]["activation_bytes"] > estimates[1]["activation_bytes"], (
+        "what captions are padded to is kept too"
+    )
 
 
-def test_a_trigger_goes_before_every_caption(tmp_path: Path, cache: Path) -> None:
+def test_a_trigger_precedes_every_caption(tmp_path: Path, cache: Path) -> None:
     invoked(*quick(tmp_path, cache, "--steps", 1, "--trigger", "ohwx thing"))
     assert metadata(tmp_path / "lora.safetensors")["modelspec.trigger_phrase"] == "ohwx thing"
 
@@ -143,7 +143,9 @@ def test_a_trigger_goes_before_every_caption(tmp_path: Path, cache: Path) -> Non
 def test_a_language_model_takes_no_settings_of_pictures(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n\n".join(SONG))
-    asked = ("--set", "masked_loss=true", "--set", "flip=true", "--trigger", "x", "--set", "resolution=64")
-    told = invoked("--model", folder, "--dataset", tmp_path / "song.txt", "--output", tmp_path / "o", *asked, code=2)
+    options = ("--set", "masked_loss=true", "--set", "flip=true", "--trigger", "x", "--set", "resolution=64")
+    report = invoked(
+        "--model", folder, "--dataset", tmp_path / "song.txt", "--output", tmp_path / "o", *options, code=2
+    )
     for name in ("masked_loss", "flip", "trigger", "resolution"):
-        assert f"{name}: only applies to image models" in told
+        assert f"{name}: only applies to image models" in report

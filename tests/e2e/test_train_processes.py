@@ -49,33 +49,33 @@ world.leave()
 
 def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> None:
     """Of two numbers the sum is the same in any order, so here every bit is."""
-    said = {**EVERYTHING, "gradient_accumulation": 1, "validation_split": 0.2, "save_every": 3}
-    one = tiny(tmp_path / "one", **{**said, "gradient_accumulation": 2})
+    settings = {**EVERYTHING, "gradient_accumulation": 1, "validation_split": 0.2, "save_every": 3}
+    one = tiny(tmp_path / "one", **{**settings, "gradient_accumulation": 2})
     done = one.train()
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     (tmp_path / "two").mkdir()
     started = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         str(tmp_path / "two"), json.dumps(said)],
+         str(tmp_path / "two"), json.dumps(settings)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert started.returncode == 0, started.stderr[-3000:]
     assert file_bits(tmp_path / "two" / "t") == file_bits(done.path)
-    told = [json.loads((tmp_path / "two" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
-    for losses, validation, _ in told:
+    reports = [json.loads((tmp_path / "two" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
+    for losses, validation, _ in reports:
         assert losses == done.losses and [tuple(each) for each in validation] == done.validation
-    drawn = [batch for batch in one.task.drawn if batch not in one.task.held_out]
-    first, second = ([tuple(batch) for batch in batches] for *_, batches in told)
-    assert [batch for pair in zip(first, second, strict=True) for batch in pair] == drawn, (
+    sampled = [batch for batch in one.task.drawn if batch not in one.task.held_out]
+    first, second = ([tuple(batch) for batch in batches] for *_, batches in reports)
+    assert [batch for pair in zip(first, second, strict=True) for batch in pair] == sampled, (
         "each has its half, none has both"
     )
     state = [load_state(checkpoints(tmp_path / name / "t-state")[0]).tensors for name in ("one", "two")]
     assert all(state[0][name].equal(state[1][name]) for name in state[0])
     again = tiny(
         tmp_path / "on",
-        **{**said, "gradient_accumulation": 2},
+        **{**settings, "gradient_accumulation": 2},
         resume=str(tmp_path / "two" / "t-state" / "step-000003"),
     )
     assert again.train().losses == done.losses[3:], "one process goes on from what two began"
@@ -108,20 +108,20 @@ def arguments(cache: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def single(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process makes that adds up twice as many batches."""
     output = tmp_path_factory.mktemp("one")
     done = CliRunner().invoke(app, [*arguments(cache), "--set", "gradient_accumulation=2", "-o", str(output)])
     assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.parametrize(
     "launcher", [name if name == "inweave" else pytest.param(name, marks=pytest.mark.full) for name in LAUNCHERS]
 )
 def test_every_launcher_makes_the_adapter_of_one_process(
-    launcher: str, alone: dict[str, Any], cache: Path, tmp_path: Path
+    launcher: str, single: dict[str, Any], cache: Path, tmp_path: Path
 ) -> None:
     """The same bits as one process with twice the accumulation, so also the same as each other."""
     before, after = LAUNCHERS[launcher]
@@ -130,9 +130,9 @@ def test_every_launcher_makes_the_adapter_of_one_process(
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)  # one process speaks
-    assert found["losses"] == alone["losses"] and found["step"] == 2
-    two, one = (load_file(each["path"]) for each in (found, alone))
+    result = json.loads(done.stdout)  # one process speaks
+    assert result["losses"] == single["losses"] and result["step"] == 2
+    two, one = (load_file(each["path"]) for each in (result, single))
     assert two.keys() == one.keys() and all(two[name].equal(one[name]) for name in two)
     lines = (tmp_path / "two" / "lora.jsonl").read_text().splitlines()
     assert len(lines) == 2, "one process keeps the log"
@@ -151,21 +151,29 @@ def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "__main__.py"
 
 
-def test_every_process_knows_its_place(standing_in: Path, tmp_path: Path) -> None:
+def test_every_process_knows_its_rank(standing_in: Path, tmp_path: Path) -> None:
     standing_in.write_text(
         "import os, pathlib, sys\n"
         "said = {n: os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR', 'MASTER_PORT')}\n"
         f"pathlib.Path({str(tmp_path)!r}, said['RANK']).write_text(repr((said, sys.argv[1:], open(sys.argv[2]).read())))\n"
     )
     assert launcher.launch(3, "rank = 4\n", True) == 0
-    told = [eval((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    assert [said["RANK"] for said, *_ in told] == ["0", "1", "2"] == [said["LOCAL_RANK"] for said, *_ in told]
-    assert {said["WORLD_SIZE"] for said, *_ in told} == {"3"} and len({said["MASTER_PORT"] for said, *_ in told}) == 1
-    assert all(arguments[0] == "train" and arguments[2:] == ["--json"] for _, arguments, _ in told)
-    assert {text for *_, text in told} == {"rank = 4\n"} and not Path(told[0][1][1]).exists()
+    reports = [eval((tmp_path / str(rank)).read_text()) for rank in range(3)]
+    assert (
+        [settings["RANK"] for settings, *_ in reports]
+        == ["0", "1", "2"]
+        == [settings["LOCAL_RANK"] for settings, *_ in reports]
+    )
+    assert {settings["WORLD_SIZE"] for settings, *_ in reports} == {"3"} and len(
+        {settings["MASTER_PORT"] for settings, *_ in reports}
+    ) == 1
+    assert all(arguments[0] == "train" and arguments[2:] == ["--json"] for _, arguments, _ in reports)
+    assert {text for *_, text in reports} == {"rank = 4\n"} and not Path(reports[0][1][1]).exists()
 
 
-def test_one_that_fails_ends_the_others_and_is_heard(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_process_ends_the_others_and_its_error_is_printed(
+    standing_in: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     standing_in.write_text(
         "import os, sys, time\n"
         "print('working', os.environ['RANK'])\n"
@@ -178,7 +186,7 @@ def test_one_that_fails_ends_the_others_and_is_heard(standing_in: Path, capfd: p
     assert "error: no memory" in capfd.readouterr().err
 
 
-def test_the_reason_is_heard_also_where_the_first_process_ends_because_of_it(
+def test_the_cause_is_printed_even_if_the_first_process_ends_because_of_it(
     standing_in: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     standing_in.write_text(
@@ -190,14 +198,14 @@ def test_the_reason_is_heard_also_where_the_first_process_ends_because_of_it(
     assert "error: THE REASON" in capfd.readouterr().err
 
 
-def test_what_all_of_them_find_wrong_is_told_once(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_every_process_is_printed_once(standing_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
     standing_in.write_text("import sys\nprint('error: no such folder', file=sys.stderr)\nsys.exit(2)\n")
     assert launcher.launch(3, "", False) == 2
     assert capfd.readouterr().err.count("no such folder") == 1
 
 
 @pytest.mark.parametrize(("sent", "received"), [("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM")])
-def test_a_signal_reaches_each_of_them_once(standing_in: Path, tmp_path: Path, sent: str, received: str) -> None:
+def test_a_signal_reaches_each_process_once(standing_in: Path, tmp_path: Path, sent: str, received: str) -> None:
     """A terminal that is closed ends them as kindly as a Ctrl-C: they would not notice by themselves."""
     standing_in.write_text(
         "import os, pathlib, signal, time\n"

@@ -51,19 +51,19 @@ world.leave()
 """
 
 
-def launched(place: Path, said: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def launched(place: Path, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     place.mkdir(parents=True, exist_ok=True)
     script = place / "worker.py"
     script.write_text(WORKER)
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         json.dumps({"output": str(place), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **said})],
+         json.dumps({"output": str(place), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **settings})],
         cwd=place, capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
 
 
-def told(place: Path) -> list[list[Any]]:
+def reports(place: Path) -> list[list[Any]]:
     return [json.loads((place / f"told-{rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -82,15 +82,15 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("variant", ["flux1-dev", pytest.param("sd1.5", marks=pytest.mark.full)])
 def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> None:
     captions = {f"p{number}": f"a picture of {number}" for number in range(7)}
-    said = {
+    settings = {
         "model": str(tiny_models.folder(variant)), "dataset": str(make_set(tmp_path / "set", captions)), "rank": 2,
         "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema_decay": 0.5, "dropout": 0.1,
         "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
     }  # fmt: skip
     for name, shard in (("whole", False), ("spread", True)):
-        done = launched(tmp_path / name, {**said, "shard": shard})
+        done = launched(tmp_path / name, {**settings, "shard": shard})
         assert done.returncode == 0, done.stderr[-3000:]
-    whole, spread = told(tmp_path / "whole"), told(tmp_path / "spread")
+    whole, spread = reports(tmp_path / "whole"), reports(tmp_path / "spread")
     assert bits(tmp_path / "spread" / "t.safetensors") == bits(tmp_path / "whole" / "t.safetensors")
     assert [each[3:] for each in spread] == [each[3:] for each in whole]
     assert spread[0][-1] == 3, "an odd number of batches is held out: one process has none left in the last round"
@@ -99,7 +99,7 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
         assert before[0] == base == after[1] and 0.5 <= after[0] / base < 0.55
     freed = [before[2] - after[2] for before, after in zip(whole, spread, strict=True)]
     assert freed[0] > 0.45 * whole[0][1], "nobody else holds what was given away"
-    if "sample_every" in said:  # the second one draws too, which leaves it with things it had no use for before
+    if "sample_every" in settings:  # the second one draws too, which leaves it with things it had no use for before
         pictures = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
         assert [p.name for p in pictures[0]] == [p.name for p in pictures[1]] == ["t-000002-0.png", "t-000002-1.png"]
         assert [p.read_bytes() for p in pictures[0]] == [p.read_bytes() for p in pictures[1]]
@@ -114,19 +114,19 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     """A language model; one process is killed after step 3, and both resume from step 2."""
     texts = tmp_path / "song.txt"
     texts.write_text("\n\n".join(["a cat on a mat", "a dog on a log", "a cat and a dog", "a mat and a log"]))
-    said = {
+    settings = {
         "model": str(llama(tmp_path / "llama")), "dataset": str(texts), "steps": 6, "rank": 2, "batch_size": 1,
         "save_every": 2, "learning_rate": 1e-2, "targets": "attention-mlp", "gradient_checkpointing": "full",
     }  # fmt: skip
-    straight = launched(tmp_path / "whole", said)
+    straight = launched(tmp_path / "whole", settings)
     assert straight.returncode == 0, straight.stderr[-3000:]
-    killed = launched(tmp_path / "spread", {**said, "shard": True, "dies": 3})
+    killed = launched(tmp_path / "spread", {**settings, "shard": True, "dies": 3})
     assert killed.returncode != 0 and [p.name for p in checkpoints(tmp_path / "spread" / "t-state")] == ["step-000002"]
-    again = launched(tmp_path / "spread", {**said, "shard": True, "resume": "auto"})
+    again = launched(tmp_path / "spread", {**settings, "shard": True, "resume": "auto"})
     assert again.returncode == 0, again.stderr[-3000:]
     files = [tmp_path / name / "t" / "adapter_model.safetensors" for name in ("whole", "spread")]
     assert bits(files[0]) == bits(files[1])
-    (whole, *_), (spread, other) = told(tmp_path / "whole"), told(tmp_path / "spread")
+    (whole, *_), (spread, other) = reports(tmp_path / "whole"), reports(tmp_path / "spread")
     assert spread[3] == other[3] == whole[3][2:]
     assert spread[0] == other[0] == whole[0] / 2
 

@@ -27,7 +27,6 @@ from inweave.formats.writers import WRITERS
 from inweave.models.embedded import style_folder
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.config.schema import TrainConfig
-from inweave.training.tasks.diffusion import DiffusionTask
 from tests.unit.training.tiny import file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -70,36 +69,36 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
         f'dataset = "{style_folder("pixel")}"\nmodel = "inweave/emoji"\nname = "pixels"\ntargets = ["to_q"]\nresolution = 64\n'
         f'rank = 2\nepochs = 3\ndevice = "cpu"\ntrigger = "pxl"\ncache_dir = "{cache}"\noutput = "{tmp_path}/nowhere"\n'
     )
-    told = json.loads(
+    report = json.loads(
         invoked(style, "--output", tmp_path / "out", "--steps", 2, "--alpha", 1, "--lr", 1e-3, "-b", 2, "--json")
     )
     file = tmp_path / "out" / "pixels.safetensors"
-    assert told["ok"] and Path(told["path"]) == file and told["step"] == 2 and len(told["losses"]) == 2
+    assert report["ok"] and Path(report["path"]) == file and report["step"] == 2 and len(report["losses"]) == 2
     assert not (tmp_path / "nowhere").exists(), "options go before the file"
-    tensors, said = load_file(file), metadata(file)
+    tensors, header = load_file(file), metadata(file)
     names = {name.rsplit(".", 2 if name.endswith("weight") else 1)[0] for name in tensors}
     assert all(name.startswith("lora_unet_") and name.endswith("_to_q") for name in names)
     assert {name.partition(".")[2] for name in tensors} == {"lora_down.weight", "lora_up.weight", "alpha"}
     assert {str(value.dtype) for name, value in tensors.items() if "lora" in name.split(".")[1]} == {"torch.float16"}
-    assert (said["ss_network_dim"], said["ss_network_alpha"], said["ss_steps"]) == ("2", "1", "2")
-    assert (said["ss_learning_rate"], said["ss_mixed_precision"]) == ("0.001", "no")
-    tags = json.loads(said["ss_tag_frequency"])
+    assert (header["ss_network_dim"], header["ss_network_alpha"], header["ss_steps"]) == ("2", "1", "2")
+    assert (header["ss_learning_rate"], header["ss_mixed_precision"]) == ("0.001", "no")
+    tags = json.loads(header["ss_tag_frequency"])
     assert list(tags) == ["pixel"] and sum(tags["pixel"].values()) >= 24
-    assert said["modelspec.architecture"] == "inweave-emoji/lora" and said["modelspec.trigger_phrase"] == "pxl"
-    assert said["ss_base_model_version"] == "inweave/emoji"
+    assert header["modelspec.architecture"] == "inweave-emoji/lora" and header["modelspec.trigger_phrase"] == "pxl"
+    assert header["ss_base_model_version"] == "inweave/emoji"
     raw = file.read_bytes()
     body = raw[8 + int.from_bytes(raw[:8], "little") :]
-    assert said["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
-    assert hash_file(file).note is None and hash_file(file).autov3 == said["sshs_model_hash"][:12]
-    assert len(said["sshs_legacy_hash"]) == 8
+    assert header["sshs_model_hash"] == hashlib.sha256(body).hexdigest()
+    assert hash_file(file).note is None and hash_file(file).autov3 == header["sshs_model_hash"][:12]
+    assert len(header["sshs_legacy_hash"]) == 8
     again = tmp_path / "again.toml"
-    again.write_text(said["inweave.config"])
+    again.write_text(header["inweave.config"])
     assert (TrainConfig.load(again).rank, TrainConfig.load(again).steps) == (2, 2)
     assert TrainConfig.load(again).dataset == "pixel", "a path by its last name"
     assert not any(
-        str(where) in text for where in (tmp_path, style_folder("pixel").parent) for text in said.values()
+        str(where) in text for where in (tmp_path, style_folder("pixel").parent) for text in header.values()
     ), "where its maker keeps things is nobody's business"
-    assert said["modelspec.resolution"] == "64x64"
+    assert header["modelspec.resolution"] == "64x64"
     assert CliRunner().invoke(app, ["check", str(file), "--base", "inweave/emoji"]).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "pixels-state",
@@ -120,17 +119,17 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
     tensors = {name: Tensor("F32", value.shape, value.tobytes()) for name, value in arrays.items()}
-    said = {"ss_steps": "4", "ss_x": "1", "modelspec.title": "t"}
-    file = write_file(tmp_path / "a.safetensors", tensors, said)
+    header = {"ss_steps": "4", "ss_x": "1", "modelspec.title": "t"}
+    file = write_file(tmp_path / "a.safetensors", tensors, header)
     _add_hashes(file)
-    kept = {name: value for name, value in said.items() if name.startswith("ss_")}
-    stream = io.BytesIO(safetensors.torch.save({n: torch.from_numpy(a) for n, a in arrays.items()}, kept))
+    kohya_fields = {name: value for name, value in header.items() if name.startswith("ss_")}
+    stream = io.BytesIO(safetensors.torch.save({n: torch.from_numpy(a) for n, a in arrays.items()}, kohya_fields))
     stream.seek(0x100000)
     assert metadata(file)["sshs_legacy_hash"] == hashlib.sha256(stream.read(0x10000)).hexdigest()[:8]
     assert metadata(file)["modelspec.title"] == "t" and hash_file(file).note is None
 
 
-def test_a_real_run_goes_on_exactly_and_samples_change_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Path, cache: Path) -> None:
     more = ("--steps", 4, "--save-every", 2, "--lr", 0.05, "--set", "flip=true", "--set", "dropout=0.1", "--set", "ema_decay=0.9",
             "--set", "gradient_accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
     straight = json.loads(invoked(*quick(tmp_path / "a", cache, *more), "--json"))
@@ -141,11 +140,11 @@ def test_a_real_run_goes_on_exactly_and_samples_change_nothing(tmp_path: Path, c
     assert bits(Path(again["path"])) == bits(Path(straight["path"]))
     one, two = (load_state(tmp_path / name / "lora-state" / "step-000004").tensors for name in "ab")
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    shown = sorted((tmp_path / "b" / "samples").iterdir())
-    assert [path.name for path in shown] == ["lora-000004-0.png", "lora-000004-1.png"]
-    drawn = dict(zip(("red apple", "cat"), shown, strict=True))
+    samples = sorted((tmp_path / "b" / "samples").iterdir())
+    assert [path.name for path in samples] == ["lora-000004-0.png", "lora-000004-1.png"]
+    by_prompt = dict(zip(("red apple", "cat"), samples, strict=True))
     for loras in ((f"--lora={again['path']}",), ()):  # the file of that step draws the same picture, the base another
-        for prompt, path in drawn.items():
+        for prompt, path in by_prompt.items():
             other = tmp_path / "other.png"
             done = CliRunner().invoke(
                 app, ["generate", prompt, "--steps", "2", "--seed", "42", "-o", str(other), *loras]
@@ -159,8 +158,8 @@ def test_a_real_run_goes_on_exactly_and_samples_change_nothing(tmp_path: Path, c
 
 @pytest.mark.parametrize("dialect", ["diffusers", "peft"])
 def test_other_dialects(dialect: str, tmp_path: Path, cache: Path) -> None:
-    told = json.loads(invoked(*quick(tmp_path, cache, "--steps", 1, "--set", f"dialect={dialect}"), "--json"))
-    path = Path(told["path"])
+    report = json.loads(invoked(*quick(tmp_path, cache, "--steps", 1, "--set", f"dialect={dialect}"), "--json"))
+    path = Path(report["path"])
     if dialect == "peft":
         assert path == tmp_path / "lora" and json.loads((path / "adapter_config.json").read_text())["r"] == 2
         names = load_file(path / "adapter_model.safetensors")
@@ -176,15 +175,15 @@ def test_other_dialects(dialect: str, tmp_path: Path, cache: Path) -> None:
 
 def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None:
     before = sorted(cache.rglob("*"))
-    told = invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check")
-    assert "24 images" in told and "5 in total" in told and "memory, estimated" in told
+    report = invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check")
+    assert "24 images" in report and "5 in total" in report and "memory, estimated" in report
     document = json.loads(invoked(*quick(tmp_path / "out", cache, "--steps", 5), "--check", "--json"))
     assert document["ok"] and document["config"]["steps"] == 5 and document["estimate"]["trained_parameters"] > 0
     assert not (tmp_path / "out").exists() and sorted(cache.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "report"),
     [
         ((), "dataset: is required"),
         (("-d", "x", "--set", "lerning_rate=1"), "did you mean 'learning_rate'?"),
@@ -196,17 +195,17 @@ def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None
         (("-d", "x", "--steps", "3", "--set", "epochs=2"), "steps and epochs"),
     ],
 )
-def test_bad_usage_is_told_in_a_line(arguments: tuple[str, ...], told: str) -> None:
-    assert told in invoked(*arguments, code=2)
+def test_bad_usage_is_reported_in_one_line(arguments: tuple[str, ...], report: str) -> None:
+    assert report in invoked(*arguments, code=2)
     document = json.loads(invoked(*arguments, "--json", code=2))
-    assert document["ok"] is False and told in document["error"]
+    assert document["ok"] is False and report in document["error"]
 
 
-def test_several_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_several_problems_are_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('dataset = "x"\nrank = 0\nlr_schedule = "cosine"\n')
-    told = invoked(file, code=2)
-    assert "bad.toml:2: rank" in told and "did you mean 'lr_scheduler'" in told and "2 problems" in told
+    report = invoked(file, code=2)
+    assert "bad.toml:2: rank" in report and "did you mean 'lr_scheduler'" in report and "2 problems" in report
 
 
 def test_another_trainers_configuration_is_turned_into_ours(tmp_path: Path) -> None:
@@ -216,13 +215,14 @@ def test_another_trainers_configuration_is_turned_into_ours(tmp_path: Path) -> N
     assert json.loads(invoked("--import", theirs, "--json"))["config"]["rank"] == 4
 
 
-def test_a_run_that_is_there_is_not_written_over(tmp_path: Path, cache: Path) -> None:
+def test_an_existing_run_is_not_overwritten(tmp_path: Path, cache: Path) -> None:
     invoked(*quick(tmp_path, cache, "--steps", 1))
     before = bits(tmp_path / "lora.safetensors")
     assert "(--resume)" in invoked(*quick(tmp_path, cache, "--steps", 1, "--seed", 3), code=2)
-    told = invoked(*quick(tmp_path, cache, "--steps", 1, "--seed", 3, "--resume", "auto", "--lr", 1e-5), code=2)
+    report = invoked(*quick(tmp_path, cache, "--steps", 1, "--seed", 3, "--resume", "auto", "--lr", 1e-5), code=2)
     assert (
-        "learning_rate: this run was started with" in told and "seed: this run was started with 0, now it is 3" in told
+        "learning_rate: this run was started with" in report
+        and "seed: this run was started with 0, now it is 3" in report
     )
     assert bits(tmp_path / "lora.safetensors") == before
     assert "all steps are done" in invoked(*quick(tmp_path, cache, "--steps", 1), "--resume")
@@ -256,7 +256,7 @@ def not_finite(written: Any) -> None:
 
 
 @pytest.mark.parametrize("harm", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
-def test_a_file_that_is_not_what_was_trained_is_noticed(
+def test_a_file_that_is_not_what_was_trained_is_detected(
     harm: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = type(WRITERS["kohya"])
@@ -268,21 +268,21 @@ def test_a_file_that_is_not_what_was_trained_is_noticed(
         return written
 
     monkeypatch.setattr(writer, "write", harmed)
-    told = invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1), code=1)
-    assert "lora.new.safetensors" in told or "lora.safetensors" in told
+    report = invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1), code=1)
+    assert "lora.new.safetensors" in report or "lora.safetensors" in report
     assert not (tmp_path / "lora.safetensors").exists() and not list(tmp_path.glob(".lora*"))
     monkeypatch.undo()
     invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1, "--resume", "auto"))
     assert (tmp_path / "lora.safetensors").is_file(), "the steps were not lost"
 
 
-def test_no_memory_for_a_picture_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_while_encoding_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def short(*arguments: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(DiffusionTask, "_encoded", short)
-    told = invoked(*quick(tmp_path / "out", tmp_path / "cache", "--steps", 1), code=1)
-    assert "not enough memory to encode" in told and "airplane.png at 64x64; lower `resolution`" in told
+    monkeypatch.setattr("inweave.models.vae.encode_distribution", short)
+    report = invoked(*quick(tmp_path / "out", tmp_path / "cache", "--steps", 1), code=1)
+    assert "not enough memory to encode" in report and "airplane.png at 64x64; lower `resolution`" in report
 
 
 def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def after_steps(output: Path, running: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_one_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_one_signal_saves_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     running = process(tmp_path)
     after_steps(tmp_path, running)
     running.send_signal(number)

@@ -75,9 +75,9 @@ def adapter(seed: int, kinds: tuple[str, ...] = ("lora", "conv", "lokr", "dora",
                  for role, shape in (("w1_a", (9, 2)), ("w1_b", (2, 12)), ("w2_a", (9, 2)), ("w2_b", (2, 12)))}  # fmt: skip
     if "norm" in kinds:
         made |= {"unet.norm.w_norm": random(seed + 10, 12), "unet.norm.b_norm": random(seed + 11, 12)}
-    found = read(made)
-    assert not found.problems
-    return found
+    result = read(made)
+    assert not result.problems
+    return result
 
 
 def random_numbers(seed: int, *shape: int):  # type: ignore[no-untyped-def]
@@ -294,7 +294,7 @@ def test_a_model_that_looks_at_the_map_gets_its_base_back(tmp_path: Path) -> Non
     assert bits(net) == before
 
 
-def test_two_threads_are_serialised() -> None:
+def test_two_threads_are_serialized() -> None:
     net = Net()
     base = source_of(net)
     weaver = Weaver(net, keep="device")
@@ -330,15 +330,15 @@ def test_strength_by_component_and_block() -> None:
     assert blocks["down_blocks.1.attentions.0.proj_in.weight"] == "IN04"
     assert blocks["mid_block.attentions.0.proj_in.weight"] == "MID"
     assert blocks["up_blocks.1.resnets.0.conv1.weight"] == "OUT03"
-    named = Strength.block_list([1.0] * 7 + [0.0] + [1.0] * 9)
-    assert named["MID"] == 0.0
+    by_block = Strength.block_list([1.0] * 7 + [0.0] + [1.0] * 9)
+    assert by_block["MID"] == 0.0
     index = known_index("sd1.5")
     module = "mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
     made = {f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280), f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": random(1, 2, 768),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": random(1, 3072, 2)}  # fmt: skip
     places = resolve(read(made), index).placements
-    strength = Strength(0.5, {"te": 0.2}, named)
+    strength = Strength(0.5, {"te": 0.2}, by_block)
     values = {place.component: strength.at(place, blocks) for place in places}
     assert values["unet"] == 0.0
     assert values["te1"] == pytest.approx(0.1)

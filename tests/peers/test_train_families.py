@@ -29,11 +29,11 @@ VARIANTS = (
 STEPS = 3
 
 
-def trained(variant: str, place: Path, **said: Any) -> tuple[Path, list[float]]:
+def trained(variant: str, place: Path, **settings: Any) -> tuple[Path, list[float]]:
     """(the file, the loss at every step)."""
     data, model = make_set(place / "set"), fresh_model(variant)
-    said = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(place / "out"), **said}  # fmt: skip
-    task = task_on(data, model=model, **said)
+    settings = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(place / "out"), **settings}  # fmt: skip
+    task = task_on(data, model=model, **settings)
     task.prepare()
     same = drawn(task)
     task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
@@ -72,9 +72,9 @@ def test_every_family(variant: str, text: bool, tmp_path: Path) -> None:
     clips = {"sd1": 1, "sd2": 1, "sdx": 2, "sd3": 2, "flu": 1}.get(variant[:3], 0)
     assert set(verdict.report.components) == {"unet", *(f"te{n + 1}" for n in range(clips) if text)}
     mine, _ = requests(variant)
-    found = ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0]
-    assert_other(found, ours(variant)(PROMPT, **mine).images[0])
-    assert_same(found, drawn_by_diffusers(variant, file))
+    actual = ours(variant)(PROMPT, **mine, loras=[str(file)]).images[0]
+    assert_other(actual, ours(variant)(PROMPT, **mine).images[0])
+    assert_same(actual, drawn_by_diffusers(variant, file))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_kohya_keys_are_those_other_programs_look_for(variant: str, roots: set[s
 
 
 @pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
-def test_kohya_files_of_transformers_draw_the_same(variant: str, tmp_path: Path) -> None:
+def test_kohya_files_of_transformers_give_the_same_image(variant: str, tmp_path: Path) -> None:
     """Fused in the file, apart in the model: the same picture as from diffusers' dialect."""
     pictures = []
     for dialect in ("kohya", "diffusers"):
@@ -117,7 +117,7 @@ def test_kohya_files_of_transformers_draw_the_same(variant: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("variant", ["sd1.5-inpaint", "sd2-inpaint", "sdxl-inpaint"])
-def test_inpainting_models_are_taught_by_their_base(variant: str, tmp_path: Path) -> None:
+def test_inpainting_models_are_trained_through_their_base(variant: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train on the model it was made from"):
         task_on(make_set(tmp_path / "set"), model=shared_model(variant))
     if variant == "sd1.5-inpaint":  # and that file fits

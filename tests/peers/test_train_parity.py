@@ -50,8 +50,8 @@ class Theirs:
         self.tokenizer = transformers.CLIPTokenizer.from_pretrained(place / "tokenizer")
         self.schedule = diffusers.DDPMScheduler.from_pretrained(place / "scheduler")
         self.unet.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
-        self.learnt = [parameter for parameter in self.unet.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.learnt, lr=RATE, weight_decay=DECAY)
+        self.trainable = [parameter for parameter in self.unet.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trainable, lr=RATE, weight_decay=DECAY)
 
     def start_from(self, factors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         modules = {n: m for n, m in self.unet.named_modules() if isinstance(m, peft.tuners.lora.LoraLayer)}
@@ -76,7 +76,7 @@ class Theirs:
         answer = self.unet(noisy, times, text).sample
         loss = torch.nn.functional.mse_loss(answer.float(), target.float())
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.learnt, CLIP)
+        torch.nn.utils.clip_grad_norm_(self.trainable, CLIP)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(loss)
@@ -96,20 +96,20 @@ def ours(place: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.
         min_bucket=32, bucket_step=32, save_dtype="fp32",
     )  # fmt: skip
     task = DiffusionTask(model, read_dataset(data), config, TensorCache(None))
-    drawn: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []
+    batches: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []
     draw = task.sample_batch
 
-    def noted(batch: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
-        found = draw(batch, generator)
-        drawn.append((batch, found))
-        return found
+    def recording(batch: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
+        inputs = draw(batch, generator)
+        batches.append((batch, inputs))
+        return inputs
 
-    task.sample_batch = noted  # type: ignore[method-assign]
-    return Run(task, model, file_index(model), config), drawn
+    task.sample_batch = recording  # type: ignore[method-assign]
+    return Run(task, model, file_index(model), config), batches
 
 
 def test_every_loss_is_that_of_diffusers_and_peft(tmp_path: Path) -> None:
-    run, drawn = ours(tmp_path)
+    run, batches = ours(tmp_path)
     theirs = Theirs()
     layers: dict[str, Any] = lora_layers(run.task.networks["unet"])
     factors = {
@@ -118,14 +118,14 @@ def test_every_loss_is_that_of_diffusers_and_peft(tmp_path: Path) -> None:
     }
     assert all(not up.any() and down.any() for down, up in factors.values())
     theirs.start_from(factors)
-    found = run.train().losses
+    losses = run.train().losses
     examples: Any = run.task.examples  # type: ignore[attr-defined]
-    wanted = []
-    for batch, inputs in drawn:
+    expected = []
+    for batch, inputs in batches:
         captions = [examples[number].captions[0] for number in batch]
-        wanted.append(theirs.step(inputs["latents"], inputs["noise"], inputs["times"], captions))
-    assert len(found) == len(wanted) == STEPS
-    apart = [abs(mine - other) / other for mine, other in zip(found, wanted, strict=True)]
+        expected.append(theirs.step(inputs["latents"], inputs["noise"], inputs["times"], captions))
+    assert len(losses) == len(expected) == STEPS
+    apart = [abs(mine - other) / other for mine, other in zip(losses, expected, strict=True)]
     assert max(apart) < CLOSE, f"step {apart.index(max(apart))} is {max(apart):.2%} apart"
     moved = sum(float((layer.branch(NAME).up.detach() - factors[name][1]).norm()) for name, layer in layers.items())
     assert moved > STEPS / 100, "nothing was trained: equal losses would prove nothing"

@@ -329,11 +329,11 @@ def test_freezing_can_be_left_out() -> None:
 
 
 def test_fields_of_the_spec_are_keyword_arguments_too() -> None:
-    by_spec, by_options = nn.Linear(8, 8), nn.Linear(8, 8)
+    by_spec, by_options = nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8))
     spec = inweave.AdapterSpec(rslora=True, seed=3)
-    first = inject(by_spec, 4, spec=spec).state_dict()
-    second = inject(by_options, 4, rslora=True, seed=3).state_dict()
+    first = inject(by_spec, 4, 2.0, spec=spec).state_dict()
+    second = inject(by_options, 4, 2.0, rslora=True, seed=3).state_dict()
     assert [name for name in first if not torch.equal(first[name], second[name]) and "base" not in name] == []
-    assert inject(nn.Linear(8, 8), 4, spec=spec, seed=5).state_dict().keys() == first.keys()
+    assert inject(nn.Sequential(nn.Linear(8, 8)), 4, 2.0, spec=spec, seed=5).state_dict().keys() == first.keys()
     with pytest.raises(ConfigError, match="no option 'rslorra'; did you mean rslora"):
-        inject(nn.Linear(8, 8), 4, rslorra=True)  # type: ignore[call-arg]
+        inject(nn.Sequential(nn.Linear(8, 8)), 4, 2.0, rslorra=True)  # type: ignore[call-arg]

@@ -99,9 +99,11 @@ def test_a_blank_stands_for_no_negative_prompt_in_qwen_image() -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_and_clip_skip_have_no_effect_and_are_reported(variant: str) -> None:
+def test_what_has_no_effect_is_reported(variant: str) -> None:
     mine, _ = requests(variant)
-    result = ours(variant)("a (red:1.4) apple", clip_skip=2, **mine)
+    mine |= {"guidance": 0.0, "negative_prompt": ""}
+    result = ours(variant)("a (red:1.4) apple", clip_skip=2, **mine | {"negative_prompt": "dark"})
+    assert any("negative prompt has no effect without guidance" in line for line in result.warnings)
     assert any("weights in the prompt were ignored" in line for line in result.warnings)
     assert any("clip_skip was ignored" in line for line in result.warnings)
     assert_same(result.images[0], ours(variant)("a red apple", **mine).images[0])

@@ -95,9 +95,12 @@ class ChatFamily(Family):
         return {ENCODER: torch.empty(1, chunks * UNIT, width, dtype=model.dtype, device=device)}
 
     def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
-        if request.clip_skip is None:
-            return []
-        return ["this model has no CLIP text encoder; clip_skip was ignored"]
+        warnings = []
+        if request.clip_skip is not None:
+            warnings.append("this model has no CLIP text encoder; clip_skip was ignored")
+        if request.negative and not self.is_guided(model, request.guidance):
+            warnings.append("a negative prompt has no effect without guidance; it was ignored")
+        return warnings
 
     def _states(self, model: Model, ids: torch.Tensor) -> torch.Tensor:
         encoder: Any = model.networks[ENCODER]

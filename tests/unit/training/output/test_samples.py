@@ -100,7 +100,7 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
     assert told == [
         f"3: --q: unknown flag; known flags are {known}",
         "3: --w (width): expected a whole number of 0 or more, got 'wide'",
-        "4: prompt: there is no text in it",
+        "4: prompt: there is no text in it, got ''",
         "5: --w (width): appears twice",
         "6: --d (seed): expected a whole number of 0 or more, got '-1'",
     ]
@@ -109,9 +109,9 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("cat --w 500", "--w (width): Input should be a multiple of 8, got 500"),
-        ("cat --s 0", "--s (steps): Input should be greater than or equal to 1, got 0"),
-        ("cat --l 31", "--l (guidance): Input should be less than or equal to 30, got 31.0"),
+        ("cat --w 500", "--w (width): should be a multiple of 8, got 500"),
+        ("cat --s 0", "--s (steps): should be greater than or equal to 1, got 0"),
+        ("cat --l 31", "--l (guidance): should be less than or equal to 30, got 31.0"),
         ("cat --l 7,5", "--l (guidance): expected a number of 0 or more, got '7,5'"),
         ("cat --w 512 wide", "--w (width): expected a whole number of 0 or more, got '512 wide'"),
         ("cat --n", "--n (negative_prompt): expected text, got ''"),

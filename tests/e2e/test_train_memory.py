@@ -48,7 +48,7 @@ def test_a_limit_is_met_with_smaller_batches_and_reported(tmp_path: Path, cache:
     sampled = ("--set", "sample_every=2", "--set", "sample_prompts=red apple", "--set", "sample_steps=1")
     planned = tmp_path / "planned"
     report = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
-    assert "memory: batch_size 4 becomes 2" in report and "memory: a step keeps" in report
+    assert "memory: batch_size 4 becomes 2" in report and "memory: the activation memory of a step is" in report
     measured = [record for record in journal(planned) if "measured_bytes" in record]
     assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["activation_bytes"]
     assert measured[0]["measured_bytes"] == pytest.approx(plan["activation_bytes"], rel=0.15)
@@ -77,7 +77,7 @@ def test_a_limit_is_refused_where_the_dataset_decides_the_batches(tmp_path: Path
     file.write_text(f'[[datasets]]\nbatch_size = 4\n[[datasets.subsets]]\nimage_dir = "{style_folder("pixel")}"\n')
     arguments = [value if value != style_folder("pixel") else file for value in on_emoji(tmp_path / "out", cache)]
     report = invoked(*arguments, "--steps", 2, "--vram", "8GiB", code=2)
-    assert "the dataset's file says batch_size 4" in report
+    assert "the dataset file sets batch_size 4" in report
 
 
 def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None:

@@ -232,7 +232,7 @@ class Pipeline:
     def _run(self, request: PreparedRequest, callbacks: Callbacks) -> Result:
         config = request.config
         assert config.seed is not None and config.steps is not None and config.sampler is not None
-        self.model.swap(_layers(request.loras))
+        self._swap_in(request)
         conditioning = self._conditioning(request)
         init = to_tensor(request.init, request.size) if request.init is not None else None
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
@@ -248,6 +248,10 @@ class Pipeline:
             images.append(_finish(image, request))
             records.append(self._record(request, seed))
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
+
+    def _swap_in(self, request: PreparedRequest) -> None:
+        """Make the weights those of the request's LoRAs."""
+        self.model.swap(_layers(request.loras))
 
     def _conditioning(self, request: PreparedRequest) -> Conditioning:
         config, prompts = request.config, (request.positive.pieces, request.negative.pieces)

@@ -103,6 +103,7 @@ class Run:
         point = source if isinstance(source, ResumePoint) else open_resume_point(self.config, self.world, source)
         self._resume_point = point
         try:
+            point.acquire(self.world)
             if point.state is not None:
                 self._load(point.state)
                 point.state = None  # its tensors were copied

@@ -30,8 +30,9 @@ from inweave.training.output.adapter_file import adapter_exists, remove_leftover
 
 @dataclass(slots=True)
 class ResumePoint:
-    """What a run starts from. ``state``: None at step 0; ``notes``: what to report; the lock lasts until `release`."""
+    """What a run starts from. ``state``: None at step 0; ``notes``: what to report; `acquire` locks until `release`."""
 
+    folder: Path
     state: State | None = None
     notes: list[str] = field(default_factory=list)
     _lock: TextIO | None = None
@@ -40,6 +41,11 @@ class ResumePoint:
     def config(self) -> Mapping[str, Any] | None:
         """The configuration of the run that is resumed, if one is."""
         return None if self.state is None else dict(self.state.facts.get("config", {}))
+
+    def acquire(self, world: World) -> None:
+        """Lock the folder of the run, which the first process does for all."""
+        if world.first and self._lock is None:
+            self._lock = lock(self.folder)
 
     def release(self) -> None:
         if self._lock is not None:
@@ -52,17 +58,19 @@ def state_folder(config: TrainConfig) -> Path:
 
 
 def open_resume_point(config: TrainConfig, world: World, source: str | None = None) -> ResumePoint:
-    """Lock the run's folder, recover it, and read the checkpoint to resume from, once; needs no model.
+    """Read the checkpoint to resume from, once; needs no model. A folder that exists is locked and recovered first.
 
-    ``source``: as `TrainConfig.resume`, which it overrides. Outputs of another run are refused.
+    ``source``: as `TrainConfig.resume`, which it overrides. Outputs of another run are refused. Nothing is created: a run
+    that is refused leaves no trace.
     """
     source = source or config.resume
     folder = state_folder(config)
-    point = ResumePoint()
+    point = ResumePoint(folder)
     try:
         if world.first:
-            point._lock = lock(folder)
-            recover(folder)
+            if folder.is_dir():
+                point.acquire(world)
+                recover(folder)
             remove_leftovers(Path(config.output), config.name)
         world.wait()
         point.state, point.notes = _find(source, folder)
@@ -81,7 +89,7 @@ def open_resume_point(config: TrainConfig, world: World, source: str | None = No
 def resumed_config(config: TrainConfig) -> Mapping[str, Any] | None:
     """Return the configuration of the run that would be resumed; locks and changes nothing."""
     state, notes = _find(config.resume, state_folder(config))
-    return ResumePoint(state, notes).config
+    return ResumePoint(state_folder(config), state, notes).config
 
 
 def _find(source: str, folder: Path) -> tuple[State | None, list[str]]:

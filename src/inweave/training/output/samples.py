@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,8 @@ class _TrainingPipeline(Pipeline):
     def encode(self, request: GenerateConfig) -> None:
         self._conditioning(self.prepare(request))
 
-    def _run(self, request: Any, watch: Any) -> Any:
-        return super()._run(replace(request, loras=[]), watch)
+    def _swap_in(self, request: Any) -> None:
+        pass  # the adapter is attached, and nothing else is
 
     def _conditioning(self, request: Any) -> Conditioning:
         if self._cache is None:

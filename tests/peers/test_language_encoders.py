@@ -230,7 +230,7 @@ def test_what_a_single_file_lacks_is_listed_with_the_tokenizer(
         FormatError, match=r"vae, text_encoder, tokenizer missing; .* Add --part vae=FILE --part text_enc"
     ):
         open_single(file)
-    with pytest.raises(FormatError, match=r"--part tokenizer=FOLDER; .*vocab\.json and merges\.txt"):
+    with pytest.raises(FormatError, match=r"--part tokenizer=FOLDER .*vocab\.json and merges\.txt"):
         open_single(file, parts={name: parts[name] for name in ("vae", "text_encoder")})
     with pytest.raises(ConfigError, match=r"no part 'text_encoder_2'; its parts are .*tokenizer"):
         open_single(file, parts={"text_encoder_2": file})

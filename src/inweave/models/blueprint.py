@@ -58,8 +58,8 @@ def check_complete(blueprint: Blueprint) -> None:
         options = " ".join((*(f"--part {folder}=FILE" for folder in missing), *(f"--part {t}=FOLDER" for t in unread)))
         raise FormatError(
             f"{blueprint.name}: {', '.join((*missing, *unread))} missing; this file holds only "
-            f"{', '.join(blueprint.parts)}. Add {options}; a tokenizer that does not come with inweave is a folder with "
-            "vocab.json and merges.txt, or with tokenizer.json"
+            f"{', '.join(blueprint.parts)}. Add {options} (`parts` in Python and in a training file); a tokenizer that does "
+            "not come with inweave is a folder with vocab.json and merges.txt, or with tokenizer.json"
         )
     if missing:
         raise FormatError(

@@ -112,8 +112,8 @@ def _write_tokenizer(folder: Path, class_name: str, config: Config) -> None:
     vocabulary = _VOCABULARIES.get(class_name)
     if vocabulary is None:
         raise ConfigError(
-            f"{class_name}: its vocabulary does not come with the package; give a diffusers folder that has the tokenizer "
-            "as the model's configuration (--config)"
+            f"{class_name}: its vocabulary does not come with the package; use a diffusers folder that has the tokenizer, or "
+            "add its own folder (--part tokenizer=FOLDER)"
         )
     _write_json(folder / "tokenizer_config.json", config)
     if vocabulary == "clip":

@@ -137,8 +137,8 @@ def _socket(directory: Path) -> Path:
     here = Path.cwd()
     os.chdir(directory)  # the path of a socket may have a hundred characters only
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind("s.safetensors")
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind("s.safetensors")
     finally:
         os.chdir(here)
     return directory / "s.safetensors"

@@ -48,11 +48,11 @@ def summation_error(rank: int, magnitude: Any) -> Any:
     return 2 * (rank + 1) * float(np.finfo(np.float32).eps) * magnitude
 
 
-def array(found: Tensor) -> np.ndarray:
-    if found.dtype == "BF16":
-        bits = np.frombuffer(found.data, dtype="<u2").astype("<u4") << 16
-        return bits.view("<f4").reshape(found.shape)
-    return np.frombuffer(found.data, dtype=NUMPY[found.dtype]).reshape(found.shape)
+def array(stored: Tensor) -> np.ndarray:
+    if stored.dtype == "BF16":
+        bits = np.frombuffer(stored.data, dtype="<u2").astype("<u4") << 16
+        return bits.view("<f4").reshape(stored.shape)
+    return np.frombuffer(stored.data, dtype=NUMPY[stored.dtype]).reshape(stored.shape)
 
 
 def zeros(shape: Sequence[int], dtype: str = "F32") -> Tensor:
@@ -88,13 +88,13 @@ def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]
 def lora_pair(module: str, out: int, into: int, rank: int = 4, *, seed: int = 0, alpha: float | None = None,
               dtype: str = "F32") -> dict[str, Tensor]:  # fmt: skip
     """A kohya-named LoRA pair of random numbers."""
-    found = {
+    pair = {
         f"{module}.lora_down.weight": random(seed, rank, into, dtype=dtype),
         f"{module}.lora_up.weight": random(seed + 1, out, rank, dtype=dtype),
     }
     if alpha is not None:
-        found[f"{module}.alpha"] = tensor(alpha, dtype)
-    return found
+        pair[f"{module}.alpha"] = tensor(alpha, dtype)
+    return pair
 
 
 @cache

@@ -153,8 +153,8 @@ def test_reading_never_imports_torch(verb: list[str], tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
         "sys.exit(code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_all_is_sorted_and_importable() -> None:

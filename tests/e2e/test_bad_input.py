@@ -62,13 +62,13 @@ def arguments(verb: str, path: Path, out: Path) -> list[object]:
     }[verb]
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
     """The error, after checking that it is the only thing that was printed."""
-    assert done.returncode == 2, done
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.endswith("\n")
-    assert done.stderr[:-1].isprintable(), done.stderr
-    return done.stderr[len("error: ") : -1]
+    assert result.returncode == 2, result
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and result.stderr.endswith("\n")
+    assert result.stderr[:-1].isprintable(), result.stderr
+    return result.stderr[len("error: ") : -1]
 
 
 @pytest.mark.parametrize(("verb", "kind"), PAIRS)
@@ -88,10 +88,10 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["missing", "cut-in-data", "pickle-0-renamed", "named-pipe", "dunder-name"])
 def test_json_has_the_error(verb: str, kind: str, tmp_path: Path) -> None:
     path = BAD[kind].make(tmp_path)
-    done = inweave(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
-    assert done.returncode == 2
-    assert done.stderr == ""
-    document = json.loads(done.stdout)
+    result = inweave(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
+    assert result.returncode == 2
+    assert result.stderr == ""
+    document = json.loads(result.stdout)
     assert document["ok"] is False
     assert BAD[kind].says in document["error"]
     assert str(path) in document["error"]
@@ -101,10 +101,10 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
     good_file(tmp_path / "good.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"<html>")
     (tmp_path / "worse.safetensors").write_bytes(b"")
-    done = inweave("inspect", tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 2
-    assert "good.safetensors" in done.stdout
+    result = inweave("inspect", tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 2
+    assert "good.safetensors" in result.stdout
     printout = inweave("inspect", tmp_path, "--json")
     rows = {Path(row["path"]).stem: row for row in json.loads(printout.stdout)}
     assert printout.returncode == 2 and printout.stderr == ""
@@ -123,8 +123,8 @@ def test_a_file_without_read_permission(verb: str) -> None:
         (place / "out.safetensors").unlink(missing_ok=True)
         path.chmod(0)
         with without_root():
-            done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2 and "Permission denied" in done.stderr and done.stdout == ""
+            result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "Permission denied" in result.stderr and result.stdout == ""
 
 
 # -- the base
@@ -143,10 +143,10 @@ def test_an_unknown_base_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_a_check_needs_a_base(tmp_path: Path) -> None:
-    done = inweave("check", good_file(tmp_path / "x.safetensors"))
-    assert done.returncode == 2
-    assert "--base" in done.stderr and done.stdout == ""
-    assert "Traceback" not in done.stderr
+    result = inweave("check", good_file(tmp_path / "x.safetensors"))
+    assert result.returncode == 2
+    assert "--base" in result.stderr and result.stdout == ""
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
     ids=lambda arguments: " ".join(arguments) or "nothing",
 )  # fmt: skip
 def test_bad_usage(arguments: list[str]) -> None:
-    done = inweave(*arguments)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+    result = inweave(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("out", ["missing/out.safetensors", "file/out.safetensors", "folder.safetensors", "out.bin"])
@@ -220,9 +220,9 @@ def test_names_are_only_looked_up(tmp_path: Path) -> None:
             position += 16
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack(header, struct.pack("<f", 1.0) * (position // 4)))
-    done = inweave("check", path, "--base", "sd1.5", "--json")
-    assert done.returncode == 1 and done.stderr == ""
-    document = json.loads(done.stdout)
+    result = inweave("check", path, "--base", "sd1.5", "--json")
+    assert result.returncode == 1 and result.stderr == ""
+    document = json.loads(result.stdout)
     assert document["placed"] == 0 and document["ok"] is False
     assert {key for row in document["unplaced"] for key in row["keys"]} == set(header)
     printout = inweave("check", path, "--base", "sd1.5")
@@ -235,10 +235,10 @@ def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({"__metadata__": {"ss_output_name": evil, "modelspec.title": evil}, **PAIR}, PAIR_BYTES))
     for verb in (("inspect", path), ("check", path, "--base", "sd1.5"), ("hash", path)):
-        done = inweave(*verb)
-        assert done.returncode in (0, 1)
-        assert done.stdout.replace("\n", "").isprintable()
-        assert "\nfake line" not in done.stdout
+        result = inweave(*verb)
+        assert result.returncode in (0, 1)
+        assert result.stdout.replace("\n", "").isprintable()
+        assert "\nfake line" not in result.stdout
     assert json.loads(inweave("inspect", path, "--json").stdout)["training"]["name"] == evil
 
 
@@ -257,10 +257,10 @@ def test_the_json_is_json_whatever_the_metadata_says(tmp_path: Path) -> None:
             "ss_network_dim": "²", "unet": "5", "modelspec.title": "{" * 50_000, "ss_resolution": "[" + "9" * 5000 + "]"}  # fmt: skip
     path = tmp_path / "x.safetensors"
     path.write_bytes(pack({"__metadata__": message, **PAIR}, PAIR_BYTES))
-    done = inweave("inspect", path, "--json")
-    assert done.returncode == 0, done.stderr[-500:]
+    result = inweave("inspect", path, "--json")
+    assert result.returncode == 0, result.stderr[-500:]
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is not JSON")
 
-    assert json.loads(done.stdout, parse_constant=refuse)["tensors"] == 2
+    assert json.loads(result.stdout, parse_constant=refuse)["tensors"] == 2

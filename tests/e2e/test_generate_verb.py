@@ -21,10 +21,10 @@ SD15 = DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors"
 
 
 def inweave(*arguments: str | Path, code: int = 0, stdin: str | None = None) -> str:
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
-    assert done.exit_code == code, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.output
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
 
 
 def pixels(path: Path) -> bytes:
@@ -63,13 +63,13 @@ def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
 
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
     """A real process: standard input is the prompt, standard output the picture, no bar on standard error."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1", "-o", "-"],
         input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,
     )  # fmt: skip
-    with Image.open(io.BytesIO(done.stdout)) as image:
+    with Image.open(io.BytesIO(result.stdout)) as image:
         assert image.size == (128, 128) and "inweave" in image.text
-    assert not done.stderr.strip()
+    assert not result.stderr.strip()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,9 +17,9 @@ ROUNDS = sized(3, 10)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 def test_a_run_killed_again_and_again_ends_like_one_that_was_not() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(SOAK), "--rounds", str(ROUNDS), "--seed", "1"],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith(f"{ROUNDS} rounds, ")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.splitlines()[-1].startswith(f"{ROUNDS} rounds, ")

@@ -28,21 +28,21 @@ ROOT = Path(__file__).parents[2]
 WORKER = """
 import json, sys
 from pathlib import Path
-from tests.unit.training import tiny as made
+from tests.unit.training import tiny
 from inweave.training import loop as run
 from inweave.training.checkpoint import resume as resuming
 from inweave.training.distributed.world import join
-output, said = Path(sys.argv[1]), json.loads(sys.argv[2])
+output, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
 world = join("cpu")
 if not world.first:
     def never(*_, **__):
         raise AssertionError("only the first process writes")
     run.save_state = run.save_adapter = run.TrainLog = resuming.recover = resuming.lock = never
-task = made.tiny(output, world=world, **said)
-done = task.train()
+task = tiny.tiny(output, world=world, **settings)
+report = task.train()
 validating = task.task.held_out
 (output / f"drawn-{world.rank}.json").write_text(json.dumps(
-    [done.losses, done.validation, [batch for batch in task.task.drawn if batch not in validating]]))
+    [report.losses, report.validation, [batch for batch in task.task.sampled_batches if batch not in validating]]))
 world.leave()
 """
 
@@ -51,7 +51,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     """Of two numbers the sum is the same in any order, so here every bit is."""
     settings = {**EVERYTHING, "gradient_accumulation": 1, "validation_split": 0.2, "save_every": 3}
     one = tiny(tmp_path / "one", **{**settings, "gradient_accumulation": 2})
-    done = one.train()
+    report = one.train()
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     (tmp_path / "two").mkdir()
@@ -62,11 +62,11 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
     assert started.returncode == 0, started.stderr[-3000:]
-    assert file_bits(tmp_path / "two" / "t") == file_bits(done.path)
+    assert file_bits(tmp_path / "two" / "t") == file_bits(report.path)
     reports = [json.loads((tmp_path / "two" / f"drawn-{rank}.json").read_text()) for rank in (0, 1)]
     for losses, validation, _ in reports:
-        assert losses == done.losses and [tuple(each) for each in validation] == done.validation
-    sampled = [batch for batch in one.task.drawn if batch not in one.task.held_out]
+        assert losses == report.losses and [tuple(each) for each in validation] == report.validation
+    sampled = [batch for batch in one.task.sampled_batches if batch not in one.task.held_out]
     first, second = ([tuple(batch) for batch in batches] for *_, batches in reports)
     assert [batch for pair in zip(first, second, strict=True) for batch in pair] == sampled, (
         "each has its half, none has both"
@@ -78,7 +78,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
         **{**settings, "gradient_accumulation": 2},
         resume=str(tmp_path / "two" / "t-state" / "step-000003"),
     )
-    assert again.train().losses == done.losses[3:], "one process goes on from what two began"
+    assert again.train().losses == report.losses[3:], "one process goes on from what two began"
 
 
 # the real command on the embedded model, by every launcher
@@ -111,10 +111,10 @@ def arguments(cache: Path) -> list[str]:
 def single(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process makes that adds up twice as many batches."""
     output = tmp_path_factory.mktemp("one")
-    done = CliRunner().invoke(app, [*arguments(cache), "--set", "gradient_accumulation=2", "-o", str(output)])
-    assert done.exit_code == 0, done.output
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    process = CliRunner().invoke(app, [*arguments(cache), "--set", "gradient_accumulation=2", "-o", str(output)])
+    assert process.exit_code == 0, process.output
+    report: dict[str, Any] = json.loads(process.stdout)
+    return report
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_every_launcher_makes_the_adapter_of_one_process(
 ) -> None:
     """The same bits as one process with twice the accumulation, so also the same as each other."""
     before, after = LAUNCHERS[launcher]
-    done = subprocess.run(
+    process = subprocess.run(
         [*before, *arguments(cache), *after, "-o", str(tmp_path / "two")], cwd=tmp_path, capture_output=True, text=True,
         check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads(done.stdout)  # one process speaks
-    assert result["losses"] == single["losses"] and result["step"] == 2
-    two, one = (load_file(each["path"]) for each in (result, single))
+    assert process.returncode == 0, process.stdout + process.stderr
+    report = json.loads(process.stdout)  # one process speaks
+    assert report["losses"] == single["losses"] and report["step"] == 2
+    two, one = (load_file(each["path"]) for each in (report, single))
     assert two.keys() == one.keys() and all(two[name].equal(one[name]) for name in two)
     lines = (tmp_path / "two" / "lora.jsonl").read_text().splitlines()
     assert len(lines) == 2, "one process keeps the log"

@@ -88,16 +88,16 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
         "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
     }  # fmt: skip
     for name, shard in (("whole", False), ("spread", True)):
-        done = launched(tmp_path / name, {**settings, "shard": shard})
-        assert done.returncode == 0, done.stderr[-3000:]
-    whole, spread = reports(tmp_path / "whole"), reports(tmp_path / "spread")
+        result = launched(tmp_path / name, {**settings, "shard": shard})
+        assert result.returncode == 0, result.stderr[-3000:]
+    whole, sharded = reports(tmp_path / "whole"), reports(tmp_path / "spread")
     assert bits(tmp_path / "spread" / "t.safetensors") == bits(tmp_path / "whole" / "t.safetensors")
-    assert [each[3:] for each in spread] == [each[3:] for each in whole]
-    assert spread[0][-1] == 3, "an odd number of batches is held out: one process has none left in the last round"
-    for before, after in zip(whole, spread, strict=True):
+    assert [each[3:] for each in sharded] == [each[3:] for each in whole]
+    assert sharded[0][-1] == 3, "an odd number of batches is held out: one process has none left in the last round"
+    for before, after in zip(whole, sharded, strict=True):
         base = before[1]
         assert before[0] == base == after[1] and 0.5 <= after[0] / base < 0.55
-    freed = [before[2] - after[2] for before, after in zip(whole, spread, strict=True)]
+    freed = [before[2] - after[2] for before, after in zip(whole, sharded, strict=True)]
     assert freed[0] > 0.45 * whole[0][1], "nobody else holds what was given away"
     if "sample_every" in settings:  # the second one draws too, which leaves it with things it had no use for before
         pictures = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
@@ -106,7 +106,7 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     else:
         assert freed[1] > 0.45 * whole[1][1]
     lines = [json.loads(line) for line in (tmp_path / "spread" / "t.jsonl").read_text().splitlines()]
-    assert f"holds {spread[0][0]:,} of {spread[0][1]:,} bytes" in lines[0]["text"] and lines[0]["event"] == "memory"
+    assert f"holds {sharded[0][0]:,} of {sharded[0][1]:,} bytes" in lines[0]["text"] and lines[0]["event"] == "memory"
 
 
 @pytest.mark.full
@@ -126,9 +126,9 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr[-3000:]
     files = [tmp_path / name / "t" / "adapter_model.safetensors" for name in ("whole", "spread")]
     assert bits(files[0]) == bits(files[1])
-    (whole, *_), (spread, other) = reports(tmp_path / "whole"), reports(tmp_path / "spread")
-    assert spread[3] == other[3] == whole[3][2:]
-    assert spread[0] == other[0] == whole[0] / 2
+    (whole, *_), (sharded, other) = reports(tmp_path / "whole"), reports(tmp_path / "spread")
+    assert sharded[3] == other[3] == whole[3][2:]
+    assert sharded[0] == other[0] == whole[0] / 2
 
 
 def llama(place: Path) -> Path:

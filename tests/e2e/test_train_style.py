@@ -19,12 +19,12 @@ def test_a_style_is_trained(tmp_path: Path) -> None:
     config = inweave.TrainConfig.of(
         dataset="inweave/pixel", output=str(tmp_path), steps=60, seed=1, device="cpu", cache_dir=str(tmp_path / "cache")
     )
-    done = inweave.train(config)
-    assert sum(done.losses[-20:]) < 0.6 * sum(done.losses[:20])
+    report = inweave.train(config)
+    assert sum(report.losses[-20:]) < 0.6 * sum(report.losses[:20])
 
     pipe = inweave.pipeline("inweave/emoji", device="cpu")
     by_strength = {
-        strength: [pipe(name, seed=5, steps=8, loras=[f"{done.path}:{strength}"]).images[0] for name in UNSEEN]
+        strength: [pipe(name, seed=5, steps=8, loras=[f"{report.path}:{strength}"]).images[0] for name in UNSEEN]
         for strength in (0, 1)
     }
     pictures = style_set("pixel")[1]

@@ -38,11 +38,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def invoked(*arguments: object, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["train", *map(str, arguments)])
-    assert done.exit_code == code, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert "Traceback" not in done.output
-    return done.output
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "Traceback" not in result.output
+    return result.output
 
 
 def quick(output: Path, cache: Path, *more: object) -> tuple[object, ...]:
@@ -146,10 +146,10 @@ def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Pat
     for loras in ((f"--lora={again['path']}",), ()):  # the file of that step draws the same picture, the base another
         for prompt, path in by_prompt.items():
             other = tmp_path / "other.png"
-            done = CliRunner().invoke(
+            result = CliRunner().invoke(
                 app, ["generate", prompt, "--steps", "2", "--seed", "42", "-o", str(other), *loras]
             )
-            assert done.exit_code == 0, done.output
+            assert result.exit_code == 0, result.output
             with Image.open(path) as left, Image.open(other) as right:
                 apart = np.abs(np.asarray(left, dtype=int) - np.asarray(right, dtype=int)).max()
             # merged into the weights or added beside them: the same numbers up to a rounding, a level of 256 at most
@@ -228,31 +228,31 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path, cache: Path) -> None
     assert "all steps are done" in invoked(*quick(tmp_path, cache, "--steps", 1), "--resume")
 
 
-def dropped(written: Any) -> None:
-    del written.tensors[sorted(written.tensors)[0]]
+def dropped(adapter_file: Any) -> None:
+    del adapter_file.tensors[sorted(adapter_file.tensors)[0]]
 
 
-def dropped_module(written: Any) -> None:
-    stem = sorted(written.tensors)[0].partition(".")[0]
-    for name in [name for name in written.tensors if name.startswith(f"{stem}.")]:
-        del written.tensors[name]
+def dropped_module(adapter_file: Any) -> None:
+    stem = sorted(adapter_file.tensors)[0].partition(".")[0]
+    for name in [name for name in adapter_file.tensors if name.startswith(f"{stem}.")]:
+        del adapter_file.tensors[name]
 
 
-def dropped_alpha(written: Any) -> None:
-    for name in [name for name in written.tensors if name.endswith("alpha")]:
-        del written.tensors[name]
+def dropped_alpha(adapter_file: Any) -> None:
+    for name in [name for name in adapter_file.tensors if name.endswith("alpha")]:
+        del adapter_file.tensors[name]
 
 
-def other_numbers(written: Any) -> None:
-    name = sorted(name for name in written.tensors if name.endswith("lora_down.weight"))[0]
-    tensor = written.tensors[name]
-    written.tensors[name] = Tensor(tensor.dtype, tensor.shape, bytes(len(tensor.data)))
+def other_numbers(adapter_file: Any) -> None:
+    name = sorted(name for name in adapter_file.tensors if name.endswith("lora_down.weight"))[0]
+    tensor = adapter_file.tensors[name]
+    adapter_file.tensors[name] = Tensor(tensor.dtype, tensor.shape, bytes(len(tensor.data)))
 
 
-def not_finite(written: Any) -> None:
-    name = sorted(name for name in written.tensors if name.endswith("lora_down.weight"))[0]
-    tensor = written.tensors[name]
-    written.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
+def not_finite(adapter_file: Any) -> None:
+    name = sorted(name for name in adapter_file.tensors if name.endswith("lora_down.weight"))[0]
+    tensor = adapter_file.tensors[name]
+    adapter_file.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
 
 
 @pytest.mark.parametrize("harm", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
@@ -263,9 +263,9 @@ def test_a_file_that_is_not_what_was_trained_is_detected(
     write = writer.write
 
     def harmed(self: Any, *arguments: Any) -> Any:
-        written = write(self, *arguments)
-        harm(written)
-        return written
+        adapter_file = write(self, *arguments)
+        harm(adapter_file)
+        return adapter_file
 
     monkeypatch.setattr(writer, "write", harmed)
     report = invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1), code=1)
@@ -301,11 +301,11 @@ def test_a_sample_that_fails_does_not_end_the_run(tmp_path: Path, cache: Path, m
 
 PROGRAM = """
 import time
-from tests.unit.training.tiny import TinyTask, made
+from tests.unit.training.tiny import TinyTask, make_run
 from inweave.training import session
 loss = TinyTask.loss
 TinyTask.loss = lambda self, inputs: (time.sleep(0.02), loss(self, inputs))[1]
-session.train = lambda config, on_record=None, on_progress=None: made(config).train(on_record=on_record)
+session.train = lambda config, on_record=None, on_progress=None: make_run(config).train(on_record=on_record)
 from inweave.cli.app import app
 app()
 """

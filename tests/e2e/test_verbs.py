@@ -27,10 +27,10 @@ def inweave(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def inweave_json(*arguments: str | Path, code: int = 0):
-    done = inweave(*arguments, "--json")
-    assert done.returncode == code, done.stdout + done.stderr
-    assert not done.stderr
-    return json.loads(done.stdout)
+    result = inweave(*arguments, "--json")
+    assert result.returncode == code, result.stdout + result.stderr
+    assert not result.stderr
+    return json.loads(result.stdout)
 
 
 CHECK_FIELDS = {
@@ -44,10 +44,10 @@ INSPECT_FIELDS = {
 
 
 def test_help_names_every_command() -> None:
-    done = inweave("--help")
-    assert done.returncode == 0
+    result = inweave("--help")
+    assert result.returncode == 0
     for verb in ("inspect", "check", "convert", "hash"):
-        assert verb in done.stdout
+        assert verb in result.stdout
         assert inweave(verb, "--help").returncode == 0
     assert inweave("--version").stdout.startswith("inweave ")
     assert inweave("no-such-verb").returncode == 2
@@ -69,10 +69,10 @@ def test_inspect_json() -> None:
 
 
 def test_inspect_for_people_shows_the_essentials() -> None:
-    done = inweave("inspect", LISTED)
-    assert done.returncode == 0
+    result = inweave("inspect", LISTED)
+    assert result.returncode == 0
     for word in ("cloneofsimo", "sd1.5", "<s1>", "autov3", "rank"):
-        assert word in done.stdout
+        assert word in result.stdout
 
 
 def test_inspect_a_folder_lists_every_adapter(tmp_path: Path) -> None:
@@ -233,16 +233,16 @@ def test_convert_drop_leaves_out_and_reports_it(tmp_path: Path) -> None:
     mixed = lora_pair(TO_Q, 320, 320) | {"lora_unet_conv_in.diff_b": random(1, 320)}
     path = write(tmp_path / "mixed.safetensors", mixed)
     assert inweave("convert", path, tmp_path / "out.safetensors", "--to", "diffusers").returncode == 1
-    done = inweave_json("convert", path, tmp_path / "out.safetensors", "--to", "diffusers", "--drop")
-    assert done["tensors"] == 2
-    assert done["dropped"][0]["keys"] == ["lora_unet_conv_in.diff_b"]
+    result = inweave_json("convert", path, tmp_path / "out.safetensors", "--to", "diffusers", "--drop")
+    assert result["tensors"] == 2
+    assert result["dropped"][0]["keys"] == ["lora_unet_conv_in.diff_b"]
 
 
 def test_convert_keeps_metadata_and_needs_a_known_base(tmp_path: Path) -> None:
     path = write(tmp_path / "a.safetensors", lora_pair("lora_unet_unknown_thing", 8, 8), {"ss_output_name": "x"})
-    done = inweave("convert", path, tmp_path / "b.safetensors", "--to", "comfy")
-    assert done.returncode == 1
-    assert "which base model" in done.stderr
+    result = inweave("convert", path, tmp_path / "b.safetensors", "--to", "comfy")
+    assert result.returncode == 1
+    assert "which base model" in result.stderr
     path = write(tmp_path / "c.safetensors", lora_pair(TO_Q, 320, 320), {"ss_output_name": "x", "custom": "é"})
     inweave_json("convert", path, tmp_path / "d.safetensors", "--to", "comfy", "--base", "sd1.5")
     assert {"ss_output_name": "x", "custom": "é"}.items() <= open_container(tmp_path / "d.safetensors").metadata.items()
@@ -286,11 +286,11 @@ def _body(path: Path) -> bytes:
 
 
 def test_the_demo_runs() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, Path(__file__).parents[2] / "examples" / "demo.py"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "same matrices after the round trip: True" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "same matrices after the round trip: True" in result.stdout

@@ -40,10 +40,10 @@ RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchange
 
 def inweave(*arguments: str | Path, code: int = 0) -> str:
     """The verb inside this process: everything but the start of Python."""
-    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert done.exit_code == code, done.output
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.output
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.output
 
 
 def inweave_json(*arguments: str | Path, code: int = 0):  # type: ignore[no-untyped-def]
@@ -79,12 +79,12 @@ def header_only(folder: Path, name: str, listing: str) -> Path:
 def test_bake_writes_the_merged_source(tmp_path: Path, base: Path, lora: Path) -> None:
     other = write(tmp_path / "b:2.safetensors", flux_lora(40))
     out = tmp_path / "out.safetensors"
-    done = process(
+    result = process(
         "bake", "--base", base, "--lora", f"{lora}:0.8", "--lora", f"{other}:unet=0.5,te=-1", "--out", out, "--json"
     )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    report = json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr
+    assert not result.stderr
+    report = json.loads(result.stdout)
     assert set(report) == BAKE_FIELDS
     assert report["ok"] is True
     assert (report["path"], report["merged"], report["tensors"]) == (str(out), 7, len(flux()))
@@ -204,10 +204,10 @@ def test_the_name_of_an_existing_file_is_never_split(tmp_path: Path, monkeypatch
 
 
 def test_extract_writes_what_was_merged(tmp_path: Path, base: Path) -> None:
-    made = pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, alpha=2.0) | pair(
+    tensors = pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, alpha=2.0) | pair(
         "lora_unet_final_layer_linear", 6, 8, 2
     )
-    lora = write(tmp_path / "lora.safetensors", made)
+    lora = write(tmp_path / "lora.safetensors", tensors)
     tuned = tmp_path / "tuned.safetensors"
     inweave("bake", "-b", base, "-l", f"{lora}:3", "-o", tuned)
     out = tmp_path / "extracted.safetensors"
@@ -329,18 +329,18 @@ def test_resize_bad_usage(tmp_path: Path) -> None:
 
 
 def test_help_names_the_verbs_and_starts_without_torch() -> None:
-    done = process("--help")
+    result = process("--help")
     for verb in ("bake", "extract", "resize"):
-        assert verb in done.stdout
+        assert verb in result.stdout
         assert inweave(verb, "--help")
     program = "import sys; from inweave.cli.app import app\ntry:\n    app(['bake', '--help'])\nfinally:\n    assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
 
 
 def test_merge_is_another_name_for_bake(base: Path, lora: Path, tmp_path: Path) -> None:
-    written = []
+    contents = []
     for verb in ("bake", "merge"):
         out = tmp_path / f"{verb}.safetensors"
         inweave(verb, "--base", base, "--lora", lora, "--out", out)
-        written.append(out.read_bytes())
-    assert written[0] == written[1]
+        contents.append(out.read_bytes())
+    assert contents[0] == contents[1]

@@ -73,11 +73,11 @@ def test_plans_adapters_paths_and_texts_are_the_same_stack(base: Path, tmp_path:
 
 def test_bake_extract_and_resize_from_python(base: Path, tmp_path: Path) -> None:
     style = lora(tmp_path / "style.safetensors")
-    done = inweave.bake(base, [f"{style}:0.5"], tmp_path / "tuned.safetensors")
-    assert (done.tensors, done.merged) == (4, 2)
-    assert [(each["name"], each["strength"]) for each in done.loras] == [("style.safetensors", 0.5)]
+    report = inweave.bake(base, [f"{style}:0.5"], tmp_path / "tuned.safetensors")
+    assert (report.tensors, report.merged) == (4, 2)
+    assert [(each["name"], each["strength"]) for each in report.loras] == [("style.safetensors", 0.5)]
     with safe_open(tmp_path / "tuned.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["inweave.merged"]) == done.loras
+        assert json.loads(file.metadata()["inweave.merged"]) == report.loras
     merged = inweave.MergedSource(inweave.FileSource(base), [(style, 0.5)])
     tuned = load_file(tmp_path / "tuned.safetensors")
     assert all(torch.equal(tuned[name], merged.get(name)) for name in tuned)

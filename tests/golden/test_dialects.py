@@ -430,12 +430,12 @@ def test_hcp_text_encoders() -> None:
 
 def listed(prefix: str, order: list[tuple[str, str]], rank: int = 2) -> dict[str, Tensor]:
     """A numbered list with the shapes of these modules of SD 1.5 ("component:module")."""
-    made: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for number, (component, module) in enumerate(order):
         out, into, *kernel = shape_of("sd1.5", f"{component}:{module}")
-        made[f"{prefix}:{number}:down"] = hollow((rank, into, *kernel))
-        made[f"{prefix}:{number}:up"] = hollow((out, rank, *(1 for _ in kernel)))
-    return made
+        tensors[f"{prefix}:{number}:down"] = hollow((rank, into, *kernel))
+        tensors[f"{prefix}:{number}:up"] = hollow((out, rank, *(1 for _ in kernel)))
+    return tensors
 
 
 def test_cloneofsimo_plain_list() -> None:

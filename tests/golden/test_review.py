@@ -89,10 +89,10 @@ def test_an_unknown_model_is_reported_as_unknown() -> None:
         for i in range(20)
         for leaf in ("img_attn.proj", "img_attn_qkv", "txt_attn_qkv", "fc1", "fc2")
     ]
-    made = {}
+    tensors = {}
     for name in names:
-        made |= {f"{name}.lora_A.weight": hollow((4, 3072)), f"{name}.lora_B.weight": hollow((3072, 4))}
-    verdict = inweave.check(read(made), "flux1-dev", values="none")
+        tensors |= {f"{name}.lora_A.weight": hollow((4, 3072)), f"{name}.lora_B.weight": hollow((3072, 4))}
+    verdict = inweave.check(read(tensors), "flux1-dev", values="none")
     assert verdict.detected is None
     assert "does not know" in str(verdict.error)
 
@@ -116,20 +116,20 @@ def test_rows_that_change_places_do_so_in_every_product(kind: str) -> None:
         if kind == "loha"
         else {"lokr_w1": (4, 4), "lokr_w2": (1536, 768)}
     )
-    made = {f"{module}.{suffix}": random(n, *shape) for n, (suffix, shape) in enumerate(factors.items())}
+    tensors = {f"{module}.{suffix}": random(n, *shape) for n, (suffix, shape) in enumerate(factors.items())}
     index = known_index("flux1-dev")
-    there = rewrite(read(made), "kohya", index)
+    there = rewrite(read(tensors), "kohya", index)
     assert not there.lost
-    one, two = (change(next(iter(read(t))).factors, None) for t in (made, there.tensors))
+    one, two = (change(next(iter(read(t))).factors, None) for t in (tensors, there.tensors))
     assert torch.equal(one, torch.cat(two.chunk(2)[::-1]))
     back = rewrite(read(there.tensors, there.metadata), "onetrainer", index)
-    assert all(made[key].same(back.tensors[key]) for key in made)
+    assert all(tensors[key].same(back.tensors[key]) for key in tensors)
 
 
 def test_only_factors_count_as_zeros() -> None:
     module = "lora_unet_up_blocks_1_attentions_0_proj_in"
-    made = lora_pair(module, 1280, 1280) | {f"{module}.alpha": tensor(0.0)}
-    assert inweave.check(read(made), "sd1.5").zeros == []
+    tensors = lora_pair(module, 1280, 1280) | {f"{module}.alpha": tensor(0.0)}
+    assert inweave.check(read(tensors), "sd1.5").zeros == []
     loha = {
         f"{module}.hada_{role}": random(1, *shape)
         for role, shape in (("w1_a", (1280, 2)), ("w1_b", (2, 1280)), ("w2_b", (2, 1280)))
@@ -221,11 +221,11 @@ class TestPeftBesideItsLayers:
 
     def test_a_flag_that_contradicts_a_layer_is_settled_by_its_shape(self, tmp_path: Path) -> None:
         config = {"peft_type": "LORA", "lora_alpha": 4, "r": 4, "fan_in_fan_out": False}
-        made = dotted_pair("base_model.model.attn.c_attn", 24, 8)
+        tensors = dotted_pair("base_model.model.attn.c_attn", 24, 8)
         base = write(
             tmp_path / "base.safetensors", {"attn.c_attn.weight": random(1, 8, 24), "head.weight": random(2, 5, 8)}
         )
-        verdict = inweave.check(read(made, {}, config), base)
+        verdict = inweave.check(read(tensors, {}, config), base)
         assert verdict.ok
         assert any("fan_in_fan_out" in warning for warning in verdict.report.warnings)
 
@@ -233,12 +233,12 @@ class TestPeftBesideItsLayers:
 def test_two_names_in_one_file_can_be_inspected(tmp_path: Path) -> None:
     from tests.e2e.test_verbs import inweave as run
 
-    made = {
+    tensors = {
         key.replace(".weight", f".{name}.weight"): t
         for name in ("a", "b")
         for key, t in dotted_pair("transformer.x_embedder", 3072, 64).items()
     }
-    path = write(tmp_path / "two.safetensors", made)
+    path = write(tmp_path / "two.safetensors", tensors)
     refused = run("inspect", path)
     assert refused.returncode == 2
     assert "--adapter" in refused.stderr

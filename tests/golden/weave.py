@@ -63,13 +63,13 @@ def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "ko
     down, up = SPELLINGS[spelling]
     seed = zlib.crc32(module.encode()) % 10_000 if seed is None else seed
     shapes = {f"{module}.{down}": (rank, into, *kernel), f"{module}.{up}": (out, rank, *(1 for _ in kernel))}
-    made = {
+    tensors = {
         key: hollow(shape, dtype) if empty else random(seed + n, *shape, dtype=dtype)
         for n, (key, shape) in enumerate(shapes.items())
     }
     if alpha is not None:
-        made[f"{module}.{'___.' if spelling == 'hcp' else ''}alpha"] = tensor(alpha, dtype)
-    return made
+        tensors[f"{module}.{'___.' if spelling == 'hcp' else ''}alpha"] = tensor(alpha, dtype)
+    return tensors
 
 
 def product(pair: Mapping[str, Tensor]) -> torch.Tensor:
@@ -133,15 +133,15 @@ class Base:
 
     def _change(self, placement: Placement, before: torch.Tensor, strength: float) -> torch.Tensor:
         factors = placement.factors
-        seen = _forth(before, placement.target, placement.swap, placement.transpose)
+        view = _forth(before, placement.target, placement.swap, placement.transpose)
         if placement.whole:
-            seen = torch.cat([_forth(self[p.tensor], p.rows, p.swap, p.transpose) for p in placement.whole])
+            view = torch.cat([_forth(self[p.tensor], p.rows, p.swap, p.transpose) for p in placement.whole])
         elif placement.source and factors.shape()[0] > 0:
             start, length = placement.source
-            room = torch.zeros(factors.shape()[0], *seen.shape[1:], dtype=seen.dtype)
-            room[start : start + length] = seen
-            seen = room
-        delta = change(factors, padded(seen, placement.widen), strength)
+            room = torch.zeros(factors.shape()[0], *view.shape[1:], dtype=view.dtype)
+            room[start : start + length] = view
+            view = room
+        delta = change(factors, padded(view, placement.widen), strength)
         if placement.source and delta.shape[0] != placement.source[1]:
             delta = delta[placement.source[0] : sum(placement.source)]
         delta = halves(delta) if placement.swap else delta

@@ -23,9 +23,9 @@ EPS = torch.finfo(torch.float32).eps
 
 
 def wide(size: int, seed: int) -> torch.Tensor:
-    made = torch.Generator(CUDA).manual_seed(seed)
-    sizes = 10 ** (torch.rand(size, generator=made, device=CUDA) * 8 - 6)
-    return torch.randn(size, generator=made, device=CUDA) * sizes
+    generator = torch.Generator(CUDA).manual_seed(seed)
+    sizes = 10 ** (torch.rand(size, generator=generator, device=CUDA) * 8 - 6)
+    return torch.randn(size, generator=generator, device=CUDA) * sizes
 
 
 def options(count: int, lr: torch.Tensor, ok: torch.Tensor) -> dict[str, object]:
@@ -95,9 +95,9 @@ class Run:
     """Everything of a step that follows the backward pass."""
 
     def __init__(self, name: str) -> None:
-        made = torch.Generator(CUDA).manual_seed(0)
+        generator = torch.Generator(CUDA).manual_seed(0)
         shapes = {"a": (640, 32), "b": (32, 1280), "c": (77,)}
-        parameters = {n: nn.Parameter(torch.randn(s, generator=made, device=CUDA)) for n, s in shapes.items()}
+        parameters = {n: nn.Parameter(torch.randn(s, generator=generator, device=CUDA)) for n, s in shapes.items()}
         self.flat = FlatParameters(parameters, {"b": 16.0})
         self.optimizer = make_optimizer(name, self.flat, weight_decay=0.1)
         self.ema, self.scaler = Ema(self.flat, 0.99), LossScaler(CUDA, interval=2)

@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = [(1, 1), (7, 3), (64, 64), (129, 65), (128, 256), (320, 2880), (1000, 999), (2, 5000), (3072, 64)]
 
 
-def made(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...], shapes=SHAPES) -> list[Target]:  # type: ignore[no-untyped-def]
+def make_targets(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...], shapes=SHAPES) -> list[Target]:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     targets = []
     for rows, columns in shapes:
@@ -53,21 +53,21 @@ def worst(targets: list[Target]) -> tuple[float, float]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ranks", [(1,), (4, 16), (32,), (128,), (5, 33, 64), (32,) * 5, ()])
 def test_equals_the_reference(dtype: torch.dtype, factor: torch.dtype, ranks: tuple[int, ...]) -> None:
-    targets = made(dtype, factor, ranks)
+    targets = make_targets(dtype, factor, ranks)
     kernel.merge_products(targets)
     ours, theirs = worst(targets)
     assert ours <= 2 * max(theirs, 0.5), (ours, theirs)
 
 
 def test_hundreds_of_layers_in_one_launch() -> None:
-    targets = made(torch.bfloat16, torch.bfloat16, (32,), shapes=[(640, 640), (1280, 640), (1280, 1280)] * 200)
+    targets = make_targets(torch.bfloat16, torch.bfloat16, (32,), shapes=[(640, 640), (1280, 640), (1280, 1280)] * 200)
     kernel.merge_products(targets)
     ours, theirs = worst(targets[::37])
     assert ours <= 2 * max(theirs, 0.5)
 
 
 def test_in_place() -> None:
-    targets = [Target(t.base, t.base, t.products) for t in made(torch.bfloat16, torch.bfloat16, (16,))]
+    targets = [Target(t.base, t.base, t.products) for t in make_targets(torch.bfloat16, torch.bfloat16, (16,))]
     copies = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
     kernel.merge_products(copies)
     kernel.merge_products(targets)

@@ -54,11 +54,11 @@ def apart(one: Path, two: Path) -> float:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_trains_in_every_precision(network: str, precision: str, tmp_path: Path, cache: Path) -> None:
-    done = inweave.train(
+    report = inweave.train(
         settings(tmp_path, cache, network=network, precision=precision, steps=12, dropout=0.1, ema_decay=0.9)
     )
-    assert done.skipped_steps == 0 and len(done.losses) == 12 and all(loss == loss for loss in done.losses)
-    assert all(value.isfinite().all() for value in tensors_of(done.path).values())
+    assert report.skipped_steps == 0 and len(report.losses) == 12 and all(loss == loss for loss in report.losses)
+    assert all(value.isfinite().all() for value in tensors_of(report.path).values())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
@@ -99,10 +99,10 @@ def test_a_run_resumes_where_it_stopped(precision: str, tmp_path: Path, cache: P
 
 
 def test_text_encoders_are_trained_too(tmp_path: Path, cache: Path) -> None:
-    done = inweave.train(
+    report = inweave.train(
         settings(tmp_path, cache, train_text_encoders=True, precision="bf16", validation_split=0.2, steps=4)
     )
-    assert len(done.validation) >= 1 and any(key.startswith("lora_te") for key in tensors_of(done.path))
+    assert len(report.validation) >= 1 and any(key.startswith("lora_te") for key in tensors_of(report.path))
 
 
 def in_subprocess(config: Any, share: float = 1.0) -> dict[str, Any]:
@@ -118,11 +118,11 @@ def in_subprocess(config: Any, share: float = 1.0) -> dict[str, Any]:
     )
     lifted = "lifted" if config.vram else ""
     fields = config.model_dump(mode="json", exclude_unset=True)
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script, json.dumps(fields), lifted], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    assert result.returncode == 0, result.stderr[-2000:]
+    return dict(json.loads(result.stdout.splitlines()[-1]))
 
 
 def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path: Path, cache: Path) -> None:
@@ -144,13 +144,13 @@ def test_a_memory_limit_is_planned_enforced_measured_and_removed(precision: str,
         tmp_path, cache, precision=precision, vram=f"{limit / 2**20:.4f}MiB", batch_size=8, sample_every=2,
         sample_prompts=["cat face"],
     )  # fmt: skip
-    done = in_subprocess(config)
-    records = done["records"]
-    assert len(done["losses"]) == 3 and all(loss == loss for loss in done["losses"])
+    report = in_subprocess(config)
+    records = report["records"]
+    assert len(report["losses"]) == 3 and all(loss == loss for loss in report["losses"])
     assert any("batch_size 8 becomes" in str(record.get("text")) for record in records)
     measured = next(record for record in records if "measured_bytes" in record)
     assert measured["measured_bytes"] == pytest.approx(measured["expected_bytes"], rel=0.15)
-    assert done["peak"] <= limit - CONTEXT
+    assert report["peak"] <= limit - CONTEXT
     assert [record["event"] for record in records if str(record.get("event")).startswith("sample")] == ["sample"], (
         records
     )
@@ -167,11 +167,11 @@ def test_a_language_model_is_trained(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n".join(SONG))
     for precision in ("bf16", "fp16"):
-        done = inweave.train(
+        report = inweave.train(
             inweave.TrainConfig.of(
                 model=str(folder), dataset=str(tmp_path / "song.txt"), output=str(tmp_path / precision), steps=8,
                 batch_size=2, device="cuda", precision=precision, learning_rate=1e-2, lr_scheduler="constant", warmup=0,
                 seed=2, vram="2GiB",
             )
         )  # fmt: skip
-        assert done.skipped_steps == 0 and done.losses[-1] < done.losses[0]
+        assert report.skipped_steps == 0 and report.losses[-1] < report.losses[0]

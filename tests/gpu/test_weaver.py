@@ -36,16 +36,16 @@ class Net(nn.Module):
 
 
 def lora(net: nn.Module, seed: int, rank: int = 8, dtype: str = "F16", kinds: str = "lora"):  # type: ignore[no-untyped-def]
-    made = {}
+    tensors = {}
     for number, (name, module) in enumerate(net.named_children()):
         shape = tuple(module.weight.shape)
         tail = (1,) * (len(shape) - 2)
-        made[f"unet.{name}.lora_down.weight"] = random(seed + number, rank, *shape[1:], dtype=dtype)
-        made[f"unet.{name}.lora_up.weight"] = random(seed + 100 + number, shape[0], rank, *tail, dtype=dtype)
-        made[f"unet.{name}.alpha"] = tensor(float(rank) / 2, dtype)
+        tensors[f"unet.{name}.lora_down.weight"] = random(seed + number, rank, *shape[1:], dtype=dtype)
+        tensors[f"unet.{name}.lora_up.weight"] = random(seed + 100 + number, shape[0], rank, *tail, dtype=dtype)
+        tensors[f"unet.{name}.alpha"] = tensor(float(rank) / 2, dtype)
         if kinds == "mixed" and number % 5 == 0:
-            made[f"unet.{name}.dora_scale"] = tensor(abs(random_numbers(shape[0])) + 0.5)
-    return made
+            tensors[f"unet.{name}.dora_scale"] = tensor(abs(random_numbers(shape[0])) + 0.5)
+    return tensors
 
 
 def random_numbers(count: int):  # type: ignore[no-untyped-def]
@@ -105,11 +105,11 @@ def test_a_captured_graph_sees_the_new_weights() -> None:
 def test_nan_is_detected_on_the_device_before_anything_is_written(tmp_path: Path) -> None:
     net = Net(torch.bfloat16)
     before = copies(net)
-    made = lora(net, 1)
-    made["unet.block3.lora_up.weight"] = tensor([[float("nan")] * 8] * 96, "F16")
+    tensors = lora(net, 1)
+    tensors["unet.block3.lora_up.weight"] = tensor([[float("nan")] * 8] * 96, "F16")
     weaver = Weaver(net, keep="device")
     with pytest.raises(TargetError, match=r"block3\.lora_up"):
-        weaver.apply([(write(tmp_path / "a.safetensors", made), 1.0)])
+        weaver.apply([(write(tmp_path / "a.safetensors", tensors), 1.0)])
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 

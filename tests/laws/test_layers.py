@@ -154,8 +154,8 @@ def in_two_steps(layer: LoraLayer, x: torch.Tensor, up: torch.Tensor, down: torc
     pairs = zip(x.chunk(layer.geometry.groups, dim=1), up.chunk(layer.geometry.groups), strict=True)
     return torch.cat(
         [
-            torch.einsum("or,nr...->no...", part.flatten(1), one._conv_forward(given, down, None))
-            for given, part in pairs
+            torch.einsum("or,nr...->no...", part.flatten(1), one._conv_forward(group, down, None))
+            for group, part in pairs
         ],
         1,
     )
@@ -345,7 +345,7 @@ class Steps:
         self.model = nn.ModuleDict({name: KINDS[name].module(dtype=dtype)["layer"] for name in chosen})
         self.before = base_bits(self.model)
         self.names = iter(range(10**6))
-        self.refused = self.done = 0
+        self.refused = self.executed = 0
         self.inject()
 
     def known(self) -> list[str]:
@@ -423,7 +423,7 @@ class Steps:
             expected_bits = base_bits(self.model) if any(merged) else self.before
             try:
                 self.random.choice(acts)()
-                self.done += 1
+                self.executed += 1
             except MergeStateError:
                 self.refused += 1
                 assert base_bits(self.model) == expected_bits
@@ -437,7 +437,7 @@ def test_a_thousand_random_steps_end_at_the_same_bits(dtype: str) -> None:
     steps = Steps(DTYPES[dtype], seed=5)
     pointers = {name: layer.weight.data_ptr() for name, layer in lora_layers(steps.model).items()}
     steps.run(1000)
-    assert steps.refused > 100 and steps.done > 300
+    assert steps.refused > 100 and steps.executed > 300
     if any(layer.merged for layer in lora_layers(steps.model).values()):
         unmerge(steps.model)
     assert base_bits(steps.model) == steps.before

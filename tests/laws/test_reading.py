@@ -106,10 +106,10 @@ def _factors(kind: str, shape: tuple[int, ...], rank: int, seed: int, dtype: str
 
 @pytest.mark.parametrize("dialect", list(WRITERS))
 @RELAXED
-@given(made=adapters())
-def test_there_and_back_is_the_identity(dialect: str, made: tuple[str, dict[str, Tensor]]) -> None:
+@given(sample=adapters())
+def test_there_and_back_is_the_identity(dialect: str, sample: tuple[str, dict[str, Tensor]]) -> None:
     """Whatever a dialect can express comes back from it bit for bit, alphas and metadata included."""
-    base, tensors = made
+    base, tensors = sample
     index = known_index(base)
     metadata = {"ss_output_name": "law", "modelspec.title": "inweave"}
     adapter = read(tensors, metadata)
@@ -129,9 +129,9 @@ def test_there_and_back_is_the_identity(dialect: str, made: tuple[str, dict[str,
 
 
 @RELAXED
-@given(made=adapters(), seed=st.integers(0, 1000))
-def test_resolve_does_not_depend_on_the_order_of_keys(made: tuple[str, dict[str, Tensor]], seed: int) -> None:
-    base, tensors = made
+@given(sample=adapters(), seed=st.integers(0, 1000))
+def test_resolve_does_not_depend_on_the_order_of_keys(sample: tuple[str, dict[str, Tensor]], seed: int) -> None:
+    base, tensors = sample
     shuffled = list(tensors.items())
     stdlib_random.Random(seed).shuffle(shuffled)
     for naming in ("diffusers", "original"):
@@ -148,13 +148,13 @@ def _places(plan) -> set[tuple[object, ...]]:  # type: ignore[no-untyped-def]
 
 
 @RELAXED
-@given(made=adapters(plain=True))
-def test_both_namings_receive_the_same_change(made: tuple[str, dict[str, Tensor]]) -> None:
+@given(sample=adapters(plain=True))
+def test_both_namings_receive_the_same_change(sample: tuple[str, dict[str, Tensor]]) -> None:
     """What a diffusers folder gets, row for row, is what a single-file checkpoint gets."""
     torch = pytest.importorskip("torch")
     from inweave.ops.delta import change
 
-    base, tensors = made
+    base, tensors = sample
     adapter = read(tensors)
     by_part: list[dict[str, object]] = []
     for naming in ("diffusers", "original"):

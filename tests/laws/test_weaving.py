@@ -54,28 +54,28 @@ def index_of(net: nn.Module) -> ModelIndex:
 
 def adapter(seed: int, kinds: tuple[str, ...] = ("lora", "conv", "lokr", "dora", "diff", "loha", "norm")) -> Adapter:
     """A mixed adapter of random numbers for `Net`."""
-    made = {}
+    tensors = {}
     if "lora" in kinds:
-        made |= {"unet.first.lora_down.weight": random(seed, 3, 10), "unet.first.lora_up.weight": random(seed + 1, 12, 3),
+        tensors |= {"unet.first.lora_down.weight": random(seed, 3, 10), "unet.first.lora_up.weight": random(seed + 1, 12, 3),
                  "unet.first.alpha": tensor(2.0)}  # fmt: skip
     if "conv" in kinds:
-        made |= {
+        tensors |= {
             "unet.conv.lora_down.weight": random(seed + 2, 2, 6, 3, 3),
             "unet.conv.lora_up.weight": random(seed + 3, 8, 2, 1, 1),
         }
     if "lokr" in kinds:
-        made |= {"unet.point.lokr_w1": random(seed + 4, 2, 2), "unet.point.lokr_w2": random(seed + 5, 3, 4)}
+        tensors |= {"unet.point.lokr_w1": random(seed + 4, 2, 2), "unet.point.lokr_w2": random(seed + 5, 3, 4)}
     if "dora" in kinds:
-        made |= {"unet.second.lora_down.weight": random(seed + 6, 2, 12), "unet.second.lora_up.weight": random(seed + 7, 12, 2),
+        tensors |= {"unet.second.lora_down.weight": random(seed + 6, 2, 12), "unet.second.lora_up.weight": random(seed + 7, 12, 2),
                  "unet.second.dora_scale": tensor(abs(random_numbers(seed, 12, 1)) + 0.5)}  # fmt: skip
     if "diff" in kinds:
-        made |= {"unet.first.diff_b": random(seed + 8, 12)}
+        tensors |= {"unet.first.diff_b": random(seed + 8, 12)}
     if "loha" in kinds:
-        made |= {f"unet.table.hada_{role}": random(seed + 9, *shape)
+        tensors |= {f"unet.table.hada_{role}": random(seed + 9, *shape)
                  for role, shape in (("w1_a", (9, 2)), ("w1_b", (2, 12)), ("w2_a", (9, 2)), ("w2_b", (2, 12)))}  # fmt: skip
     if "norm" in kinds:
-        made |= {"unet.norm.w_norm": random(seed + 10, 12), "unet.norm.b_norm": random(seed + 11, 12)}
-    result = read(made)
+        tensors |= {"unet.norm.w_norm": random(seed + 10, 12), "unet.norm.b_norm": random(seed + 11, 12)}
+    result = read(tensors)
     assert not result.problems
     return result
 
@@ -334,10 +334,10 @@ def test_strength_by_component_and_block() -> None:
     assert by_block["MID"] == 0.0
     index = known_index("sd1.5")
     module = "mid_block_attentions_0_transformer_blocks_0_attn1_to_q"
-    made = {f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280), f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
+    tensors = {f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280), f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": random(1, 2, 768),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": random(1, 3072, 2)}  # fmt: skip
-    places = resolve(read(made), index).placements
+    places = resolve(read(tensors), index).placements
     strength = Strength(0.5, {"te": 0.2}, by_block)
     values = {place.component: strength.at(place, blocks) for place in places}
     assert values["unet"] == 0.0

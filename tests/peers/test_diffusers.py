@@ -55,9 +55,9 @@ def test_sd1_kohya(alpha: float | None, select, tmp_path: Path) -> None:
         "text_encoder.text_model.", getattr(text, "text_model", text), attention, alpha=alpha
     )
     adapter = models.adapter_from(tensors | text_layers)
-    written = rewrite(adapter, "kohya", index)
-    assert not written.lost
-    path = write_file(tmp_path / "kohya.safetensors", written.tensors, written.metadata)
+    output = rewrite(adapter, "kohya", index)
+    assert not output.lost
+    path = write_file(tmp_path / "kohya.safetensors", output.tensors, output.metadata)
     state, alphas = StableDiffusionPipeline.lora_state_dict(str(path), unet_config=unet.config)
     ours = models.merged(adapter, index, "unet", unet)
     StableDiffusionPipeline.load_lora_into_unet(state, alphas, unet=unet)
@@ -76,13 +76,13 @@ def test_sdxl_kohya_uses_sgm_names_that_diffusers_maps_back(tmp_path: Path) -> N
     index = models.index_of(unet=unet)
     tensors = models.random_lora("unet.", unet, attention, alpha=3.0)
     adapter = models.adapter_from(tensors)
-    written = rewrite(adapter, "kohya", index)
-    assert not written.lost
+    output = rewrite(adapter, "kohya", index)
+    assert not output.lost
     assert all(
         key.startswith(("lora_unet_input_blocks", "lora_unet_middle_block", "lora_unet_output_blocks"))
-        for key in written.tensors
+        for key in output.tensors
     )
-    path = write_file(tmp_path / "kohya.safetensors", written.tensors, written.metadata)
+    path = write_file(tmp_path / "kohya.safetensors", output.tensors, output.metadata)
     state, alphas = StableDiffusionXLPipeline.lora_state_dict(str(path), unet_config=unet.config)
     ours = models.merged(adapter, index, "unet", unet)
     StableDiffusionXLPipeline.load_lora_into_unet(state, alphas, unet=unet)
@@ -98,15 +98,15 @@ def test_diffusers_file_with_its_scaling_metadata(alpha: float | None, tmp_path:
     tensors = models.random_lora("unet.", unet, everything, alpha=alpha, ranks=(2, 4, 3), vary=True)
     tensors |= models.random_lora("text_encoder.text_model.", getattr(text, "text_model", text), attention, alpha=alpha)
     adapter = models.adapter_from(tensors)
-    written = rewrite(models.adapter_from(rewrite(adapter, "kohya", index).tensors), "diffusers", index)
-    assert not written.lost
-    assert ("lora_adapter_metadata" in written.metadata) == (alpha is not None)
-    path = write_file(tmp_path / "pytorch_lora_weights.safetensors", written.tensors, written.metadata)
+    output = rewrite(models.adapter_from(rewrite(adapter, "kohya", index).tensors), "diffusers", index)
+    assert not output.lost
+    assert ("lora_adapter_metadata" in output.metadata) == (alpha is not None)
+    path = write_file(tmp_path / "pytorch_lora_weights.safetensors", output.tensors, output.metadata)
     state, alphas, metadata = StableDiffusionPipeline.lora_state_dict(str(path), return_lora_metadata=True)
     ours = models.merged(adapter, index, "unet", unet)
     StableDiffusionPipeline.load_lora_into_unet(state, alphas, unet=unet, metadata=metadata)
     layers = fuse(unet)
-    assert layers == sum(1 for key in written.tensors if key.startswith("unet.") and "lora_A" in key)
+    assert layers == sum(1 for key in output.tensors if key.startswith("unet.") and "lora_A" in key)
     models.assert_same_state(ours, plain(unet), layers)
     ours = models.merged(adapter, index, "te1", text)
     StableDiffusionPipeline.load_lora_into_text_encoder(
@@ -143,9 +143,9 @@ def test_flux_kohya_double_blocks_load_in_diffusers(tmp_path: Path) -> None:
     select = lambda name: name.startswith("transformer_blocks") and "norm" not in name  # noqa: E731
     tensors = models.random_lora("transformer.", transformer, select, alpha=None)
     adapter = models.adapter_from(tensors)
-    written = rewrite(adapter, "kohya", index)
-    assert not written.lost
-    path = write_file(tmp_path / "flux.safetensors", written.tensors, written.metadata)
+    output = rewrite(adapter, "kohya", index)
+    assert not output.lost
+    path = write_file(tmp_path / "flux.safetensors", output.tensors, output.metadata)
     state, alphas = FluxLoraLoaderMixin.lora_state_dict(str(path), return_alphas=True)
     ours = models.merged(adapter, index, "unet", transformer)
     FluxLoraLoaderMixin.load_lora_into_transformer(state, alphas, transformer)

@@ -25,7 +25,7 @@ from inweave.targets.tables import TABLES  # noqa: E402
 from inweave.training.tasks.base import Tensors  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 from tests.peers.test_families import PROMPT, assert_same, ours, requests, theirs  # noqa: E402
-from tests.unit.training.pictures import drawn, make_set, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 VARIANTS = ("z-image-turbo", "qwen-image")
 CAPTIONS = {"a": "a red apple", "b": "a blue boat on a quiet sea, with a white sail, under a sky full of small clouds"}
@@ -46,7 +46,7 @@ def conditioning(model: Model, prompt: str = PROMPT) -> torch.Tensor:
 def test_a_batch_of_two_equals_two_batches_of_one(variant: str, tmp_path: Path) -> None:
     """Texts of different lengths are padded and masked, so none of them sees the other's length."""
     task = task_on(make_set(tmp_path / "set", CAPTIONS), model=shared_model(variant))
-    inputs = drawn(task)
+    inputs = sample_inputs(task)
     mask = inputs["text.encoder_hidden_states_mask"]
     assert mask.sum(1).unique().numel() == 2
 
@@ -214,9 +214,9 @@ def test_a_single_file_with_its_parts(variant: str, tmp_path: Path) -> None:
     model = load_model(file, config=tiny.folder(variant), parts=parts, device="cpu", dtype="fp32")
     plain = shared_model(variant)
     for folder, network in model.networks.items():
-        built, wanted = network.state_dict(), plain.networks[folder].state_dict()
-        assert built.keys() == wanted.keys()
-        assert all(torch.equal(built[name], wanted[name]) for name in wanted)
+        built, expected = network.state_dict(), plain.networks[folder].state_dict()
+        assert built.keys() == expected.keys()
+        assert all(torch.equal(built[name], expected[name]) for name in expected)
     assert torch.equal(conditioning(model), conditioning(plain))
 
 

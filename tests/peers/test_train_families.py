@@ -21,7 +21,7 @@ from inweave.exchange.check import check  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
 from tests.peers.test_families import FLOWS, PROMPT, assert_other, assert_same, ours, requests, theirs  # noqa: E402
-from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 VARIANTS = (
     "sd1.5", "sd2.1", "sdxl", "sd3-medium", "sd3.5-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image",
@@ -35,11 +35,11 @@ def trained(variant: str, place: Path, **settings: Any) -> tuple[Path, list[floa
     settings = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(place / "out"), **settings}  # fmt: skip
     task = task_on(data, model=model, **settings)
     task.prepare()
-    same = drawn(task)
+    same = sample_inputs(task)
     task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
-    done = Run(task, model, file_index(model), task.config).train()
+    report = Run(task, model, file_index(model), task.config).train()
     with torch.no_grad():
-        return done.path, [*done.losses, float(task.loss(same))]
+        return report.path, [*report.losses, float(task.loss(same))]
 
 
 def keys(file: Path) -> list[str]:

@@ -73,8 +73,8 @@ class Theirs:
             text = self.text(ids)[0]
         noisy = self.schedule.add_noise(latents, noise, times)
         target = self.schedule.get_velocity(latents, noise, times)
-        answer = self.unet(noisy, times, text).sample
-        loss = torch.nn.functional.mse_loss(answer.float(), target.float())
+        prediction = self.unet(noisy, times, text).sample
+        loss = torch.nn.functional.mse_loss(prediction.float(), target.float())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trainable, CLIP)
         self.optimizer.step()

@@ -140,12 +140,12 @@ def _small(variant: str, part: str, class_name: str) -> dict[str, Any]:
 
 def _network(class_name: str, config: dict[str, Any], seed: int) -> torch.nn.Module:
     if CLASSES[class_name] == "diffusers":
-        made = getattr(diffusers, class_name).from_config(config)
+        network = getattr(diffusers, class_name).from_config(config)
     else:
         kind = getattr(transformers, class_name)
-        made = kind(kind.config_class.from_dict(config))
-    randomise(made, seed)
-    return made.eval()
+        network = kind(kind.config_class.from_dict(config))
+    randomise(network, seed)
+    return network.eval()
 
 
 def randomise(network: torch.nn.Module, seed: int) -> None:
@@ -179,13 +179,13 @@ def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 
         else:
             networks[f"te{number}"] = clip
             tensors |= pairs
-    written = rewrite(adapter_from(tensors), dialect, index_of(**networks))
-    assert not written.lost
-    both = written.tensors | encoders
+    output = rewrite(adapter_from(tensors), dialect, index_of(**networks))
+    assert not output.lost
+    both = output.tensors | encoders
     stirred = {key: _stirred(value, seed, number) for number, (key, value) in enumerate(sorted(both.items()))}
     downs = ("lora_A.weight", "lora_down.weight")
     assert sum(key.endswith(downs) for key in stirred) == sum(key.endswith(downs) for key in (*tensors, *encoders))
-    return write_file(place, stirred, written.metadata)
+    return write_file(place, stirred, output.metadata)
 
 
 def _kohya(key: str) -> str:

@@ -64,8 +64,8 @@ def test_every_name_in_the_docstring_of_the_package_is_public() -> None:
 def test_every_public_name_has_a_docstring_of_its_own() -> None:
     for name in inweave.__all__:
         value = getattr(inweave, name)
-        written = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
-        text = inspect.cleandoc(written or "")
+        docstring = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+        text = inspect.cleandoc(docstring or "")
         assert text and not text.startswith(f"{name}("), f"{name}: no docstring"  # a dataclass makes up its signature
         assert text.splitlines()[0][-1] in ".:;", f"{name}: the first line is not a sentence"
 

@@ -87,15 +87,15 @@ def test_recall_needs_a_reference_for_every_image(thumbnails: list[Image.Image])
 @pytest.mark.parametrize("name", STYLES)
 def test_a_style_is_nearer_to_its_other_half_than_to_the_base(name: str, base: list[Image.Image]) -> None:
     images = style_set(name)[1]
-    found = closer_to_style(images[::2], images[1::2], base)
-    assert found["ratio"] < 0.5 and found["share"] == 1.0
-    assert found["to_style"] == pytest.approx(style_distance(images[::2], images[1::2]))
+    distances = closer_to_style(images[::2], images[1::2], base)
+    assert distances["ratio"] < 0.5 and distances["share"] == 1.0
+    assert distances["to_style"] == pytest.approx(style_distance(images[::2], images[1::2]))
 
 
 @pytest.mark.parametrize("name", STYLES)
 def test_the_base_is_nearer_to_itself(name: str, base: list[Image.Image]) -> None:
-    found = closer_to_style(base[::2], style_set(name)[1], base[1::2])
-    assert found["ratio"] > 2 and found["share"] == 0.0
+    distances = closer_to_style(base[::2], style_set(name)[1], base[1::2])
+    assert distances["ratio"] > 2 and distances["share"] == 0.0
 
 
 def test_the_two_styles_are_far_from_each_other_and_no_distance_to_themselves() -> None:
@@ -135,16 +135,16 @@ def test_transparent_is_white(thumbnails: list[Image.Image]) -> None:
 def test_generation_is_driven_by_a_callable(thumbnails: list[Image.Image], base: list[Image.Image]) -> None:
     captions, _ = reference()
     known = dict(zip(captions, thumbnails, strict=True))
-    asked: list[str] = []
+    requests: list[str] = []
 
-    def generate(wanted: list[str]) -> list[Image.Image]:
-        asked.extend(wanted)
-        return [known[caption] for caption in wanted]
+    def generate(prompts: list[str]) -> list[Image.Image]:
+        requests.extend(prompts)
+        return [known[caption] for caption in prompts]
 
     assert measure_recall(generate, 8) == {"captions": 8.0, "top1": 1.0, "top5": 1.0}
-    assert asked == captions[:8]
-    styled: Callable[[list[str]], list[Image.Image]] = lambda wanted: style_set("pixel")[1]  # noqa: E731
-    assert measure_style(styled, lambda wanted: base, ["fox"], "pixel")["share"] == 1.0
+    assert requests == captions[:8]
+    styled: Callable[[list[str]], list[Image.Image]] = lambda prompts: style_set("pixel")[1]  # noqa: E731
+    assert measure_style(styled, lambda prompts: base, ["fox"], "pixel")["share"] == 1.0
 
 
 def test_a_missing_style_or_thumbnail_is_an_error(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ _LOADERS = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "sh
 
 def test_the_source_has_no_unpickler() -> None:
     """No import of one, no torch.load or numpy.load, no eval or exec, anywhere in the package."""
-    found: list[str] = []
+    uses: list[str] = []
     files = sorted(SOURCE.rglob("*.py"))
     assert len(files) > 30
     for file in files:
@@ -195,8 +195,8 @@ def test_the_source_has_no_unpickler() -> None:
                 called = ast.unparse(node.func)
                 if called in ("torch.load", "np.load", "numpy.load", "eval", "exec", "__import__"):
                     names = ["pickle"]
-            found += [f"{file}:{node.lineno}" for name in names if name in _LOADERS or name == "torch.load"]
-    assert found == []
+            uses += [f"{file}:{node.lineno}" for name in names if name in _LOADERS or name == "torch.load"]
+    assert uses == []
 
 
 _AUDITED = """
@@ -234,10 +234,10 @@ def test_no_unpickler_runs(tmp_path: Path) -> None:
     ):
         (tmp_path / kind).mkdir()
         paths.append(BAD[kind].make(tmp_path / kind))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", _AUDITED, *map(str, paths)], capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert [executed(path.parent) for path in paths[:5]] == [True, False, False, False, False]  # the last line's doing
     assert not executed(paths[5])
 
@@ -250,13 +250,13 @@ def test_shards_are_joined(tmp_path: Path) -> None:
         tmp_path
     )
     for path in (index, tmp_path):
-        found = open_container(path)
-        assert {name: bytes(tensor.data) for name, tensor in found.tensors.items()} == {
+        container = open_container(path)
+        assert {name: bytes(tensor.data) for name, tensor in container.tensors.items()} == {
             "a": b"\0",
             "b": b"\0",
             "c": b"\1",
         }
-        assert [file.name for file in found.files] == ["one.safetensors", "two.safetensors"]
+        assert [file.name for file in container.files] == ["one.safetensors", "two.safetensors"]
     assert shard_files(index) == [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
 
 
@@ -279,9 +279,9 @@ def test_a_shard_is_a_file_beside_the_index(name: object, tmp_path: Path) -> Non
 def test_a_peft_directory_comes_with_its_configuration(tmp_path: Path) -> None:
     peft_directory(tmp_path)
     for path in (tmp_path, tmp_path / "adapter_model.safetensors"):
-        found = open_container(path)
-        assert found.config == {"peft_type": "LORA", "r": 1, "lora_alpha": 2}
-        assert len(found.tensors) == 2
+        container = open_container(path)
+        assert container.config == {"peft_type": "LORA", "r": 1, "lora_alpha": 2}
+        assert len(container.tensors) == 2
         assert inweave.load(path).entries[0].factors.scale == 2
 
 
@@ -327,10 +327,10 @@ def test_a_path_that_is_no_path() -> None:
 def test_reading_does_not_copy_or_hold_the_file(tmp_path: Path) -> None:
     """The data is a view of the file, which may be replaced or removed while the view is in use."""
     path = good_file(tmp_path / "x.safetensors")
-    found = open_container(path)
+    container = open_container(path)
     path.unlink()
-    assert bytes(found.tensors["lora_unet_x.lora_down.weight"].data) == PAIR_BYTES[:8]
-    first, second = (found.tensors[name].data for name in PAIR)
+    assert bytes(container.tensors["lora_unet_x.lora_down.weight"].data) == PAIR_BYTES[:8]
+    first, second = (container.tensors[name].data for name in PAIR)
     assert isinstance(first, memoryview) and isinstance(second, memoryview)
     assert first.obj is second.obj  # one map, no copies
 
@@ -351,11 +351,11 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
 
 def test_a_file_may_be_written_over_what_it_was_read_from(tmp_path: Path) -> None:
     path = good_file(tmp_path / "x.safetensors")
-    found = open_container(path)
-    write_file(path, {f"new.{name}": tensor for name, tensor in found.tensors.items()})
+    container = open_container(path)
+    write_file(path, {f"new.{name}": tensor for name, tensor in container.tensors.items()})
     again = open_container(path)
     assert {name: bytes(tensor.data) for name, tensor in again.tensors.items()} == {
-        f"new.{name}": bytes(tensor.data) for name, tensor in found.tensors.items()
+        f"new.{name}": bytes(tensor.data) for name, tensor in container.tensors.items()
     }
 
 
@@ -437,8 +437,8 @@ except FormatError as error:
 def test_a_full_disk(tmp_path: Path) -> None:
     """The system stops the writer at 100 kB, as it would on a full disk."""
     path = write_file(tmp_path / "x.safetensors", ONE)
-    done = subprocess.run([sys.executable, "-c", _FULL_DISK, str(path)], capture_output=True, text=True, timeout=60)
-    assert "x.safetensors: cannot be written: File too large" in done.stdout, done.stderr
+    result = subprocess.run([sys.executable, "-c", _FULL_DISK, str(path)], capture_output=True, text=True, timeout=60)
+    assert "x.safetensors: cannot be written: File too large" in result.stdout, result.stderr
     assert list(open_container(path).tensors) == ["a"]
     assert list(tmp_path.iterdir()) == [path]
 
@@ -459,16 +459,16 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=replace)
     thread.start()
-    seen = set()
+    contents = set()
     try:
         end = time.monotonic() + 0.7
         while time.monotonic() < end:
             ((name, tensor),) = open_container(path).tensors.items()
-            seen.add((name, bytes(tensor.data)))
+            contents.add((name, bytes(tensor.data)))
     finally:
         stop.set()
         thread.join()
-    assert seen == {("a", b"1111"), ("b", b"2222")}
+    assert contents == {("a", b"1111"), ("b", b"2222")}
 
 
 def test_what_is_written_is_json_a_person_can_read(tmp_path: Path) -> None:

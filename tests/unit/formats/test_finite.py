@@ -51,10 +51,10 @@ def test_at_the_borders_of_chunks(dtype: str) -> None:
     assert scan(Tensor(dtype, (count,), bytes(base))) == Values(0, False)
     for number, place in enumerate(places):
         data = memoryview(base)
-        kept = bytes(data[place * width : (place + 1) * width])
+        original = bytes(data[place * width : (place + 1) * width])
         data[place * width : (place + 1) * width] = bad[number % len(bad)]
         assert scan(Tensor(dtype, (count,), data.toreadonly())) == Values(1, False), place
-        data[place * width : (place + 1) * width] = kept
+        data[place * width : (place + 1) * width] = original
     for number, place in enumerate(places):
         base[place * width : (place + 1) * width] = bad[number % len(bad)]
     assert scan(Tensor(dtype, (count,), bytes(base))) == Values(len(places), False)
@@ -91,8 +91,8 @@ def test_every_number_of_the_small_floats(dtype: str) -> None:
     assert scan(Tensor(dtype, (len(codes),), codes.tobytes())).nonfinite == int((~finite).sum())
     step = 1 if len(codes) == 256 else 61
     for code in range(0, len(codes), step):
-        found = scan(Tensor(dtype, (1,), codes[code : code + 1].tobytes()))
-        assert found == Values(int(not finite[code]), bool(zero[code])), hex(code)
+        position = scan(Tensor(dtype, (1,), codes[code : code + 1].tobytes()))
+        assert position == Values(int(not finite[code]), bool(zero[code])), hex(code)
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("F32", "<f4"), ("F64", "<f8"), ("F16", "<f2")])

@@ -33,10 +33,10 @@ def parse(header: object, data: int = 2) -> Header:
     return parse_header(raw, 8 + len(raw) + data)
 
 
-def refused(header: object, *says: str, data: int = 2) -> None:
+def refused(header: object, *fragments: str, data: int = 2) -> None:
     with pytest.raises(FormatError) as caught:
         parse(header, data)
-    for part in says:
+    for part in fragments:
         assert part in str(caught.value)
     assert len(str(caught.value)) < 1000  # a message stays short however long the header is
     assert str(caught.value).isprintable()
@@ -55,10 +55,10 @@ def test_nothing_but_a_header() -> None:
 
 
 def test_tensors_may_come_in_any_order_and_be_empty() -> None:
-    found = parse(
+    header = parse(
         {"b": entry([1], [1, 2]), "e": entry([0, 3], [1, 1]), "a": entry([], [0, 1]), "z": entry([0], [2, 2])}
     )
-    assert [found.spans[name].begin for name in "aebz"] == [0, 1, 1, 2]
+    assert [header.spans[name].begin for name in "aebz"] == [0, 1, 1, 2]
 
 
 # -- the length field
@@ -106,7 +106,7 @@ def test_the_worst_large_headers_end_soon(filler: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "says"),
+    ("raw", "message"),
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
@@ -127,8 +127,8 @@ def test_the_worst_large_headers_end_soon(filler: bytes) -> None:
         (b'"{}"', "a JSON str"),
     ],
 )
-def test_not_a_json_object(raw: bytes, says: str) -> None:
-    refused(raw, says, data=0)
+def test_not_a_json_object(raw: bytes, message: str) -> None:
+    refused(raw, message, data=0)
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
@@ -154,11 +154,11 @@ def test_nested_too_deeply_is_said() -> None:
 def test_too_many_tensors() -> None:
     """Counted before any of them is looked at: at the limit it is the first entry that is wrong."""
 
-    def named(count: int) -> bytes:
+    def header_of(count: int) -> bytes:
         return ("{" + ",".join(f'"{i}":0' for i in range(count)) + "}").encode()
 
-    refused(named(MAX_TENSORS), "tensor '0' needs exactly")
-    refused(named(MAX_TENSORS + 1), "lists 100,001 tensors", "at most 100,000")
+    refused(header_of(MAX_TENSORS), "tensor '0' needs exactly")
+    refused(header_of(MAX_TENSORS + 1), "lists 100,001 tensors", "at most 100,000")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_name_twice(raw: bytes, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metadata", "says"),
+    ("metadata", "message"),
     [
         ([], "__metadata__ is not an object of strings"),
         ("text", "__metadata__ is not an object of strings"),
@@ -188,8 +188,8 @@ def test_a_name_twice(raw: bytes, name: str) -> None:
         ({"k": True}, "metadata 'k' is a bool"),
     ],
 )
-def test_metadata_of_strings_only(metadata: object, says: str) -> None:
-    refused({"__metadata__": metadata, "x": entry()}, says)
+def test_metadata_of_strings_only(metadata: object, message: str) -> None:
+    refused({"__metadata__": metadata, "x": entry()}, message)
 
 
 @pytest.mark.parametrize("raw", [rb'{"__metadata__": {"k": "\ud800"}}', rb'{"__metadata__": {"k\udfff": ""}}'])
@@ -211,7 +211,7 @@ def test_whole_surrogate_pairs_and_any_other_text_in_the_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("", "has 0 characters"),
         ("x" * (MAX_NAME + 1), "has 513 characters"),
@@ -235,8 +235,8 @@ def test_whole_surrogate_pairs_and_any_other_text_in_the_metadata() -> None:
         ("a.___x.b", "'a.___x.b'"),
     ],
 )
-def test_names_that_are_refused(name: str, says: str) -> None:
-    refused({name: entry()}, says)
+def test_names_that_are_refused(name: str, message: str) -> None:
+    refused({name: entry()}, message)
 
 
 def test_a_lone_surrogate_in_a_name() -> None:
@@ -271,7 +271,7 @@ def test_names_that_pass(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "entry",
     [
         None,
         1,
@@ -285,8 +285,8 @@ def test_names_that_pass(name: str) -> None:
         {"Dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
     ],
 )
-def test_fields_of_an_entry(found: object) -> None:
-    refused({"the.name": found}, "'the.name'", "needs exactly dtype, shape and data_offsets")
+def test_fields_of_an_entry(entry: object) -> None:
+    refused({"the.name": entry}, "'the.name'", "needs exactly dtype, shape and data_offsets")
 
 
 @pytest.mark.parametrize("dtype", ["", "u8", "F31", "float32", "F4", "Q4_0", None, 8, ["U8"], {"U8": 1}, True])
@@ -360,7 +360,7 @@ def test_an_overflow_behind_a_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "data", "says"),
+    ("header", "data", "message"),
     [
         ({"a": entry([2], [0, 2]), "b": entry([2], [1, 3])}, 3, "'b' starts at byte 1, not 2: it overlaps"),
         ({"a": entry([2], [0, 2]), "b": entry([2], [0, 2])}, 2, "overlaps"),
@@ -375,8 +375,8 @@ def test_an_overflow_behind_a_zero() -> None:
         ({"a": entry([2], [1 << 61, (1 << 61) + 2])}, 2, "leaves a gap"),
     ],
 )
-def test_tiling(header: object, data: int, says: str) -> None:
-    refused(header, says, data=data)
+def test_tiling(header: object, data: int, message: str) -> None:
+    refused(header, message, data=data)
     with pytest.raises(safetensors.SafetensorError):
         safetensors.deserialize(pack(header, bytes(data)))
 
@@ -399,23 +399,25 @@ def tensors(draw: st.DrawFn) -> Tensor:
 
 @given(st.dictionaries(names, tensors(), max_size=6), metadata)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_safetensors_reads_what_inweave_writes(tmp_path: Path, found: dict[str, Tensor], said: dict[str, str]) -> None:
-    path = write_file(tmp_path / "x.safetensors", found, said)
+def test_safetensors_reads_what_inweave_writes(
+    tmp_path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
+    path = write_file(tmp_path / "x.safetensors", tensors, metadata)
     blob = path.read_bytes()
     assert int.from_bytes(blob[:8], "little") % 8 == 0  # the data is aligned
     read = {name: Tensor(row["dtype"], tuple(row["shape"]), bytes(row["data"])) for name, row in safetensors.deserialize(blob)}  # fmt: skip
-    assert read == found
+    assert read == tensors
     with safetensors.safe_open(path, framework="numpy") as file:
-        assert sorted(file.keys()) == sorted(found)
-        assert (file.metadata() or {}) == said
+        assert sorted(file.keys()) == sorted(tensors)
+        assert (file.metadata() or {}) == metadata
     again = open_container(path)
-    assert again.metadata == said
-    assert {name: Tensor(t.dtype, t.shape, bytes(t.data)) for name, t in again.tensors.items()} == found
+    assert again.metadata == metadata
+    assert {name: Tensor(t.dtype, t.shape, bytes(t.data)) for name, t in again.tensors.items()} == tensors
 
 
 def test_every_tensor_inweave_writes_is_aligned(tmp_path: Path) -> None:
-    found = {f"t{i}": Tensor(dtype, (3,), bytes(3 * bits // 8)) for i, (dtype, bits) in enumerate(BITS.items())}
-    header = read_header(write_file(tmp_path / "x.safetensors", found))
+    tensors = {f"t{i}": Tensor(dtype, (3,), bytes(3 * bits // 8)) for i, (dtype, bits) in enumerate(BITS.items())}
+    header = read_header(write_file(tmp_path / "x.safetensors", tensors))
     for span in header.spans.values():
         assert (header.data_start + span.begin) % (BITS[span.dtype] // 8) == 0
 
@@ -424,21 +426,21 @@ _NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16"
           "U32": "u4", "U16": "u2", "U8": "u1", "BOOL": "?", "C64": "c8"}  # fmt: skip
 
 
-@pytest.mark.parametrize("said", [None, {"a": "b", "ü": "\N{GRINNING FACE}"}])
-def test_inweave_reads_what_safetensors_writes(tmp_path: Path, said: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("metadata", [None, {"a": "b", "ü": "\N{GRINNING FACE}"}])
+def test_inweave_reads_what_safetensors_writes(tmp_path: Path, metadata: dict[str, str] | None) -> None:
     rng = np.random.default_rng(7)
     arrays: Mapping[str, np.ndarray] = {
         f"{dtype}.{'x'.join(map(str, shape))}": rng.integers(0, 2, shape).astype(code)
         for dtype, code in _NUMPY.items()
         for shape in ((), (1,), (0,), (3, 5), (2, 0, 3), (1, 2, 3, 4))
     }
-    save_file(dict(arrays), tmp_path / "file.safetensors", said)
-    (tmp_path / "bytes.safetensors").write_bytes(save(dict(arrays), said))
+    save_file(dict(arrays), tmp_path / "file.safetensors", metadata)
+    (tmp_path / "bytes.safetensors").write_bytes(save(dict(arrays), metadata))
     for name in ("file.safetensors", "bytes.safetensors"):
-        found = open_container(tmp_path / name)
-        assert found.metadata == (said or {})
-        assert sorted(found.tensors) == sorted(arrays)
-        for key, tensor in found.tensors.items():
+        container = open_container(tmp_path / name)
+        assert container.metadata == (metadata or {})
+        assert sorted(container.tensors) == sorted(arrays)
+        for key, tensor in container.tensors.items():
             assert tensor.dtype == key.partition(".")[0]
             assert tensor.shape == arrays[key].shape
             assert bytes(tensor.data) == arrays[key].tobytes()
@@ -448,7 +450,7 @@ def test_what_is_written_passes_the_same_gate(tmp_path: Path) -> None:
     short = Tensor("F32", (2,), bytes(4))
     good = Tensor("F32", (1,), bytes(4))
     target = tmp_path / "x.safetensors"
-    for found, said in (
+    for tensors, metadata in (
         ({"a": short}, None),
         ({"a.__class__": good}, None),
         ({"": good}, None),
@@ -460,5 +462,5 @@ def test_what_is_written_passes_the_same_gate(tmp_path: Path) -> None:
         ({"a": good}, {"k": "x" * MAX_HEADER}),
     ):
         with pytest.raises(FormatError):
-            write_file(target, found, said)  # type: ignore[arg-type]
+            write_file(target, tensors, metadata)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

@@ -102,9 +102,9 @@ def _splice(raw: bytearray, rng: random.Random) -> None:
 
 def _swap(pattern: re.Pattern[bytes], others: list[bytes]) -> Callable[[bytearray, random.Random], None]:
     def mutate(raw: bytearray, rng: random.Random) -> None:
-        found = list(pattern.finditer(raw))
-        if found:
-            here, there = rng.choice(found), rng.choice(found)
+        matches = list(pattern.finditer(raw))
+        if matches:
+            here, there = rng.choice(matches), rng.choice(matches)
             raw[here.start() : here.end()] = rng.choice(others) if rng.random() < 0.5 else there[0]
 
     return mutate
@@ -181,8 +181,8 @@ def _agrees(header: Header, file: bytes) -> bool:
     """Whether the real library reads the same from it; it takes a size of -0 for a float, JSON and the gate for 0."""
     if b"-0" in file:
         return True
-    found = {name: (row["dtype"], tuple(row["shape"])) for name, row in safetensors.deserialize(file)}
-    return found == {name: (span.dtype, span.shape) for name, span in header.spans.items()}
+    theirs = {name: (row["dtype"], tuple(row["shape"])) for name, row in safetensors.deserialize(file)}
+    return theirs == {name: (span.dtype, span.shape) for name, span in header.spans.items()}
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -250,9 +250,9 @@ def _load(path: Path, file: bytes) -> bool:
     except InweaveError as error:
         assert str(path) in str(error)
         return False
-    kept = {key for entry in adapter.entries for key in entry.keys}
-    kept |= {key for problem in adapter.problems for key in problem.keys} | set(adapter.carried)
-    assert kept == set(adapter.tensors)  # nothing is silent
+    used = {key for entry in adapter.entries for key in entry.keys}
+    used |= {key for problem in adapter.problems for key in problem.keys} | set(adapter.carried)
+    assert used == set(adapter.tensors)  # nothing is silent
     for entry in adapter.entries:
         assert isinstance(entry.factors.scale, float)  # what every later step asks an entry first
         assert isinstance(entry.factors.rank, int | None)
@@ -268,9 +268,15 @@ def _real_files() -> list[bytes]:
             "unet.a.b.lora_magnitude_vector": ("F32", [3])}  # fmt: skip
     lycoris = {f"lora_unet_m.{s}": ("BF16", [2, 2]) for s in ("lokr_w1", "lokr_w2_a", "lokr_w2_b")}
     lycoris |= {f"lora_unet_n.{s}": ("F8_E4M3", [2, 2]) for s in ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")}
-    said = {"lora_adapter_metadata": json.dumps({"unet.lora_alpha": 4, "unet.r": 2, "unet.alpha_pattern": {"b": 2}})}
-    made = (_lay_out(pair, {"ss_network_dim": "2"}), _lay_out(peft, said), _lay_out(lycoris, {"ss_network_args": "{}"}))
-    return [pack(raw, bytes(range(256))[:size] + bytes(max(0, size - 256))) for raw, size in made]
+    metadata = {
+        "lora_adapter_metadata": json.dumps({"unet.lora_alpha": 4, "unet.r": 2, "unet.alpha_pattern": {"b": 2}})
+    }
+    files = (
+        _lay_out(pair, {"ss_network_dim": "2"}),
+        _lay_out(peft, metadata),
+        _lay_out(lycoris, {"ss_network_args": "{}"}),
+    )
+    return [pack(raw, bytes(range(256))[:size] + bytes(max(0, size - 256))) for raw, size in files]
 
 
 def test_damaged_files_through_load(tmp_path: Path) -> None:

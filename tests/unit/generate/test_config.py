@@ -41,17 +41,17 @@ def test_sizes_are_multiples_of_eight() -> None:
 def test_all_problems_come_back_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         GenerateConfig(prompt=" ", steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
-    told = "\n".join(caught.value.problems)
+    problems = "\n".join(caught.value.problems)
     for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
-        assert word in told
+        assert word in problems
     assert len(caught.value.problems) == 7
 
 
 def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
-    told = "\n".join(caught.value.problems)
-    assert "steps" in told and "gone" in told and "absent" in told
+    problems = "\n".join(caught.value.problems)
+    assert "steps" in problems and "gone" in problems and "absent" in problems
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
 )
 def test_choices_are_read_from_text(text: str, expected: dict[str, object]) -> None:
     choice = LoraChoice.parse(text)
-    found = {"path": choice.path, "name": choice.name, **choice.strengths()}
-    assert {key: value for key, value in found.items() if value is not None} == expected
+    fields = {"path": choice.path, "name": choice.name, **choice.strengths()}
+    assert {key: value for key, value in fields.items() if value is not None} == expected
 
 
 def test_a_choice_needs_one_place() -> None:
@@ -78,7 +78,7 @@ def test_a_choice_needs_one_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sampler", "schedule"),
+    ("alias", "sampler", "schedule"),
     [
         ("Euler a", "euler_ancestral", "simple"),
         ("DPM++ 2M Karras", "dpm_solver_multistep", "karras"),
@@ -87,8 +87,8 @@ def test_a_choice_needs_one_place() -> None:
         ("DDIM", "ddim", "simple"),
     ],
 )
-def test_samplers_by_the_names_others_use(said: str, sampler: str, schedule: str) -> None:
-    config = GenerateConfig(prompt="x", sampler=said)
+def test_samplers_by_the_names_others_use(alias: str, sampler: str, schedule: str) -> None:
+    config = GenerateConfig(prompt="x", sampler=alias)
     assert (config.sampler, config.schedule) == (sampler, schedule)
 
 

@@ -37,10 +37,10 @@ def test_pixels_outside_the_mask_keep_their_bits(feather: int, seed: int) -> Non
     old, new = noise((61, 47), seed), noise((61, 47), seed + 1)
     hole = np.random.default_rng(seed).random((47, 61)) < 0.3
     mask = Image.fromarray((hole * 255).astype(np.uint8))
-    found = np.asarray(paste(new, old, mask, feather))
-    assert (found[~hole] == np.asarray(old)[~hole]).all()
+    pixels = np.asarray(paste(new, old, mask, feather))
+    assert (pixels[~hole] == np.asarray(old)[~hole]).all()
     if feather == 0:
-        assert (found[hole] == np.asarray(new)[hole]).all()
+        assert (pixels[hole] == np.asarray(new)[hole]).all()
 
 
 def test_feathering_fades_inside_the_mask() -> None:

@@ -69,8 +69,8 @@ def test_loras_of_a_request_are_woven_for_it_only(pipe: Pipeline) -> None:
 def test_the_pipelines_own_stack_stays_below_every_request() -> None:
     with_pixel = pipeline("inweave/emoji", loras=["pixel:0.6"], device="cpu")
     plain = pipeline("inweave/emoji", device="cpu")
-    wanted = plain("cat face", loras=["pixel:0.6", "ink:0.4"], **QUICK).images[0]
-    assert with_pixel("cat face", loras=["ink:0.4"], **QUICK).images[0].tobytes() == wanted.tobytes()
+    expected = plain("cat face", loras=["pixel:0.6", "ink:0.4"], **QUICK).images[0]
+    assert with_pixel("cat face", loras=["ink:0.4"], **QUICK).images[0].tobytes() == expected.tobytes()
     with_pixel.swap([])
     assert with_pixel("cat face", **QUICK).images[0].tobytes() == plain("cat face", **QUICK).images[0].tobytes()
 
@@ -87,17 +87,17 @@ def test_a_lora_by_path_by_name_and_by_hash_is_the_same(pipe: Pipeline) -> None:
         {"hash": hashes.autov3},
         {"hash": hashes.sha256},
     ]
-    found = {pipe("rocket", loras=[choice], steps=1, seed=1, **SMALL).images[0].tobytes() for choice in choices}
-    assert len(found) == 1
+    images = {pipe("rocket", loras=[choice], steps=1, seed=1, **SMALL).images[0].tobytes() for choice in choices}
+    assert len(images) == 1
 
 
 def test_strength_zero_gives_the_picture_back_and_one_forgets_it(pipe: Pipeline) -> None:
     start = pipe("red apple", seed=7, steps=12).images[0]
-    kept = pipe("pizza", init=start, strength=0.0, steps=3, seed=7).images[0]
-    assert np.abs(pixels(kept) - pixels(start)).mean() < 6
+    unchanged = pipe("pizza", init=start, strength=0.0, steps=3, seed=7).images[0]
+    assert np.abs(pixels(unchanged) - pixels(start)).mean() < 6
     near = pipe("green apple", init=start, strength=0.3, guidance=1, steps=12, seed=1).images[0]
     far = pipe("pizza", init=start, strength=1.0, steps=12, seed=1).images[0]
-    distances = [np.abs(pixels(image) - pixels(start)).mean() for image in (kept, near, far)]
+    distances = [np.abs(pixels(image) - pixels(start)).mean() for image in (unchanged, near, far)]
     assert distances == sorted(distances)
 
 
@@ -119,27 +119,27 @@ def test_inpainting_changes_the_mask_and_nothing_else(pipe: Pipeline) -> None:
 
 
 def test_progress_and_preview(pipe: Pipeline) -> None:
-    seen: list[Progress] = []
-    pipe("cat face", progress=seen.append, preview_every=2, steps=4, seed=1, count=2, **SMALL)
-    assert [(at.image, at.step, at.total) for at in seen] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
-    assert [at.preview is not None for at in seen[:4]] == [False, True, False, False]
-    assert seen[3].eta == 0 and seen[0].eta > 0
+    reports: list[Progress] = []
+    pipe("cat face", progress=reports.append, preview_every=2, steps=4, seed=1, count=2, **SMALL)
+    assert [(at.image, at.step, at.total) for at in reports] == [(p, s, 4) for p in (0, 1) for s in (1, 2, 3, 4)]
+    assert [at.preview is not None for at in reports[:4]] == [False, True, False, False]
+    assert reports[3].eta == 0 and reports[0].eta > 0
 
 
 def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipeline) -> None:
     side = sized(256, 512)
-    asked = {"steps": 2, "seed": 3, "width": side, "height": side}
-    whole = pipe("cat face", **asked)
+    options = {"steps": 2, "seed": 3, "width": side, "height": side}
+    whole = pipe("cat face", **options)
     scale, sizes = pipe.model.latent_scale, list[int]()
 
-    def short(module: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
-        sizes.append(given[0].shape[-1])
+    def short(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        sizes.append(inputs[0].shape[-1])
         if sizes[-1] * scale > 160:  # as much as this decoder's memory is good for
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     hook = pipe.model.vae.decoder.register_forward_pre_hook(short)
     try:
-        tiles = pipe("cat face", **asked)
+        tiles = pipe("cat face", **options)
         halves = [size // scale for size in (512, 256, 128) if size <= side]
         assert sizes[: len(halves)] == halves
         assert tiles.warnings == [
@@ -148,24 +148,24 @@ def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipe
         assert np.abs(pixels(tiles.images[0]) - pixels(whole.images[0])).mean() < 12, "seams, not another picture"
         with pytest.raises(torch.OutOfMemoryError):
             scale = 1000
-            pipe("cat face", **asked)
+            pipe("cat face", **options)
     finally:
         hook.remove()
-    assert pipe("cat face", **asked).images[0].tobytes() == whole.images[0].tobytes(), "and whole again afterwards"
+    assert pipe("cat face", **options).images[0].tobytes() == whole.images[0].tobytes(), "and whole again afterwards"
 
 
 def test_cancelling_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
-    seen: list[int] = []
+    steps: list[int] = []
     with pytest.raises(CancelledError):
         pipe(
             "cat face",
-            progress=lambda at: seen.append(at.step),
-            cancelled=lambda: len(seen) == 2,
+            progress=lambda at: steps.append(at.step),
+            cancelled=lambda: len(steps) == 2,
             steps=9,
             seed=1,
             **SMALL,
         )
-    assert seen == [1, 2]
+    assert steps == [1, 2]
     assert pipe("cat face", steps=1, seed=1, **SMALL).images
 
 
@@ -189,8 +189,8 @@ def test_a_lora_for_another_base_is_refused_before_work_with_both_named(pipe: Pi
 def test_everything_wrong_with_a_request_is_told_at_once(pipe: Pipeline) -> None:
     with pytest.raises(ConfigError) as caught:
         pipe("cat face", loras=[str(SD15)], sampler="ddim", schedule="karras", init="/gone.png", steps=3)
-    told = "\n".join(caught.value.problems)
-    assert "sd1.5" in told and "karras" in told and "gone.png" in told
+    problems = "\n".join(caught.value.problems)
+    assert "sd1.5" in problems and "karras" in problems and "gone.png" in problems
     with pytest.raises(ConfigError, match="no image to repaint"):
         pipe("cat face", mask=Image.new("L", (8, 8)), steps=3)
 
@@ -204,15 +204,15 @@ def test_weights_and_long_prompts_change_the_picture(pipe: Pipeline) -> None:
 
 def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
     config = GenerateConfig(prompt="cat face", loras=["pixel:0.8", "ink:0.5"], steps=2, seed=4, **SMALL)
-    made = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")])
-    assert [len(row) for row in made.results] == [2, 2]
+    cells = sweep(pipe, config, [Axis.parse("strength=0,1"), Axis.parse("seed=4,5")])
+    assert [len(row) for row in cells.results] == [2, 2]
     plain = pipe("cat face", steps=2, seed=4, **SMALL).images[0].tobytes()
-    assert made.results[0][0].images[0].tobytes() == plain
-    assert made.results[0][1].images[0].tobytes() == pipe(config).images[0].tobytes()
-    beside = compare(pipe, config)
-    assert list(beside.sheet.columns) == ["no LoRA", "pixel 0.8", "ink 0.5", "all"]
-    assert beside.results[0][0].images[0].tobytes() == plain
-    assert beside.results[0][3].images[0].tobytes() == pipe(config).images[0].tobytes()
+    assert cells.results[0][0].images[0].tobytes() == plain
+    assert cells.results[0][1].images[0].tobytes() == pipe(config).images[0].tobytes()
+    pair = compare(pipe, config)
+    assert list(pair.sheet.columns) == ["no LoRA", "pixel 0.8", "ink 0.5", "all"]
+    assert pair.results[0][0].images[0].tobytes() == plain
+    assert pair.results[0][3].images[0].tobytes() == pipe(config).images[0].tobytes()
     for wrong in ("strength", "size=1,2", "seed=1,x"):
         with pytest.raises(ConfigError, match="grid"):
             Axis.parse(wrong)
@@ -222,12 +222,13 @@ def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tm
     shipped = embedded.loras()["ink"].read_bytes()
     (tmp_path / "sub").mkdir()
     (tmp_path / "mine.safetensors").write_bytes(shipped)
-    found = Pipeline(pipe.model, lora_folders=[tmp_path])
+    pipeline = Pipeline(pipe.model, lora_folders=[tmp_path])
     assert (
-        found("cat face", loras=["mine:0.5"], steps=1, seed=1, **SMALL).loras[0].path == tmp_path / "mine.safetensors"
+        pipeline("cat face", loras=["mine:0.5"], steps=1, seed=1, **SMALL).loras[0].path
+        == tmp_path / "mine.safetensors"
     )
     (tmp_path / "sub" / "mine.safetensors").write_bytes(shipped)
     with pytest.raises(ConfigError, match="several files"):
-        found("cat face", loras=["mine:0.5"], steps=1)
+        pipeline("cat face", loras=["mine:0.5"], steps=1)
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
-        found("cat face", loras=["min"], steps=1)
+        pipeline("cat face", loras=["min"], steps=1)

@@ -7,9 +7,9 @@ import pytest
 from inweave.generate.prompt import BREAK, parse, weighted_pieces
 
 
-def near(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
-    assert [text for text, _ in found] == [text for text, _ in expected]
-    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
+def near(parts: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+    assert [text for text, _ in parts] == [text for text, _ in expected]
+    assert [weight for _, weight in parts] == pytest.approx([weight for _, weight in expected])
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,15 @@ def test_weights(text: str, expected: list[tuple[str, float]]) -> None:
 
 
 def test_tags_leave_the_text() -> None:
-    found = parse("a cat <lora:pixel:0.8> sitting <lyco:ink:0.5:0.9>")
-    assert found.text == "a cat sitting"
-    assert [(tag.name, tag.te, tag.unet) for tag in found.tags] == [("pixel", 0.8, 0.8), ("ink", 0.5, 0.9)]
-    assert not found.problems
+    prompt = parse("a cat <lora:pixel:0.8> sitting <lyco:ink:0.5:0.9>")
+    assert prompt.text == "a cat sitting"
+    assert [(tag.name, tag.te, tag.unet) for tag in prompt.tags] == [("pixel", 0.8, 0.8), ("ink", 0.5, 0.9)]
+    assert not prompt.problems
 
 
 def test_strength_defaults_to_one_and_may_be_named() -> None:
-    found = parse("<lora:a> <lora:b:te=0.2:unet=-1> <lora:c:unet=0.5> x").tags
-    assert [(tag.te, tag.unet) for tag in found] == [(1.0, 1.0), (0.2, -1.0), (1.0, 0.5)]
+    tags = parse("<lora:a> <lora:b:te=0.2:unet=-1> <lora:c:unet=0.5> x").tags
+    assert [(tag.te, tag.unet) for tag in tags] == [(1.0, 1.0), (0.2, -1.0), (1.0, 0.5)]
 
 
 @pytest.mark.parametrize("tag", ["<lora:a:strong>", "<lora: :1>", "<lora:a:1:2:3>", "<lora:a:size=3>"])
@@ -58,6 +58,6 @@ def test_a_tag_that_cannot_be_read_is_a_problem_that_names_it(tag: str) -> None:
 
 
 def test_an_unknown_tag_is_reported() -> None:
-    found = parse("x <hypernet:y:1>")
-    assert found.text == "x"
-    assert "<hypernet:y:1>" in found.warnings[0]
+    prompt = parse("x <hypernet:y:1>")
+    assert prompt.text == "x"
+    assert "<hypernet:y:1>" in prompt.warnings[0]

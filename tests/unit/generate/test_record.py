@@ -37,10 +37,10 @@ def test_the_text_other_front_ends_read() -> None:
 
 
 def test_written_text_reads_back() -> None:
-    found = GenerateConfig(**from_infotext(infotext(RECORD)))
-    assert (found.steps, found.guidance, found.seed, found.width, found.height) == (20, 7.5, 5, 512, 640)
-    assert (found.sampler, found.schedule, found.clip_skip) == ("dpm_solver_multistep", "karras", 2)
-    assert found.prompt == "a cat, sitting <lora:ink:0.5:0.8>" and found.negative_prompt == "dog: large"
+    config = GenerateConfig(**from_infotext(infotext(RECORD)))
+    assert (config.steps, config.guidance, config.seed, config.width, config.height) == (20, 7.5, 5, 512, 640)
+    assert (config.sampler, config.schedule, config.clip_skip) == ("dpm_solver_multistep", "karras", 2)
+    assert config.prompt == "a cat, sitting <lora:ink:0.5:0.8>" and config.negative_prompt == "dog: large"
 
 
 def test_a_picture_of_another_front_end(tmp_path: Path) -> None:

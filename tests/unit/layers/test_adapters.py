@@ -281,9 +281,9 @@ def test_moving_a_merged_model_keeps_the_way_back() -> None:
 
 def test_the_layer_says_what_it_is() -> None:
     model = stacked()
-    shown = repr(model)
+    text = repr(model)
     for part in ("Conv2d(6, 9", "active: first, second", "rank=3, alpha=5"):
-        assert part in shown
+        assert part in text
     merge(model)
     assert "merged" in repr(model)
     assert isinstance(layer_of(model), LoraLayer)

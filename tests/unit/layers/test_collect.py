@@ -23,11 +23,11 @@ from tests.unit.layers.test_inject import Net
 from tests.unit.layers.zoo import KINDS, adapted, fill, injected, layer_of, reference
 
 
-def written(adapter: Adapter, model: nn.Module, dialect: str) -> Adapter:
+def rewritten(adapter: Adapter, model: nn.Module, dialect: str) -> Adapter:
     """Through a dialect and the reader."""
-    made = rewrite(adapter, dialect, model_index(model))
-    assert not made.lost
-    return read(made.tensors, made.metadata, made.config)
+    output = rewrite(adapter, dialect, model_index(model))
+    assert not output.lost
+    return read(output.tensors, output.metadata, output.config)
 
 
 def same_factors(one: Adapter, two: Adapter) -> None:
@@ -67,7 +67,7 @@ def test_inject_collect_write_read_inject(options: dict[str, object]) -> None:
     fill(model)
     adapter = collect(model)
     assert len(adapter) == 8 and adapter.algorithms == ("dora" if options.get("dora") else "lora",)
-    back = written(adapter, model, "peft")
+    back = rewritten(adapter, model, "peft")
     same_factors(adapter, back)
     twin = attach(copy.deepcopy(base), back)
     same_factors(adapter, collect(twin))
@@ -80,7 +80,7 @@ def test_an_embedding_and_alphas_survive_peft_and_candle() -> None:
     model = inject(Net(), 3, 6.0, ["embed", "to_q"])
     fill(model)
     for dialect in ("peft", "candle"):
-        same_factors(collect(model), written(collect(model), model, dialect))
+        same_factors(collect(model), rewritten(collect(model), model, dialect))
 
 
 def test_saving_a_peft_directory(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_square_layer_is_read_the_way_it_stores_its_weight() -> None:
     fill(model)
     adapter = collect(model)
     assert {entry.ref.name: entry.factors.transposed for entry in adapter}["blocks.0.c_fc"]
-    twin = attach(Net(), written(adapter, model, "peft"))
+    twin = attach(Net(), rewritten(adapter, model, "peft"))
     x = torch.randn(2, 6)
     for name, layer in lora_layers(model).items():
         assert torch.equal(layer(x), lora_layers(twin)[name](x))
@@ -151,11 +151,11 @@ def test_a_square_layer_is_read_the_way_it_stores_its_weight() -> None:
 def test_a_file_that_does_not_fit_is_refused_and_nothing_changes() -> None:
     model = Net()
     modules = dict(model.named_modules())
-    for adapter, says in (
+    for adapter, message in (
         (kohya(("lora_unet_blocks_0_to_v", 6, 6)), "no module of this name"),
         (kohya(("lora_unet_blocks_0_to_q", 6, 5)), r"the base has \[6, 6\]"),
     ):
-        with pytest.raises(TargetError, match=says):
+        with pytest.raises(TargetError, match=message):
             attach(model, adapter)
     assert dict(model.named_modules()) == modules
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -178,11 +178,11 @@ def refused_kinds() -> dict[str, tuple[dict[str, Tensor], str]]:
 
 @pytest.mark.parametrize("case", refused_kinds())
 def test_what_cannot_be_a_layer_is_refused_with_its_name(case: str) -> None:
-    tensors, says = refused_kinds()[case]
+    tensors, message = refused_kinds()[case]
     adapter = read({f"diffusion_model.{key}": value for key, value in tensors.items()})
     assert not adapter.problems
     model = Net()
-    with pytest.raises(TargetError, match=rf"merge it instead(.|\n)*blocks\.0\..*{says}"):
+    with pytest.raises(TargetError, match=rf"merge it instead(.|\n)*blocks\.0\..*{message}"):
         attach(model, adapter)
     assert not lora_layers(model)
 
@@ -240,9 +240,9 @@ def test_separate_files_are_joined_for_a_model_with_fused_layers() -> None:
     adapter = read(tensors)
     model = attach(hollow_model("original"), adapter)
     assert list(lora_layers(model)) == ["double_blocks.3.img_attn.qkv"]
-    found = product(model, "double_blocks.3.img_attn.qkv").chunk(3)
+    parts = product(model, "double_blocks.3.img_attn.qkv").chunk(3)
     first, last = (change(entry.factors, None) for entry in adapter)
-    for got, expected in zip(found, (first, torch.zeros_like(first), last), strict=True):
+    for got, expected in zip(parts, (first, torch.zeros_like(first), last), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -276,9 +276,9 @@ def test_convolutions_and_matrices_may_be_spelt_either_way() -> None:
         }
     )  # fmt: skip
     attach(model, adapter)
-    alone = nn.ModuleDict({"layer": model["conv"]})
+    single = nn.ModuleDict({"layer": model["conv"]})
     x = KINDS["conv2d-1x1"].input()
-    torch.testing.assert_close(model["conv"](x).double(), reference(alone, x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model["conv"](x).double(), reference(single, x), rtol=1e-5, atol=1e-5)
     assert model["linear"].branch("default").down.shape == (2, 7)
     factors = collect(model).entries[0].factors
     assert isinstance(factors, Lora) and factors.down.shape == (2, 4, 1, 1)

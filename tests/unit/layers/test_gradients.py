@@ -42,14 +42,14 @@ def as_function(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., torch.
     values = [value.detach().clone().requires_grad_() for _, value in model["layer"].named_parameters()]
     free = x.is_floating_point()
 
-    def function(*given: torch.Tensor) -> torch.Tensor:
-        seen, parameters = (given[0], given[1:]) if free else (x, given)
+    def function(*inputs: torch.Tensor) -> torch.Tensor:
+        seen, parameters = (inputs[0], inputs[1:]) if free else (x, inputs)
         return functional_call(model["layer"], dict(zip(names, parameters, strict=True)), (seen,))
 
     return function, [x.clone().requires_grad_(), *values] if free else values
 
 
-def held(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def freeze_dora_norms(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer's norms as they are now, whatever is perturbed."""
     layer = layer_of(model)
     now = {name: layer.norms(layer.branch(name)) for name in layer.adapters}
@@ -65,11 +65,11 @@ def test_gradients(kind: str, network: str, options: dict[str, object], monkeypa
     if not options.get("dora"):
         assert torch.autograd.gradcheck(function, inputs, **EXACT)
         return
-    given = torch.randn_like(function(*inputs))
-    own = torch.autograd.grad(function(*inputs), inputs, given)
-    held(model, monkeypatch)
+    grad_output = torch.randn_like(function(*inputs))
+    own = torch.autograd.grad(function(*inputs), inputs, grad_output)
+    freeze_dora_norms(model, monkeypatch)
     assert torch.autograd.gradcheck(function, inputs, **EXACT)
-    for mine, fixed in zip(own, torch.autograd.grad(function(*inputs), inputs, given), strict=True):
+    for mine, fixed in zip(own, torch.autograd.grad(function(*inputs), inputs, grad_output), strict=True):
         torch.testing.assert_close(mine, fixed, rtol=1e-12, atol=1e-12)
 
 

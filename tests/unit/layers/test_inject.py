@@ -88,7 +88,7 @@ def test_what_matches_nothing_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"targets": []}, "empty"),
         ({"targets": "blocks.(0"}, "not a regular expression"),
@@ -109,10 +109,10 @@ def test_what_matches_nothing_names_the_nearest() -> None:
         ({"rank_pattern": {"to_q": 0}}, "rank must be"),
     ],
 )
-def test_bad_options(options: dict[str, object], says: str) -> None:
+def test_bad_options(options: dict[str, object], message: str) -> None:
     error = refused(Net(), **options)
     assert isinstance(error, ConfigError)
-    assert says in str(error)
+    assert message in str(error)
 
 
 def test_all_problems_are_said_at_once() -> None:
@@ -176,8 +176,8 @@ class Tied(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(self.embed(x))
-        return found
+        output: torch.Tensor = self.head(self.embed(x))
+        return output
 
 
 @pytest.mark.parametrize("view", [False, True])
@@ -214,8 +214,8 @@ class Shared(nn.Module):
         self.inner = nn.ModuleDict({"back": self.front})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.inner["back"](self.front(x).relu())
-        return found
+        output: torch.Tensor = self.inner["back"](self.front(x).relu())
+        return output
 
 
 @pytest.mark.parametrize("targets", [["front"], ["back"], "all-linear"])
@@ -274,7 +274,7 @@ def test_a_seed_decides_all_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "asked", "got"),
+    ("base", "requested", "expected"),
     [
         (torch.float32, None, torch.float32),
         (torch.bfloat16, None, torch.float32),
@@ -284,9 +284,9 @@ def test_a_seed_decides_all_numbers() -> None:
         (torch.float32, torch.float16, torch.float16),
     ],
 )
-def test_the_dtype_of_new_parameters(base: torch.dtype, asked: torch.dtype | None, got: torch.dtype) -> None:
-    model = injected(KINDS["linear"].module(dtype=base), 2, 1.0, ["layer"], dtype=asked, dora=True)
-    assert {parameter.dtype for parameter in layer_of(model).adapters.parameters()} == {got}
+def test_the_dtype_of_new_parameters(base: torch.dtype, requested: torch.dtype | None, expected: torch.dtype) -> None:
+    model = injected(KINDS["linear"].module(dtype=base), 2, 1.0, ["layer"], dtype=requested, dora=True)
+    assert {parameter.dtype for parameter in layer_of(model).adapters.parameters()} == {expected}
     assert model["layer"](KINDS["linear"].input(dtype=base)).dtype == base
 
 

@@ -57,9 +57,9 @@ def twins(kind: str, case: str) -> tuple[nn.Module, nn.Module, torch.Tensor]:
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
     """As a file of LyCORIS holds it."""
-    found = kohya_tensors(collect(model).entries[0])
-    assert isinstance(found, dict)
-    return {suffix: decode(value) for suffix, value in found.items()}
+    tensors = kohya_tensors(collect(model).entries[0])
+    assert isinstance(tensors, dict)
+    return {suffix: decode(value) for suffix, value in tensors.items()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,8 +75,8 @@ def test_our_numbers_in_their_module(kind: str, case: str) -> None:
     ours, got = model["layer"](x), peer(x)
     assert (ours - layer_of(model).base(x)).abs().max() > 0.1
     torch.testing.assert_close(ours, got, rtol=1e-4, atol=1e-4)
-    given = torch.randn_like(ours)
-    ours.backward(given), got.backward(given)
+    grad_output = torch.randn_like(ours)
+    ours.backward(grad_output), got.backward(grad_output)
     branch = layer_of(model).branch("default")
     for suffix, parameter in peer.named_parameters():
         if parameter.grad is not None and suffix in theirs:

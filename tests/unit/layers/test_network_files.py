@@ -186,5 +186,5 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_factors_that_make_no_product_for_the_layer(case: str) -> None:
-    factors, says = REFUSED[case]
-    assert re.search(says, obstacle(factors, Geometry(5, (7,))) or "")
+    factors, message = REFUSED[case]
+    assert re.search(message, obstacle(factors, Geometry(5, (7,))) or "")

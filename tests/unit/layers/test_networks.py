@@ -157,15 +157,15 @@ def test_autocast_computes_in_its_dtype(network: str) -> None:
 
 def test_the_halves_of_a_loha_are_not_kept_for_the_backward_pass() -> None:
     model = injected(nn.ModuleDict({"layer": nn.Linear(64, 64)}), 2, targets=["layer"], network="loha")
-    kept: list[int] = []
+    sizes: list[int] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor.numel())
+        sizes.append(tensor.numel())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model["layer"](torch.randn(1, 64, requires_grad=True))
-    assert sum(size == 64 * 64 for size in kept) == 2  # the base's weight and the product, for the layer below
+    assert sum(size == 64 * 64 for size in sizes) == 2  # the base's weight and the product, for the layer below
 
 
 def test_an_embedding_takes_lora_only() -> None:
@@ -180,7 +180,7 @@ def test_an_embedding_takes_lora_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"network": "locon"}, "network must be one of lora, loha, lokr, got 'locon'"),
         ({"factor": 4}, "belong to lokr"),
@@ -191,9 +191,9 @@ def test_an_embedding_takes_lora_only() -> None:
         ({"network": "lokr", "rank": 0}, "rank must be"),
     ],
 )
-def test_bad_options(options: dict[str, object], says: str) -> None:
+def test_bad_options(options: dict[str, object], message: str) -> None:
     model = Net()
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         injected(model, **options)  # type: ignore[arg-type]
     assert not lora_layers(model)
 

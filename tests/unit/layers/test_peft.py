@@ -86,8 +86,8 @@ def test_gradients(kind: str, option: str) -> None:
     for role, mark in (("down", ".A"), ("up", ".B"), ("magnitude", ".magnitude")):
         parameter = getattr(pair, role)
         if parameter is not None:
-            found = next(grad for name, grad in theirs.items() if mark in name)
-            torch.testing.assert_close(parameter.grad, found.reshape(parameter.shape), rtol=1e-4, atol=1e-4)
+            gradient = next(grad for name, grad in theirs.items() if mark in name)
+            torch.testing.assert_close(parameter.grad, gradient.reshape(parameter.shape), rtol=1e-4, atol=1e-4)
     assert layer_of(model).weight.grad is None
 
 

@@ -28,9 +28,9 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.time(self.embed(x).transpose(1, 2)).transpose(1, 2)
-        seen = self.image(hidden[:, None]).mean((1, 2))
-        found: torch.Tensor = self.head(self.norm(hidden.mean(1) + torch.cat([seen, seen], 1)))
-        return found
+        features = self.image(hidden[:, None]).mean((1, 2))
+        output: torch.Tensor = self.head(self.norm(hidden.mean(1) + torch.cat([features, features], 1)))
+        return output
 
 
 TARGETS = ["embed", "time", "image", "head"]

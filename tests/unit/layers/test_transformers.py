@@ -104,11 +104,11 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def train(model: nn.Module, run: Callable[[nn.Module], torch.Tensor], wanted: torch.Tensor) -> list[float]:
+def train(model: nn.Module, run: Callable[[nn.Module], torch.Tensor], target: torch.Tensor) -> list[float]:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.002)
     losses = []
     for _ in range(8):
-        loss = (run(model) - wanted).square().mean()
+        loss = (run(model) - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -128,8 +128,8 @@ def test_a_family_from_injection_to_peft_and_back(name: str, tmp_path: Path) -> 
     before = base_bits(model)
     with torch.no_grad():
         start = family.run(base)
-        wanted = start + torch.randn(start.shape, generator=torch.Generator().manual_seed(1)) * start.std()
-    losses = train(model, family.run, wanted)
+        target = start + torch.randn(start.shape, generator=torch.Generator().manual_seed(1)) * start.std()
+    losses = train(model, family.run, target)
     assert losses[-1] < losses[0]
     assert base_bits(model) == before
 
@@ -143,10 +143,10 @@ def test_a_family_from_injection_to_peft_and_back(name: str, tmp_path: Path) -> 
         assert torch.equal(family.run(model), trained)
         assert base_bits(model) == before
 
-        written = rewrite(collect(model), "peft", model_index(model))
-        assert not written.lost
-        write_file(tmp_path / "adapter_model.safetensors", written.tensors, written.metadata)
-        (tmp_path / "adapter_config.json").write_text(json.dumps(written.config))
+        output = rewrite(collect(model), "peft", model_index(model))
+        assert not output.lost
+        write_file(tmp_path / "adapter_model.safetensors", output.tensors, output.metadata)
+        (tmp_path / "adapter_config.json").write_text(json.dumps(output.config))
         peer = peft.PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path)).eval()
         assert (family.run(peer) - trained).abs().max() <= room
         peer.save_pretrained(str(tmp_path / "theirs"))
@@ -180,5 +180,5 @@ def test_gpt2_is_recognised_without_importing_transformers() -> None:
         "heavy = {'transformers', 'peft', 'diffusers', 'numpy.testing'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -29,7 +29,7 @@ ENCODER_FOLDERS = {"te1": "text_encoder", "te2": "text_encoder_2", "te3": "text_
 
 def networks() -> list[tuple[str, str, str]]:
     """(variant, folder, listing), each component once."""
-    found: dict[str, tuple[str, str, str]] = {}
+    classes: dict[str, tuple[str, str, str]] = {}
     table = json.loads(CONFIGS.joinpath("variants.json").read_text())
     for variant in VARIANTS:
         known = find(variant.tensors)
@@ -37,8 +37,8 @@ def networks() -> list[tuple[str, str, str]]:
         for part in known.parts:
             denoiser = "unet" if variant.family in ("sd", "sdxl") else "transformer"
             folder = ENCODER_FOLDERS.get(part.component, denoiser)
-            found.setdefault(table[variant.name][folder][1], (variant.name, folder, part.listing))
-    return list(found.values())
+            classes.setdefault(table[variant.name][folder][1], (variant.name, folder, part.listing))
+    return list(classes.values())
 
 
 def built(variant: str, folder: str) -> dict[str, tuple[int, ...]]:
@@ -119,12 +119,12 @@ def test_schedulers_take_every_value(name: str, caplog: pytest.LogCaptureFixture
 
 
 def test_a_schedule_of_zero_terminal_snr_reaches_the_scheduler() -> None:
-    for name, wanted in (("sdxl", "EulerDiscreteScheduler"), ("sd1.5", "DDIMScheduler")):
+    for name, expected in (("sdxl", "EulerDiscreteScheduler"), ("sd1.5", "DDIMScheduler")):
         plain = find_variant(name)
         assert plain is not None
         trained = replace(plain, prediction="v_prediction", zero_terminal_snr=True)
         class_name, config = bundled.component_config(trained, "scheduler")
-        assert class_name == config["_class_name"] == wanted
+        assert class_name == config["_class_name"] == expected
         scheduler = getattr(diffusers, class_name).from_config(config)
         assert scheduler.config.rescale_betas_zero_snr
         assert scheduler.config.prediction_type == "v_prediction"
@@ -206,5 +206,5 @@ def test_reading_configurations_imports_no_library() -> None:
     ],
 )  # fmt: skip
 def test_variants_by_name(text: str, name: str | None) -> None:
-    found = find_variant(text)
-    assert (found.name if found else None) == name
+    variant = find_variant(text)
+    assert (variant.name if variant else None) == name

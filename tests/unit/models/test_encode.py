@@ -44,39 +44,39 @@ def words(count: int) -> str:
 @pytest.mark.parametrize("text", SHORT)
 def test_short_prompts_are_the_tokenizer_s_own(text: str, variant: str, part: str) -> None:
     tokenizer = tiny.tokenizer(variant, part)
-    found = clip_tokens(tokenizer, [(text, 1.0)] if text else [])
-    assert torch.equal(found.ids, padded(tokenizer, text))
-    assert torch.equal(found.weights, torch.ones(1, 77))
+    tokens = clip_tokens(tokenizer, [(text, 1.0)] if text else [])
+    assert torch.equal(tokens.ids, padded(tokenizer, text))
+    assert torch.equal(tokens.weights, torch.ones(1, 77))
 
 
 def test_pieces_are_one_text_again() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
-    found = clip_tokens(tokenizer, [("a very", 1.0), ("red", 1.3), ("apple", 1.0)])
-    assert torch.equal(found.ids, padded(tokenizer, "a very red apple"))
-    assert found.weights[0, :6].tolist() == pytest.approx([1.0, 1.0, 1.0, 1.3, 1.0, 1.0])
+    tokens = clip_tokens(tokenizer, [("a very", 1.0), ("red", 1.3), ("apple", 1.0)])
+    assert torch.equal(tokens.ids, padded(tokenizer, "a very red apple"))
+    assert tokens.weights[0, :6].tolist() == pytest.approx([1.0, 1.0, 1.0, 1.3, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(("count", "chunks"), [(75, 1), (76, 2), (150, 2), (151, 3)])
 def test_long_prompts_take_more_chunks(count: int, chunks: int) -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
-    found = clip_tokens(tokenizer, [(words(count), 1.0)])
-    assert found.ids.shape == found.weights.shape == (chunks, 77)
-    assert torch.equal(found.ids[0], padded(tokenizer, words(75))[0])
-    assert torch.equal(found.ids[-1], padded(tokenizer, words(count - 75 * (chunks - 1)))[0])
+    tokens = clip_tokens(tokenizer, [(words(count), 1.0)])
+    assert tokens.ids.shape == tokens.weights.shape == (chunks, 77)
+    assert torch.equal(tokens.ids[0], padded(tokenizer, words(75))[0])
+    assert torch.equal(tokens.ids[-1], padded(tokenizer, words(count - 75 * (chunks - 1)))[0])
 
 
 def test_break_starts_a_chunk() -> None:
     tokenizer = tiny.tokenizer("sd2.1", "tokenizer")
-    found = clip_tokens(tokenizer, [("a red apple", 1.0), ("BREAK", 1.0), ("a green pear", 1.2)])
-    wanted = [padded(tokenizer, "a red apple"), padded(tokenizer, "a green pear")]
-    assert torch.equal(found.ids, torch.cat(wanted))
-    assert found.weights[1, 1:4].tolist() == pytest.approx([1.2] * 3)
+    tokens = clip_tokens(tokenizer, [("a red apple", 1.0), ("BREAK", 1.0), ("a green pear", 1.2)])
+    expected = [padded(tokenizer, "a red apple"), padded(tokenizer, "a green pear")]
+    assert torch.equal(tokens.ids, torch.cat(expected))
+    assert tokens.weights[1, 1:4].tolist() == pytest.approx([1.2] * 3)
 
 
 def test_empty_chunks_are_added_on_request() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
-    found = clip_tokens(tokenizer, [("cat", 1.0)], 3)
-    assert torch.equal(found.ids, torch.cat([padded(tokenizer, "cat"), padded(tokenizer, ""), padded(tokenizer, "")]))
+    tokens = clip_tokens(tokenizer, [("cat", 1.0)], 3)
+    assert torch.equal(tokens.ids, torch.cat([padded(tokenizer, "cat"), padded(tokenizer, ""), padded(tokenizer, "")]))
     assert len(clip_tokens(tokenizer, [(words(100), 1.0)], 1).ids) == 2
 
 
@@ -86,11 +86,11 @@ def test_chunks_are_encoded_alone_and_joined() -> None:
     hidden, pooled = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
     assert hidden.shape == (1, 154, tiny.WIDTH)
     for number in range(2):
-        alone = clip()(tokens.ids[number : number + 1])
+        single = clip()(tokens.ids[number : number + 1])
         part = hidden[:, number * 77 : (number + 1) * 77]
-        torch.testing.assert_close(part, alone.last_hidden_state, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(part, single.last_hidden_state, rtol=1e-5, atol=1e-5)
         if number == 0:
-            torch.testing.assert_close(pooled, alone.pooler_output, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(pooled, single.pooler_output, rtol=1e-5, atol=1e-5)
 
 
 def test_weights_of_one_leave_bits_alone() -> None:
@@ -104,9 +104,9 @@ def test_a_weight_scales_its_tokens_and_keeps_the_mean_of_its_chunk() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [("a red apple", 1.0), ("BREAK", 1.0), ("a", 1.0), ("green", 1.5), ("pear", 1.0)])
     plain, _ = encode_clip(clip(), tokens.ids[None], layer=None, final_norm=True)
-    found, _ = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
-    assert torch.equal(found[:, :77], plain[:, :77])  # no weight there
-    before, after = plain[:, 77:], found[:, 77:]
+    hidden, _ = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
+    assert torch.equal(hidden[:, :77], plain[:, :77])  # no weight there
+    before, after = plain[:, 77:], hidden[:, 77:]
     torch.testing.assert_close(after.mean(), before.mean(), rtol=1e-4, atol=1e-6)
     ratio = (after / before)[0].median(1).values
     torch.testing.assert_close(ratio[2] / ratio[1], torch.tensor(1.5), rtol=1e-4, atol=1e-4)
@@ -119,43 +119,43 @@ def test_clip_skip_counts_from_the_last_layer(monkeypatch: pytest.MonkeyPatch) -
     pipe, own = tiny.pipeline("sd1.5"), model("sd1.5")
     if not hasattr(pipe.text_encoder, "text_model"):  # the level diffusers looks for and newer transformers lack
         monkeypatch.setitem(pipe.text_encoder.__dict__, "text_model", pipe.text_encoder)
-    pieces = ([("a red apple", 1.0)], [("blurry", 1.0)])
+    prompts = ([("a red apple", 1.0)], [("blurry", 1.0)])
     for ours, theirs in ((None, None), (1, None), (2, 1), (3, 2)):
-        found = condition(own, ConditioningRequest(*pieces, 5.0, 64, 64, ours)).inputs["encoder_hidden_states"]
-        wanted, opposite = pipe.encode_prompt("a red apple", "cpu", 1, True, "blurry", clip_skip=theirs)
-        assert torch.equal(found[1:], wanted), ours
+        hidden = condition(own, ConditioningRequest(*prompts, 5.0, 64, 64, ours)).inputs["encoder_hidden_states"]
+        positive, negative = pipe.encode_prompt("a red apple", "cpu", 1, True, "blurry", clip_skip=theirs)
+        assert torch.equal(hidden[1:], positive), ours
         if theirs is None:  # diffusers skips layers of the prompt only
-            assert torch.equal(found[:1], opposite), ours
+            assert torch.equal(hidden[:1], negative), ours
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["sdxl", "sd3-medium"])
 def test_the_larger_models_begin_one_layer_earlier(variant: str) -> None:
     pipe, own = tiny.pipeline(variant), model(variant)
-    pieces = ([("a red apple", 1.0)], [("blurry", 1.0)])
+    prompts = ([("a red apple", 1.0)], [("blurry", 1.0)])
     names = ("encoder_hidden_states", "text_embeds" if variant == "sdxl" else "pooled_projections")
     for ours, theirs in ((None, None), (2, None), (3, 1)):
-        found = condition(own, ConditioningRequest(*pieces, 5.0, 64, 64, ours)).inputs
+        inputs = condition(own, ConditioningRequest(*prompts, 5.0, 64, 64, ours)).inputs
         options: dict[str, Any] = {} if variant == "sdxl" else {"prompt_2": None, "prompt_3": None}
-        wanted = pipe.encode_prompt(
+        expected = pipe.encode_prompt(
             prompt="a red apple",
             negative_prompt="blurry",
             do_classifier_free_guidance=True,
             clip_skip=theirs,
             **options,
         )
-        for name, (positive, negative) in zip(names, (wanted[:2], wanted[2:]), strict=True):
-            same = torch.equal(found[name][1:], positive)
+        for name, (positive, negative) in zip(names, (expected[:2], expected[2:]), strict=True):
+            same = torch.equal(inputs[name][1:], positive)
             assert same, (name, ours)
             if theirs is None:
-                assert torch.equal(found[name][:1], negative), (name, ours)
+                assert torch.equal(inputs[name][:1], negative), (name, ours)
 
 
 def test_prompt_and_opposite_have_as_many_chunks() -> None:
     for positive, negative in ((words(80), "dog"), ("dog", words(160))):
-        found = condition(model("sd1.5"), ConditioningRequest([(positive, 1.0)], [(negative, 1.0)], 5.0, 64, 64))
+        conditioning = condition(model("sd1.5"), ConditioningRequest([(positive, 1.0)], [(negative, 1.0)], 5.0, 64, 64))
         chunks = 2 if positive == words(80) else 3
-        assert found.inputs["encoder_hidden_states"].shape == (2, 77 * chunks, tiny.WIDTH)
+        assert conditioning.inputs["encoder_hidden_states"].shape == (2, 77 * chunks, tiny.WIDTH)
 
 
 def test_t5_reads_its_tokenizer_s_ids() -> None:
@@ -171,5 +171,5 @@ def test_t5_reads_its_tokenizer_s_ids() -> None:
 
 
 def test_a_prompt_too_long_for_t5_is_reported() -> None:
-    found = condition(model("flux1-dev"), ConditioningRequest([(words(600), 1.0)], [], 3.5, 64, 64))
-    assert any("were ignored" in warning for warning in found.warnings)
+    conditioning = condition(model("flux1-dev"), ConditioningRequest([(words(600), 1.0)], [], 3.5, 64, 64))
+    assert any("were ignored" in warning for warning in conditioning.warnings)

@@ -41,19 +41,19 @@ def known(base: str) -> Shapes:
     ],
 )  # fmt: skip
 def test_published_files(file: str, variant: str, parts: dict[str, str]) -> None:
-    found = identify(base_listing(file), {})
-    assert found.variant.name == variant
-    assert found.parts == parts
-    assert any(variant in line or "assumed" in line for line in found.evidence)
+    identity = identify(base_listing(file), {})
+    assert identity.variant.name == variant
+    assert identity.parts == parts
+    assert any(variant in line or "assumed" in line for line in identity.evidence)
 
 
 @pytest.mark.parametrize("base", ["sd1.5-inpaint", "sd2-inpaint", "sdxl-inpaint"])
 def test_inpainting_models_have_nine_channels(base: str) -> None:
-    found = identify(known(base), {})
-    assert found.variant.name == base
-    assert found.variant.inpaint
-    assert found.variant.prediction == "epsilon"
-    assert any("9 input channels" in line for line in found.evidence)
+    identity = identify(known(base), {})
+    assert identity.variant.name == base
+    assert identity.variant.inpaint
+    assert identity.variant.prediction == "epsilon"
+    assert any("9 input channels" in line for line in identity.evidence)
 
 
 def test_text_encoders_beside_the_denoiser() -> None:
@@ -83,8 +83,8 @@ def test_what_sd2_predicts() -> None:
     shapes = base_listing("sd21_singlefile_ldm")
 
     def variant(**metadata: str) -> tuple[str, str]:
-        found = identify(shapes, {f"modelspec.{key}": value for key, value in metadata.items()})
-        return found.variant.name, found.variant.prediction
+        identity = identify(shapes, {f"modelspec.{key}": value for key, value in metadata.items()})
+        return identity.variant.name, identity.variant.prediction
 
     assert variant() == ("sd2.1", "v_prediction")
     assert "assumed" in identify(shapes, {}).evidence[-1]
@@ -119,8 +119,8 @@ def test_qwen_image_has_one_naming_with_and_without_a_prefix() -> None:
     prefixed = known("qwen-image")
     assert identify(prefixed, {}).parts == {"transformer": UNET}
     bare = {name.removeprefix(UNET): shape for name, shape in prefixed.items()}
-    found = identify(bare, {})
-    assert (found.variant.name, found.parts) == ("qwen-image", {"transformer": ""})
+    identity = identify(bare, {})
+    assert (identity.variant.name, identity.parts) == ("qwen-image", {"transformer": ""})
 
 
 @pytest.mark.parametrize(("base", "turbo"), [("sdxl", "sdxl-turbo"), ("sd3.5-large", "sd3.5-large-turbo")])
@@ -136,7 +136,7 @@ def cut(base: str, ending: str) -> Shapes:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "says"),
+    ("shapes", "message"),
     [
         (dict, "0 tensors: nothing"),
         (lambda: {"lora_unet_x.lora_up.weight": (4, 4)}, r"looked for a UNet \(input_blocks\).*lora_unet_x"),
@@ -154,6 +154,6 @@ def cut(base: str, ending: str) -> Shapes:
         (lambda: known("sd3.5-medium") | {f"{UNET}joint_blocks.24.x_block.attn.qkv.weight": (1, 1)}, "depth 25 with"),
     ],
 )  # fmt: skip
-def test_other_files_are_refused_with_a_reason(shapes: Callable[[], Shapes], says: str) -> None:
-    with pytest.raises(FormatError, match=says):
+def test_other_files_are_refused_with_a_reason(shapes: Callable[[], Shapes], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
         identify(shapes(), {})

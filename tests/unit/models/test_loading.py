@@ -32,15 +32,15 @@ def weights(model: Model) -> Weights:
     }
 
 
-def assert_equal(found: Weights, wanted: Weights) -> None:
-    assert found.keys() == wanted.keys()
-    for part, tensors in wanted.items():
-        assert found[part].keys() == tensors.keys()
-        different = [name for name, value in tensors.items() if not torch.equal(found[part][name], value)]
+def assert_equal(actual: Weights, expected: Weights) -> None:
+    assert actual.keys() == expected.keys()
+    for part, tensors in expected.items():
+        assert actual[part].keys() == tensors.keys()
+        different = [name for name, value in tensors.items() if not torch.equal(actual[part][name], value)]
         assert not different, (part, different)
 
 
-def drawn(model: Model) -> bytes:
+def generated_bytes(model: Model) -> bytes:
     return Pipeline(model)("a red apple", steps=2, guidance=4.0, seed=3, width=64, height=64).images[0].tobytes()
 
 
@@ -141,8 +141,8 @@ def original(folder: Path, part: str, table: str, prefix: str) -> dict[str, torc
     """One network as a single file holds it."""
     source = FileSource(next((folder / part).glob("*.safetensors")))
     shapes = {name: source.spec(name).shape for name in source.names()}
-    found = Stacked(source, Component(part, TABLES[table], "diffusers", shapes))
-    tensors = {prefix + name: found.get(name, owned=True).contiguous() for name in found.names()}
+    stacked = Stacked(source, Component(part, TABLES[table], "diffusers", shapes))
+    tensors = {prefix + name: stacked.get(name, owned=True).contiguous() for name in stacked.names()}
     if part == "vae":  # attention as 1x1 convolutions
         tensors |= {n: t[:, :, None, None] for n, t in tensors.items() if ".attn_1." in n and t.dim() == 2}
     return tensors
@@ -174,10 +174,10 @@ def test_a_single_file_is_the_folder(variant: str, singles: dict[str, Path]) -> 
     names = load_file(singles[variant])
     assert not any(name.startswith(("unet.", "down_blocks", "transformer_blocks")) for name in names)
     folder = tiny.folder(variant)
-    found = load_model(singles[variant], config=folder)
-    wanted = load_model(folder)
-    assert_equal(weights(found), weights(wanted))
-    assert drawn(found) == drawn(wanted)
+    actual = load_model(singles[variant], config=folder)
+    expected = load_model(folder)
+    assert_equal(weights(actual), weights(expected))
+    assert generated_bytes(actual) == generated_bytes(expected)
 
 
 def test_a_transformer_alone_takes_its_parts_from_elsewhere(singles: dict[str, Path], tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_a_transformer_alone_takes_its_parts_from_elsewhere(singles: dict[str, P
     save_file(load_file(folder / "text_encoder" / "model.safetensors"), clip)
     save_file(original(folder, "vae", "vae", ""), vae)
     parts = {"text_encoder": clip, "text_encoder_2": folder / "text_encoder_2", "vae": vae}
-    found = load_model(singles["flux1-dev"], config=folder, parts=parts)
-    wanted = load_model(folder)
-    assert_equal(weights(found), weights(wanted))
-    assert drawn(found) == drawn(wanted)
+    actual = load_model(singles["flux1-dev"], config=folder, parts=parts)
+    expected = load_model(folder)
+    assert_equal(weights(actual), weights(expected))
+    assert generated_bytes(actual) == generated_bytes(expected)
     with pytest.raises(FormatError, match=r"text_encoder, text_encoder_2 missing.*--part text_encoder=FILE"):
         load_model(singles["flux1-dev"], config=folder, parts={"vae": vae})
 
@@ -202,9 +202,9 @@ def test_parts_may_come_out_of_a_whole_checkpoint(singles: dict[str, Path]) -> N
 
 def test_loras_fit_a_single_file_too(singles: dict[str, Path], loras: tuple[Path, Path]) -> None:
     folder = tiny.folder("sdxl")
-    wanted = weights(load_model(folder, loras=[(loras[0], 0.8)]))
+    expected = weights(load_model(folder, loras=[(loras[0], 0.8)]))
     merged = load_model(singles["sdxl"], config=folder, loras=[(loras[0], 0.8)])
-    assert_equal(weights(merged), wanted)
+    assert_equal(weights(merged), expected)
     merged.swap([])
     assert_equal(weights(merged), weights(load_model(folder)))
 
@@ -216,12 +216,12 @@ def test_half_precision_is_loaded_as_float32_on_the_cpu(folder: Path) -> None:
     for file in folder.rglob("*.safetensors"):
         rewritten(file, lambda tensors: {n: t.half() if t.is_floating_point() else t for n, t in tensors.items()})
     model = load_model(folder, device="cpu")
-    found, exact = weights(model), weights(load_model(tiny.folder("sd1.5")))
-    for part, tensors in found.items():
+    actual, exact = weights(model), weights(load_model(tiny.folder("sd1.5")))
+    for part, tensors in actual.items():
         for name, value in tensors.items():
             assert value.dtype == exact[part][name].dtype
             assert torch.equal(value, exact[part][name].half().to(value.dtype)), name
-    drawn(model)
+    generated_bytes(model)
 
 
 def test_a_precision_may_be_asked_for() -> None:
@@ -233,56 +233,58 @@ def test_a_precision_may_be_asked_for() -> None:
 
 
 def test_shards_with_an_index(folder: Path) -> None:
-    wanted = weights(load_model(folder))
+    expected = weights(load_model(folder))
     for part, stem in (("unet", "diffusion_pytorch_model"), ("text_encoder", "model")):
         file = folder / part / f"{stem}.safetensors"
         tensors = sorted(load_file(file).items())
         halves = {f"{stem}-0000{i + 1}-of-00002.safetensors": dict(tensors[i::2]) for i in range(2)}
-        for name, held in halves.items():
-            save_file(held, folder / part / name)
-        mapping = {tensor: name for name, held in halves.items() for tensor in held}
+        for name, half in halves.items():
+            save_file(half, folder / part / name)
+        mapping = {tensor: name for name, half in halves.items() for tensor in half}
         file.with_name(f"{stem}.safetensors.index.json").write_text(json.dumps({"weight_map": mapping}))
         file.unlink()
-    assert_equal(weights(load_model(folder)), wanted)
+    assert_equal(weights(load_model(folder)), expected)
 
 
 @pytest.mark.parametrize("convolution", [False, True])
 def test_old_names_of_attention_in_autoencoders(folder: Path, convolution: bool) -> None:
-    wanted = weights(load_model(folder))
+    expected = weights(load_model(folder))
     old = {".to_q.": ".query.", ".to_k.": ".key.", ".to_v.": ".value.", ".to_out.0.": ".proj_attn."}
 
     def rename(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        found = {}
+        renamed = {}
         for name, value in tensors.items():
-            spelt = name
+            old_name = name
             for new, former in old.items():
-                spelt = spelt.replace(new, former)
-            found[spelt] = value[:, :, None, None] if convolution and spelt != name and value.dim() == 2 else value
-        assert found.keys() != tensors.keys()
-        return found
+                old_name = old_name.replace(new, former)
+            renamed[old_name] = (
+                value[:, :, None, None] if convolution and old_name != name and value.dim() == 2 else value
+            )
+        assert renamed.keys() != tensors.keys()
+        return renamed
 
     rewritten(folder / "vae" / "diffusion_pytorch_model.safetensors", rename)
-    assert_equal(weights(load_model(folder)), wanted)
+    assert_equal(weights(load_model(folder)), expected)
 
 
 def test_clip_with_and_without_its_upper_level(folder: Path) -> None:
-    wanted = weights(load_model(folder))
+    expected = weights(load_model(folder))
     file = folder / "text_encoder" / "model.safetensors"
     bare = {name.removeprefix("text_model."): value for name, value in load_file(file).items()}
     for prefix in ("text_model.", ""):
         save_file({prefix + name: value for name, value in bare.items()}, file)
-        assert_equal(weights(load_model(folder)), wanted)
+        assert_equal(weights(load_model(folder)), expected)
 
 
 def test_t5_under_either_name_of_its_vocabulary(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny.folder("flux1-schnell"), tmp_path / "model"))
-    wanted = weights(load_model(folder))
+    expected = weights(load_model(folder))
     file = folder / "text_encoder_2" / "model.safetensors"
-    held = load_file(file)
-    table = held.pop("shared.weight")
+    tensors = load_file(file)
+    table = tensors.pop("shared.weight")
     for names in (("encoder.embed_tokens.weight",), ("shared.weight", "encoder.embed_tokens.weight")):
-        save_file(held | {name: table.clone() for name in names}, file)
-        assert_equal(weights(load_model(folder)), wanted)
+        save_file(tensors | {name: table.clone() for name in names}, file)
+        assert_equal(weights(load_model(folder)), expected)
 
 
 def test_sd3_without_t5(tmp_path: Path) -> None:
@@ -295,9 +297,9 @@ def test_sd3_without_t5(tmp_path: Path) -> None:
 
 
 def test_a_folder_s_name_never_makes_it_another_family(tmp_path: Path) -> None:
-    named = Path(shutil.copytree(tiny.folder("sd1.5"), tmp_path / "sdxl"))
-    assert load_model(named).blueprint.variant is None
-    right = named.rename(tmp_path / "sd1.5")
-    found = load_model(right)
-    assert found.blueprint.variant is not None
-    assert found.size == 512
+    misnamed = Path(shutil.copytree(tiny.folder("sd1.5"), tmp_path / "sdxl"))
+    assert load_model(misnamed).blueprint.variant is None
+    right = misnamed.rename(tmp_path / "sd1.5")
+    model = load_model(right)
+    assert model.blueprint.variant is not None
+    assert model.size == 512

@@ -93,11 +93,11 @@ def test_names_that_mean_nothing(tmp_path: Path) -> None:
 def test_the_hub_is_not_asked_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
-    asked: list[tuple[str, bool]] = []
+    requests: list[tuple[str, bool]] = []
     real = huggingface_hub.snapshot_download
 
     def spy(repo: str, **options: Any) -> str:
-        asked.append((repo, options["local_files_only"]))
+        requests.append((repo, options["local_files_only"]))
         return real(repo, cache_dir=tmp_path, **options)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", spy)
@@ -105,4 +105,4 @@ def test_the_hub_is_not_asked_unless_allowed(monkeypatch: pytest.MonkeyPatch, tm
         opening.open_model("someone/something")
     with pytest.raises(RequestError, match=r"stable-diffusion-xl-base-1\.0: not on this machine"):
         opening.open_model("sdxl")
-    assert asked == [("someone/something", True), ("stabilityai/stable-diffusion-xl-base-1.0", True)]
+    assert requests == [("someone/something", True), ("stabilityai/stable-diffusion-xl-base-1.0", True)]

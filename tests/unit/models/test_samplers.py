@@ -56,12 +56,12 @@ def test_pairs_that_are_not_offered_are_refused(flow: bool) -> None:
 def test_noise_only_falls(sampler: str, schedule: str, variant: str) -> None:
     flow = variant in VARIANTS[True]
     _, config = bundled.component_config(variant, "scheduler")
-    made = samplers.make_scheduler(config, sampler, schedule, flow=flow)
-    times = samplers.set_steps(made, 7, CPU, tokens=1024 if flow else None, even_sigmas=variant != "sd3-medium")
+    scheduler = samplers.make_scheduler(config, sampler, schedule, flow=flow)
+    times = samplers.set_steps(scheduler, 7, CPU, tokens=1024 if flow else None, even_sigmas=variant != "sd3-medium")
     assert len(times) == 7
     assert bool((times[1:] < times[:-1]).all())
-    if hasattr(made, "sigmas"):
-        levels = made.sigmas
+    if hasattr(scheduler, "sigmas"):
+        levels = scheduler.sigmas
         assert bool((levels[1:] < levels[:-1]).all() and levels.isfinite().all())
         assert not flow or (0.5 < levels[0] <= 1.0 and levels[-1] == 0.0)
 
@@ -71,14 +71,14 @@ def test_a_flow_s_shift_grows_with_the_picture() -> None:
     for sampler in samplers.FLOW_SAMPLERS:
         second = []
         for tokens in (256, 4096):
-            made = samplers.make_scheduler(config, sampler, "simple", flow=True)
-            samplers.set_steps(made, 4, CPU, tokens=tokens, even_sigmas=True)
-            second.append(float(made.sigmas[1]))
+            scheduler = samplers.make_scheduler(config, sampler, "simple", flow=True)
+            samplers.set_steps(scheduler, 4, CPU, tokens=tokens, even_sigmas=True)
+            second.append(float(scheduler.sigmas[1]))
         assert second[0] < second[1] - 0.05, sampler
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("alias", "expected"),
     [
         ("DPM++ 2M Karras", ("dpm_solver_multistep", "karras")),
         ("Euler a", ("euler_ancestral", None)),
@@ -87,8 +87,8 @@ def test_a_flow_s_shift_grows_with_the_picture() -> None:
         ("nonsense", ("nonsense", None)),
     ],
 )
-def test_names_of_other_programs(said: str, meant: tuple[str, str | None]) -> None:
-    assert samplers.sampler_name(said) == meant
+def test_names_of_other_programs(alias: str, expected: tuple[str, str | None]) -> None:
+    assert samplers.sampler_name(alias) == expected
 
 
 def test_problems_name_what_would_work() -> None:

@@ -91,9 +91,9 @@ def test_error_is_at_most_half_a_gap_of_the_block(signed: bool) -> None:
 
 def test_the_sign_of_the_first_moment_survives() -> None:
     values = wide(4096, 3)
-    kept = dequantize(*quantize(values, signed=True), signed=True)
+    restored = dequantize(*quantize(values, signed=True), signed=True)
     large = values.abs() > 1e-6 * values.view(-1, 256).abs().amax(1).repeat_interleave(256)
-    assert (values < 0).sum() > 1000 and torch.equal(kept.sign()[large], values.sign()[large])
+    assert (values < 0).sum() > 1000 and torch.equal(restored.sign()[large], values.sign()[large])
     values, moments = torch.zeros(600), fresh(600, CPU)
     grads = torch.where(torch.arange(600) % 3 == 0, 1.0, -1.0)
     for count in range(1, 6):
@@ -138,12 +138,12 @@ def test_a_small_gradient_beside_a_large_one_takes_no_giant_step() -> None:
 def test_not_ok_changes_no_bit(size: int) -> None:
     values, moments = wide(size, 7), fresh(size, CPU)
     take(values, wide(size, 8), moments, 1)
-    kept = [tensor.clone() for tensor in (values, *moments)]
+    copies = [tensor.clone() for tensor in (values, *moments)]
     for ok in (torch.tensor(False), torch.tensor(0.0), torch.tensor(0)):
         take(values, torch.full((size,), float("nan")), moments, 2, ok=ok)
-        assert all(torch.equal(a, b) for a, b in zip(kept, (values, *moments), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(copies, (values, *moments), strict=True))
     take(values, wide(size, 8), moments, 2, ok=torch.tensor(1.0))
-    assert not torch.equal(values, kept[0])
+    assert not torch.equal(values, copies[0])
 
 
 def test_rate_per_block_and_gradient_scale() -> None:
@@ -153,12 +153,12 @@ def test_rate_per_block_and_gradient_scale() -> None:
     step(whole, grads * 4, *moments, lr=rates, count=torch.tensor(1), ok=torch.tensor(True),
          grad_scale=torch.tensor(0.25), **SETTINGS)  # fmt: skip
     for i, part in enumerate(torch.arange(600).split(256)):
-        alone, own = values[part].clone(), fresh(len(part), CPU)
-        take(alone, grads[part], own, 1, lr=float(rates[i]))
+        single, own = values[part].clone(), fresh(len(part), CPU)
+        take(single, grads[part], own, 1, lr=float(rates[i]))
         assert torch.equal(own[0], moments[0][part]) and torch.equal(own[2], moments[2][part])
         assert own[1] == moments[1][i] and own[3] == moments[3][i]
         # a root may differ in its last place where it lies elsewhere in a vector: see `interpreted`
-        assert ((alone - whole[part]).abs() <= EPS * (5 * (values[part] - alone).abs() + alone.abs())).all()
+        assert ((single - whole[part]).abs() <= EPS * (5 * (values[part] - single).abs() + single.abs())).all()
     assert torch.equal(whole[256:512], values[256:512])
 
 
@@ -235,7 +235,9 @@ def test_kernel_agrees_with_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     program = "from tests.unit.ops.test_adam8bit import interpreted; interpreted()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])
     assert rows == {str(size): [] for size in SIZES}, "codes and scales bit for bit, values within a few roundings"

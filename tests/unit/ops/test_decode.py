@@ -47,9 +47,9 @@ def every_warning() -> Iterator[None]:
 )
 def test_plain_dtypes(dtype: str, code: str, values: tuple[float, ...]) -> None:
     data = struct.pack(f"<6{code}", *values)
-    for wanted in (torch.float32, torch.float64):
-        result = decode(Tensor(dtype, (2, 3), data), dtype=wanted)
-        assert result.dtype == wanted
+    for target in (torch.float32, torch.float64):
+        result = decode(Tensor(dtype, (2, 3), data), dtype=target)
+        assert result.dtype == target
         assert result.shape == (2, 3)
         assert result.flatten().tolist() == [float(v) for v in values]
 
@@ -80,9 +80,9 @@ def test_rare_8_bit_floats(dtype: str, codes: tuple[int, ...], values: list[floa
 
 def test_8_bit_floats_reach_other_dtypes_and_keep_their_own() -> None:
     stored = Tensor("F8_E4M3", (3,), bytes([0x38, 0x3C, 0xC0]))
-    for wanted in (torch.bfloat16, torch.float16, torch.float64):
-        assert decode(stored, dtype=wanted).dtype == wanted
-        assert decode(stored, dtype=wanted).tolist() == [1.0, 1.5, -2.0]
+    for target in (torch.bfloat16, torch.float16, torch.float64):
+        assert decode(stored, dtype=target).dtype == target
+        assert decode(stored, dtype=target).tolist() == [1.0, 1.5, -2.0]
     own = decode(stored, dtype=torch.float8_e4m3fn)
     assert own.view(torch.uint8).tolist() == [0x38, 0x3C, 0xC0]
 

@@ -20,35 +20,35 @@ SHAPES = [(1, 1), (7, 3), (64, 64), (130, 70), (33, 200)]
 RANKS = [(), (1,), (16,), (5, 33), (70, 2, 3)]
 
 
-def made(dtype: torch.dtype, factor: torch.dtype) -> list[Target]:
+def make_targets(dtype: torch.dtype, factor: torch.dtype) -> list[Target]:
     torch.manual_seed(0)
-    found = []
+    targets = []
     for (rows, columns), ranks in zip(SHAPES, RANKS, strict=True):
         base = torch.randn(rows, columns).to(dtype)
         products = tuple(
             Product((torch.randn(rows, r) * 0.3).to(factor), (torch.randn(r, columns) * 0.3).to(factor), 0.4 - 0.7 * i)
             for i, r in enumerate(ranks)
         )
-        found.append(Target(base, torch.full_like(base, 9.0), products))
-    return found
+        targets.append(Target(base, torch.full_like(base, 9.0), products))
+    return targets
 
 
 def errors(targets: list[Target]) -> list[float]:
     """Largest error of each target against float64, in units of the dtype's rounding at that size."""
-    found = []
+    ratios = []
     for target in targets:
         exact = target.base.double()
         for product in target.products:
             exact = exact + product.scale * (product.up.double() @ product.down.double())
         unit = torch.finfo(target.base.dtype).eps * exact.abs().clamp_min(0.1)
-        found.append(float(((target.out.double() - exact).abs() / unit).max()))
-    return found
+        ratios.append(float(((target.out.double() - exact).abs() / unit).max()))
+    return ratios
 
 
 @pytest.mark.parametrize("factor", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_reference_is_the_formula_rounded_once(dtype: torch.dtype, factor: torch.dtype) -> None:
-    targets = made(dtype, factor)
+    targets = make_targets(dtype, factor)
     merge_products(targets)
     limit = 0.51 if dtype != torch.float32 else 64  # half a unit is one rounding; float32 sums may stray a little
     assert max(errors(targets)) <= limit
@@ -56,7 +56,7 @@ def test_reference_is_the_formula_rounded_once(dtype: torch.dtype, factor: torch
 
 
 def test_in_place_and_empty() -> None:
-    targets = made(torch.float32, torch.float32)
+    targets = make_targets(torch.float32, torch.float32)
     again = [Target(t.base.clone(), torch.empty_like(t.base), t.products) for t in targets]
     merge_products(again)
     merge_products([Target(t.base, t.base, t.products) for t in targets])
@@ -71,12 +71,12 @@ def interpreted() -> None:
     rows = {}
     for dtype in (torch.float32, torch.float16):
         for factor in (torch.float32, torch.float16):
-            targets = made(dtype, factor)
+            targets = make_targets(dtype, factor)
             kernel.merge_products(targets)
             plain = [Target(t.base, torch.empty_like(t.base), t.products) for t in targets]
             merge_products(plain)
             rows[f"{dtype} {factor}"] = [errors(targets), errors(plain)]
-    launch = kernel.Launch(made(torch.float32, torch.float32)[3:4])
+    launch = kernel.Launch(make_targets(torch.float32, torch.float32)[3:4])
     launch.rescale(torch.zeros(2).numpy())
     launch.run()
     target = launch._keep[0]
@@ -88,9 +88,11 @@ def test_kernel_equals_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     program = "from tests.unit.ops.test_merge import interpreted; interpreted()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])
     assert len(rows) == 5
     for name, (ours, plain) in rows.items():
         assert max(ours) <= 2 * max(*plain, 0.5), (name, ours, plain)

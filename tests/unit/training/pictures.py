@@ -56,25 +56,25 @@ def fresh_model(variant: str = "sd1.5") -> Model:
     )
 
 
-def config(dataset: Path, **said: Any) -> TrainConfig:
+def config(dataset: Path, **settings: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "model": "tiny", "dataset": str(dataset), "output": str(dataset.parent / "out"), "name": "t", "steps": 3,
         "batch_size": 2, "rank": 4, "resolution": 64, "min_bucket": 32, "bucket_step": 32, "save_dtype": "fp32",
         "log_every": 1, "precision": "fp32", "learning_rate": 1e-2,
     }  # fmt: skip
-    if said.get("train_text_encoders"):
+    if settings.get("train_text_encoders"):
         usual["cache_text"] = False
-    return TrainConfig.of(**{**usual, **said})
+    return TrainConfig.of(**{**usual, **settings})
 
 
 def task_on(
-    dataset: Path, *, model: Model | None = None, cache_at: Path | TensorCache | None = None, **said: Any
+    dataset: Path, *, model: Model | None = None, cache_at: Path | TensorCache | None = None, **settings: Any
 ) -> DiffusionTask:
-    kept = cache_at if isinstance(cache_at, TensorCache) else TensorCache(cache_at)
-    return DiffusionTask(model or shared_model(), read_dataset(dataset), config(dataset, **said), kept)
+    cache = cache_at if isinstance(cache_at, TensorCache) else TensorCache(cache_at)
+    return DiffusionTask(model or shared_model(), read_dataset(dataset), config(dataset, **settings), cache)
 
 
-def drawn(task: DiffusionTask, step: int = 0, batch: tuple[int, ...] = (0, 1)) -> Tensors:
+def sample_inputs(task: DiffusionTask, step: int = 0, batch: tuple[int, ...] = (0, 1)) -> Tensors:
     return task.sample_batch(batch, generator_for(0, step, 0))
 
 

@@ -26,11 +26,11 @@ from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, sta
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_path: Path) -> None:
-    said = {**EVERYTHING, "optimizer": optimizer}
-    straight = tiny(tmp_path / "straight", save_every=1, keep_last=0, **said)
-    done = straight.train()
-    assert done.step == 8 and len(done.losses) == 8
-    assert len({tuple(sorted(batch)) for batch in straight.task.drawn}) > 4, (
+    settings = {**EVERYTHING, "optimizer": optimizer}
+    straight = tiny(tmp_path / "straight", save_every=1, keep_last=0, **settings)
+    report = straight.train()
+    assert report.step == 8 and len(report.losses) == 8
+    assert len({tuple(sorted(batch)) for batch in straight.task.sampled_batches}) > 4, (
         "the order must have something to get wrong"
     )
     for k in range(1, 8):
@@ -38,17 +38,17 @@ def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_pa
         (place / "t-state").mkdir(parents=True)
         shutil.copytree(tmp_path / "straight" / "t-state" / f"step-{k:06d}", place / "t-state" / f"step-{k:06d}")
         torch.manual_seed(k)  # a new process has another global generator
-        run = tiny(place, resume="auto", **said)
+        run = tiny(place, resume="auto", **settings)
         again = run.train()
-        assert run.task.drawn == straight.task.drawn[2 * k :]
-        assert again.losses == done.losses[k:]
+        assert run.task.sampled_batches == straight.task.sampled_batches[2 * k :]
+        assert again.losses == report.losses[k:]
         assert state_bits(run) == state_bits(straight)
-        assert file_bits(again.path) == file_bits(done.path)
+        assert file_bits(again.path) == file_bits(report.path)
 
 
 def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path: Path) -> None:
     """What the test above compares is not constant."""
-    found = [file_bits(tiny(tmp_path / "all", **EVERYTHING).train().path)]
+    adapters = [file_bits(tiny(tmp_path / "all", **EVERYTHING).train().path)]
     for number, other in enumerate(
         (
             {"dropout": 0.0},
@@ -59,22 +59,22 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
             {"lr_scheduler": "constant"},
         )
     ):
-        found.append(file_bits(tiny(tmp_path / str(number), **{**EVERYTHING, **other}).train().path))
-    assert len({tuple(sorted(bits.items())) for bits in found}) == len(found)
+        adapters.append(file_bits(tiny(tmp_path / str(number), **{**EVERYTHING, **other}).train().path))
+    assert len({tuple(sorted(bits.items())) for bits in adapters}) == len(adapters)
 
 
 def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
     run = tiny(tmp_path, gradient_accumulation=2)
-    draw, seen = run.task.sample_batch, list[float]()
+    draw, numbers = run.task.sample_batch, list[float]()
 
-    def drawn(*arguments: Any) -> Any:
-        found = draw(*arguments)
-        seen.extend(found["noise"].flatten().tolist())
-        return found
+    def sample_batch(*arguments: Any) -> Any:
+        inputs = draw(*arguments)
+        numbers.extend(inputs["noise"].flatten().tolist())
+        return inputs
 
-    run.task.sample_batch = drawn  # type: ignore[method-assign]
+    run.task.sample_batch = sample_batch  # type: ignore[method-assign]
     run.train()
-    assert len(seen) > 500 and len(set(seen)) > 0.999 * len(seen)
+    assert len(numbers) > 500 and len(set(numbers)) > 0.999 * len(numbers)
 
 
 def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
@@ -82,15 +82,15 @@ def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
     path = averaged.train().path
     assert averaged.step.ema is not None
     with averaged.step.ema.eval_weights():
-        wanted = {value.numpy().tobytes() for value in averaged.flat.state().values()}
-    assert set(file_bits(path).values()) == wanted
-    assert wanted != {value.numpy().tobytes() for value in averaged.flat.state().values()}
+        expected = {value.numpy().tobytes() for value in averaged.flat.state().values()}
+    assert set(file_bits(path).values()) == expected
+    assert expected != {value.numpy().tobytes() for value in averaged.flat.state().values()}
     free = tiny(tmp_path / "f", optimizer="schedulefree")
     path = free.train().path
     with free.step.optimizer.eval_weights():
-        wanted = {value.numpy().tobytes() for value in free.flat.state().values()}
-    assert set(file_bits(path).values()) == wanted
-    assert wanted != {value.numpy().tobytes() for value in free.flat.state().values()}
+        expected = {value.numpy().tobytes() for value in free.flat.state().values()}
+    assert set(file_bits(path).values()) == expected
+    assert expected != {value.numpy().tobytes() for value in free.flat.state().values()}
 
 
 def test_training_leaves_the_global_generator_alone(tmp_path: Path) -> None:
@@ -106,22 +106,22 @@ def test_training_leaves_the_global_generator_alone(tmp_path: Path) -> None:
 def interrupting(run: Run, at: int, times: int) -> None:
     draw, count = run.task.sample_batch, iter(range(10**6))
 
-    def drawn(*arguments: Any) -> Any:
+    def sample_batch(*arguments: Any) -> Any:
         if next(count) == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
         return draw(*arguments)
 
-    run.task.sample_batch = drawn  # type: ignore[method-assign]
+    run.task.sample_batch = sample_batch  # type: ignore[method-assign]
 
 
 def test_one_interrupt_finishes_the_step_and_saves(tmp_path: Path) -> None:
     straight = tiny(tmp_path / "straight").train()
     run = tiny(tmp_path / "stopped")
     interrupting(run, at=2, times=1)
-    done = run.train()
-    assert (done.reason, done.step, done.path.name) == (STOPPED, 3, "t-000003")
-    assert len(done.losses) == 3
+    report = run.train()
+    assert (report.reason, report.step, report.path.name) == (STOPPED, 3, "t-000003")
+    assert len(report.losses) == 3
     assert [path.name for path in checkpoints(tmp_path / "stopped" / "t-state")] == ["step-000003"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "the handler of before is back"
     assert file_bits(tiny(tmp_path / "stopped", resume="auto").train().path) == file_bits(straight.path)
@@ -171,9 +171,9 @@ def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path:
         match=r"3 steps in a row .*t-000005.*start_from.*learning rate is too high, or the data contains NaN",
     ):
         run.train()
-    kept = load_state(checkpoints(tmp_path / "t-state")[0]).tensors
+    saved = load_state(checkpoints(tmp_path / "t-state")[0]).tensors
     assert all(
-        kept[name].numpy().tobytes() == bits for name, bits in good.items() if name.startswith(("values", "optim"))
+        saved[name].numpy().tobytes() == bits for name, bits in good.items() if name.startswith(("values", "optim"))
     )
     assert log(tmp_path)[-1]["event"] == "stopped"
     assert tiny(tmp_path, resume="auto").train().reason == DONE
@@ -183,12 +183,12 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
     run = tiny(tmp_path, dtype=torch.float16, steps=20, batch_size=1)
     assert run.step.scaler is not None
     run.step.scaler.scale.fill_(2.0**24)
-    done = run.train()
-    assert 1 <= done.skipped_steps < 15 and done.skipped_steps == log(tmp_path)[-2]["skipped_steps"]
+    report = run.train()
+    assert 1 <= report.skipped_steps < 15 and report.skipped_steps == log(tmp_path)[-2]["skipped_steps"]
     scales = [record["loss_scale"] for record in log(tmp_path) if "loss" in record]
-    assert scales[0] == 2.0**23 and scales[-1] == 2.0 ** (24 - done.skipped_steps)
+    assert scales[0] == 2.0**23 and scales[-1] == 2.0 ** (24 - report.skipped_steps)
     assert all(value.isfinite().all() for value in run.flat.state().values())
-    assert done.losses[-1] < done.losses[0]
+    assert report.losses[-1] < report.losses[0]
 
 
 # memory
@@ -196,21 +196,21 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_step_that_does_not_fit_is_taken_in_pieces(limit: int, tmp_path: Path) -> None:
-    said = {"batch_size": 4, "gradient_accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
-    whole = tiny(tmp_path / "whole", **said)
+    settings = {"batch_size": 4, "gradient_accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
+    whole = tiny(tmp_path / "whole", **settings)
     losses = whole.train().losses
-    small = tiny(tmp_path / "small", **said)
+    small = tiny(tmp_path / "small", **settings)
     small.task.limit = limit
-    done = small.train()
+    report = small.train()
     # sums of at most 4 * 3 * 8 squares in another order: each addition rounds by half an ulp of a sum below 8
-    assert done.losses == pytest.approx(losses, abs=96 * 8 * 2**-24)
+    assert report.losses == pytest.approx(losses, abs=96 * 8 * 2**-24)
     # a step of Adam moves a weight by at most the rate, whichever way rounding turns a gradient near zero; it does so
     # only there, so all but a few agree to the rounding of the gradients
     apart = (small.flat.values - whole.flat.values).abs()
     assert apart.max() <= 2 * 4 * 1e-3 and (apart > 1e-5).float().mean() < 0.02
     assert {record["split"] for record in log(tmp_path / "small") if "loss" in record} == {2 if limit > 1 else 4}
-    again = tiny(tmp_path / "small", resume=str(tmp_path / "small" / "t-state" / "step-000002"), **said)
-    assert again.train().losses == done.losses[2:], "a resumed run takes the same pieces, without running out again"
+    again = tiny(tmp_path / "small", resume=str(tmp_path / "small" / "t-state" / "step-000002"), **settings)
+    assert again.train().losses == report.losses[2:], "a resumed run takes the same pieces, without running out again"
 
 
 def test_one_example_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:
@@ -271,21 +271,21 @@ def test_samples_change_no_bit_and_see_the_average_without_dropout(tmp_path: Pat
     plain = tiny(tmp_path / "plain", **EVERYTHING)
     plain.train()
     run = tiny(tmp_path / "shown", sample_every=2, **EVERYTHING)
-    seen: list[int] = []
+    steps: list[int] = []
 
     def draw(step: int) -> list[SampleImage]:
         torch.rand(step)  # moves the global generator, as a library may
         assert not any(module.training for module in run.task.networks["model"].modules())
         assert run.step.ema is not None and torch.equal(run.flat.values, run.step.ema.values)
-        seen.append(step)
+        steps.append(step)
         return [SampleImage(tmp_path / f"{step}.png", ("in tiles",) if step == 4 else ())]
 
     run.train(sample=draw)
-    assert seen == [2, 4, 6, 8]
+    assert steps == [2, 4, 6, 8]
     assert state_bits(run) == state_bits(plain)
-    shown = [record for record in log(tmp_path / "shown") if record.get("event") == "sample"]
-    assert [(record["step"], Path(record["path"]).name) for record in shown] == [(n, f"{n}.png") for n in seen]
-    assert [record.get("text") for record in shown] == [None, "in tiles", None, None]
+    samples = [record for record in log(tmp_path / "shown") if record.get("event") == "sample"]
+    assert [(record["step"], Path(record["path"]).name) for record in samples] == [(n, f"{n}.png") for n in steps]
+    assert [record.get("text") for record in samples] == [None, "in tiles", None, None]
 
 
 @pytest.mark.parametrize(
@@ -309,25 +309,25 @@ def test_a_sample_that_fails_does_not_end_the_run(error: Exception, tmp_path: Pa
 
 
 def test_validation_is_deterministic_and_of_the_weights_that_are_saved(tmp_path: Path) -> None:
-    said: dict[str, Any] = {**EVERYTHING, "validation_split": 0.3, "save_every": 2}
-    one, two = tiny(tmp_path / "1", **said), tiny(tmp_path / "2", **said)
-    found = one.train().validation
+    settings: dict[str, Any] = {**EVERYTHING, "validation_split": 0.3, "save_every": 2}
+    one, two = tiny(tmp_path / "1", **settings), tiny(tmp_path / "2", **settings)
+    validation = one.train().validation
     torch.manual_seed(99)
-    assert two.train().validation == found and [step for step, _ in found] == [2, 4, 6, 8]
-    assert one.validate() == found[-1][1] == one.validate(), "dropout must be off"
-    held = {number for batch in one.task.held_out for number in batch}
-    assert held == {7, 8, 9}
-    trained = one.task.drawn[: len(one.task.drawn)]
+    assert two.train().validation == validation and [step for step, _ in validation] == [2, 4, 6, 8]
+    assert one.validate() == validation[-1][1] == one.validate(), "dropout must be off"
+    held_out = {number for batch in one.task.held_out for number in batch}
+    assert held_out == {7, 8, 9}
+    trained = one.task.sampled_batches[: len(one.task.sampled_batches)]
     assert {number for batch in trained if batch not in one.task.held_out for number in batch} == set(range(7))
     with one._eval_weights():
         averaged = one.flat.values.clone()
     assert not torch.equal(averaged, one.flat.values)
     recorded = [record["validation"] for record in log(tmp_path / "1") if record.get("event") == "validation"]
-    assert recorded == [loss for _, loss in found]
+    assert recorded == [loss for _, loss in validation]
 
 
 def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: Path) -> None:
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "validation_split": 0.3,
         "save_every": 1,
         "patience": 3,
@@ -335,7 +335,7 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
         "learning_rate": 0.5,
         "keep_last": 0,
     }
-    straight = tiny(tmp_path / "straight", **said).train()
+    straight = tiny(tmp_path / "straight", **settings).train()
     assert straight.reason.startswith("no better validation loss for 3 times; the best was") and straight.step < 40
     losses = [loss for _, loss in straight.validation]
     best = losses.index(min(losses))
@@ -344,10 +344,10 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     assert file_bits(tmp_path / "straight" / "t-best") == file_bits(then)
     middle = straight.step - 1
     place = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
-    resumed = tiny(tmp_path / "resumed", resume=str(place), **said).train()
+    resumed = tiny(tmp_path / "resumed", resume=str(place), **settings).train()
     assert (resumed.step, resumed.validation) == (straight.step, straight.validation)
     assert straight.reason == f"{resumed.reason}, saved as t-best", "the resumed run started in another folder"
-    over = tiny(tmp_path / "straight", **{**said, "resume": "auto"}).train()
+    over = tiny(tmp_path / "straight", **{**settings, "resume": "auto"}).train()
     assert (over.step, over.losses) == (straight.step, []), "what has ended stays ended"
 
 
@@ -367,14 +367,14 @@ def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
     save_file({"weight": torch.arange(400_000, dtype=torch.float32)}, base)
     run = tiny(tmp_path / "out", steps=1)
-    with ThreadPoolExecutor(1) as beside:
-        run.base_hashes = beside.submit(base_hashes, base)
-        done = run.train()
-    with safe_open(done.path / "adapter_model.safetensors", "pt") as file:
-        said = file.metadata()
+    with ThreadPoolExecutor(1) as pool:
+        run.base_hashes = pool.submit(base_hashes, base)
+        report = run.train()
+    with safe_open(report.path / "adapter_model.safetensors", "pt") as file:
+        metadata = file.metadata()
     raw = base.read_bytes()
-    assert said["ss_new_sd_model_hash"] == hashlib.sha256(raw).hexdigest()
-    assert said["ss_sd_model_hash"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]
+    assert metadata["ss_new_sd_model_hash"] == hashlib.sha256(raw).hexdigest()
+    assert metadata["ss_sd_model_hash"] == hashlib.sha256(raw[0x100000:0x110000]).hexdigest()[:8]
 
 
 def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
@@ -390,8 +390,8 @@ def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
 
 
 def _interrupting(draw: Any) -> Any:
-    def drawn(*given: Any) -> Any:
+    def sample_batch(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return draw(*given)
+        return draw(*arguments)
 
-    return drawn
+    return sample_batch

@@ -24,11 +24,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading weights fails the test."""
 
-    def read(*_: Any, **__: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("inweave.training.tasks.diffusion_setup.load_model", read)
-    monkeypatch.setattr("inweave.training.tasks.language_setup.load_language_model", read)
+    monkeypatch.setattr("inweave.training.tasks.diffusion_setup.load_model", refuse)
+    monkeypatch.setattr("inweave.training.tasks.language_setup.load_language_model", refuse)
 
 
 def configured(kind: str, llama: Path, output: Path, **settings: Any) -> TrainConfig:
@@ -106,5 +106,5 @@ def test_a_resumed_run_reads_its_checkpoint_once(llama: Path, tmp_path: Path, mo
     reads: list[Path] = []
     load_state = store.load_state
     monkeypatch.setattr(store, "load_state", lambda place: (reads.append(place), load_state(place))[1])
-    done = train(configured("language", llama, tmp_path / "out", steps=2, resume="auto", **settings))
-    assert (done.step, [path.name for path in reads]) == (2, ["step-000001"])
+    report = train(configured("language", llama, tmp_path / "out", steps=2, resume="auto", **settings))
+    assert (report.step, [path.name for path in reads]) == (2, ["step-000001"])

@@ -23,23 +23,25 @@ def joined(parts: list[Tensors]) -> Tensors:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def gradients(run: Run, given: list[Tensors]) -> tuple[torch.Tensor, float]:
-    run.step._accumulate(0, given)
+def gradients(run: Run, micro_batches: list[Tensors]) -> tuple[torch.Tensor, float]:
+    run.step._accumulate(0, micro_batches)
     return run.flat.grads.clone(), float(run.step.loss)
 
 
-def bound(run: Run, given: list[Tensors]) -> torch.Tensor:
+def rounding_bound(run: Run, micro_batches: list[Tensors]) -> torch.Tensor:
     """How far two orders of the same sums may lie apart.
 
     A gradient is a sum over all rows of products; those of one row are computed alike in both orders. Each of the n
     additions rounds by EPS of a partial sum, which is at most the sum of the rows' magnitudes; one more rounding a row
     comes from its share of the mean.
     """
-    rows = joined(given)
+    rows = joined(micro_batches)
     count = len(rows["rows"])
-    alone = [gradients(run, [{name: value[i : i + 1] for name, value in rows.items()}])[0].abs() for i in range(count)]
+    singles = [
+        gradients(run, [{name: value[i : i + 1] for name, value in rows.items()}])[0].abs() for i in range(count)
+    ]
     length = rows["rows"].shape[1]
-    return 2 * (count * length + 2) * EPS * torch.stack(alone).sum(0) / count + 1e-12
+    return 2 * (count * length + 2) * EPS * torch.stack(singles).sum(0) / count + 1e-12
 
 
 @pytest.mark.parametrize("rows", [((1, 2), (4, 5)), ((1,), (2,), (4,), (5,))])
@@ -50,7 +52,7 @@ def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_
     parts = batches(run, *rows)
     added, loss = gradients(run, parts)
     at_once, whole = gradients(run, [joined(parts)])
-    allowed = bound(run, parts)
+    allowed = rounding_bound(run, parts)
     assert (added - at_once).abs().le(allowed).all()
     assert allowed.max() < 1e-4 * at_once.abs().max(), "the tolerance must be able to fail"
     assert loss == pytest.approx(whole, rel=2 * 4 * 3 * 8 * EPS)
@@ -64,33 +66,37 @@ def test_parts_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
     run = tiny(tmp_path)
     for _ in range(2):
         run.train_step()
-    given = [joined(batches(run, (1, 2), (4, 5, 7)))]
-    whole, loss = gradients(run, given)
+    micro_batches = [joined(batches(run, (1, 2), (4, 5, 7)))]
+    whole, loss = gradients(run, micro_batches)
     run.step.split = split
-    cut, same = gradients(run, given)
+    cut, same = gradients(run, micro_batches)
     run.step.split = 1
-    assert (whole - cut).abs().le(bound(run, given)).all() and same == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
+    assert (whole - cut).abs().le(rounding_bound(run, micro_batches)).all() and same == pytest.approx(
+        loss, rel=2 * 4 * 3 * 8 * EPS
+    )
     run.step.split = split
-    assert float(run.step.eval_loss(given[0])) == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
+    assert float(run.step.eval_loss(micro_batches[0])) == pytest.approx(loss, rel=2 * 4 * 3 * 8 * EPS)
 
 
 def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients added up by hand: the same bits, dropout included."""
-    said = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
-    one = tiny(tmp_path / "one", gradient_accumulation=2, **said)
-    two = [tiny(tmp_path / str(rank), world=World(2, rank), **said) for rank in (0, 1)]
+    settings = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
+    one = tiny(tmp_path / "one", gradient_accumulation=2, **settings)
+    two = [tiny(tmp_path / str(rank), world=World(2, rank), **settings) for rank in (0, 1)]
     for number in range(3):
-        kept: list[list[torch.Tensor]] = [[], []]
+        gathered: list[list[torch.Tensor]] = [[], []]
         for rank in (0, 1):  # first only to see what each would send
-            monkeypatch.setattr(World, "add_up", lambda self, tensor, kept=kept: kept[self.rank].append(tensor.clone()))
+            monkeypatch.setattr(
+                World, "add_up", lambda self, tensor, gathered=gathered: gathered[self.rank].append(tensor.clone())
+            )
             monkeypatch.setattr(two[rank].step.optimizer, "step", lambda *_: None)
             two[rank].train_step()
             two[rank].number = number
             monkeypatch.undo()
-        sums = [first + second for first, second in zip(*kept, strict=True)]
+        sums = [first + second for first, second in zip(*gathered, strict=True)]
         for rank in (0, 1):
-            answers = iter(sums)
-            monkeypatch.setattr(World, "add_up", lambda self, tensor, answers=answers: tensor.copy_(next(answers)))
+            reduced = iter(sums)
+            monkeypatch.setattr(World, "add_up", lambda self, tensor, reduced=reduced: tensor.copy_(next(reduced)))
             two[rank].train_step()
             monkeypatch.undo()
         one.train_step()
@@ -98,7 +104,9 @@ def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monk
         assert {n: b for n, b in state_bits(two[0]).items() if n != "skipped"} == {
             n: b for n, b in state_bits(one).items() if n != "skipped"
         }
-    assert sorted(two[0].task.drawn[1::2] + two[1].task.drawn[1::2]) == sorted(one.task.drawn)
+    assert sorted(two[0].task.sampled_batches[1::2] + two[1].task.sampled_batches[1::2]) == sorted(
+        one.task.sampled_batches
+    )
 
 
 def test_the_state_is_all_there_is(tmp_path: Path) -> None:

@@ -50,32 +50,32 @@ class TinyTask:
         draw = torch.Generator().manual_seed(1)
         lengths = [3 if number % 3 else 2 for number in range(examples)]
         self.examples = [torch.randn(length, WIDTH, generator=draw) for length in lengths]
-        held = round(examples * config.validation_split)
-        self.held_out = [(number,) for number in range(examples - held, examples)]
-        repeats = tuple(int(number < examples - held) for number in range(examples))
+        validation_size = round(examples * config.validation_split)
+        self.held_out = [(number,) for number in range(examples - validation_size, examples)]
+        repeats = tuple(int(number < examples - validation_size) for number in range(examples))
         self.order = Order(tuple(lengths), repeats, config.batch_size, config.seed)
-        self.drawn: list[tuple[int, ...]] = []
+        self.sampled_batches: list[tuple[int, ...]] = []
         self.poison = ""
         self.limit = 1000
 
     def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
-        self.drawn.append(batch)
+        self.sampled_batches.append(batch)
         rows = torch.stack([self.examples[number] for number in batch])
-        kept = torch.rand(len(batch), generator=generator) >= self.config.caption_dropout
+        captioned = torch.rand(len(batch), generator=generator) >= self.config.caption_dropout
         return {
             "rows": rows,
             "noise": torch.randn(rows.shape, generator=generator),
-            "text": kept.float()[:, None, None].expand(len(batch), 1, WIDTH).contiguous(),
+            "text": captioned.float()[:, None, None].expand(len(batch), 1, WIDTH).contiguous(),
         }
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
         if len(inputs["rows"]) > self.limit:
             raise torch.OutOfMemoryError("tried to allocate 1 GiB")
-        answer = self.networks["model"](inputs["rows"] + inputs["noise"], inputs["text"]).to(self.dtype)
-        error = (answer - inputs["noise"].to(self.dtype)).square()
+        prediction = self.networks["model"](inputs["rows"] + inputs["noise"], inputs["text"]).to(self.dtype)
+        error = (prediction - inputs["noise"].to(self.dtype)).square()
         loss = error.float().mean()
         if self.poison == "gradient":  # a finite loss whose gradient is not
-            loss = loss + (answer.float().sum() * 0).sqrt()
+            loss = loss + (prediction.float().sum() * 0).sqrt()
         if self.poison == "loss":  # and the other way round
             loss = loss + torch.tensor(float("nan"))
         return loss * {"nan": float("nan"), "inf": float("inf")}.get(self.poison, 1.0)
@@ -87,29 +87,31 @@ class TinyTask:
         return {"inweave.texts": str(len(self.examples))}
 
 
-def config(output: Path, **said: Any) -> TrainConfig:
+def config(output: Path, **settings: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "model": "tiny", "dataset": "-", "output": str(output), "name": "t", "steps": 8, "batch_size": 2, "rank": 2,
         "learning_rate": 0.05, "targets": ["to_q", "to_k"], "dialect": "peft", "save_dtype": "fp32", "log_every": 1,
         "precision": "fp32",
     }  # fmt: skip
-    if said.get("optimizer") == "prodigy":
+    if settings.get("optimizer") == "prodigy":
         usual["learning_rate"] = 1.0
-    return TrainConfig.of(**{**usual, **said})
+    return TrainConfig.of(**{**usual, **settings})
 
 
 def tiny(
-    output: Path, *, world: World | None = None, dtype: torch.dtype = torch.float32, examples: int = 10, **said: Any
+    output: Path, *, world: World | None = None, dtype: torch.dtype = torch.float32, examples: int = 10, **settings: Any
 ) -> Run:
     """A run that has not begun."""
-    return made(config(output, **said), world, TinyTask(config(output, **said), examples=examples, dtype=dtype))
+    return make_run(
+        config(output, **settings), world, TinyTask(config(output, **settings), examples=examples, dtype=dtype)
+    )
 
 
-def made(chosen: TrainConfig, world: World | None = None, task: TinyTask | None = None) -> Run:
-    task = task or TinyTask(chosen)
+def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None) -> Run:
+    task = task or TinyTask(config)
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
-    return Run(task, task.networks["model"], index, chosen, world)
+    return Run(task, task.networks["model"], index, config, world)
 
 
 def log(output: Path) -> list[dict[str, Any]]:
@@ -124,8 +126,8 @@ def log(output: Path) -> list[dict[str, Any]]:
 
 def file_bits(path: Path) -> dict[str, bytes]:
     """The tensors of a PEFT folder, bit for bit."""
-    found = load_file(path / "adapter_model.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in found.items()}
+    tensors = load_file(path / "adapter_model.safetensors")
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
 def state_bits(run: Run) -> dict[str, bytes]:

@@ -34,9 +34,9 @@ def flux(seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, torch.T
     names[f"{ENCODER}text_model.embeddings.token_embedding.weight"] = (11, 6)
     names[f"{ENCODER}text_model.final_layer_norm.weight"] = (6,)
     names["vae.decoder.conv_in.weight"] = (5, 3, 3, 3)
-    made = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in names.items()}
-    made[f"{ENCODER}text_model.embeddings.position_ids"] = torch.arange(7)
-    return made
+    tensors = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in names.items()}
+    tensors[f"{ENCODER}text_model.embeddings.position_ids"] = torch.arange(7)
+    return tensors
 
 
 def write_file(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str) -> Path:
@@ -83,31 +83,31 @@ def write_folder(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
 def pair(
     module: str, out: int, into: int, rank: int = 3, seed: int = 1, alpha: float | None = None
 ) -> dict[str, Tensor]:
-    made = {
+    factors = {
         f"{module}.lora_down.weight": random(seed, rank, into),
         f"{module}.lora_up.weight": random(seed + 1, out, rank),
     }
-    return made | ({f"{module}.alpha": tensor(alpha)} if alpha is not None else {})
+    return factors | ({f"{module}.alpha": tensor(alpha)} if alpha is not None else {})
 
 
 def flux_lora(seed: int = 1) -> dict[str, Tensor]:
     """Pairs on fused and plain layers and the text encoder, a DoRA along the inputs, a LoKr and a bias."""
-    made = pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, seed, alpha=2.0)
-    made |= pair("lora_unet_single_blocks_0_linear1", 56, 8, 2, seed + 2)
-    made |= pair("lora_unet_final_layer_linear", 6, 8, 2, seed + 4, alpha=1.0)
-    made |= pair("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6, 2, seed + 6)
-    made |= pair("lora_unet_double_blocks_0_txt_attn_proj", 8, 8, 2, seed + 8)
-    made["lora_unet_double_blocks_0_txt_attn_proj.dora_scale"] = tensor([[0.5 + 0.1 * i for i in range(8)]])
-    made["lora_unet_double_blocks_0_img_mlp_0.lokr_w1"] = random(seed + 10, 2, 2)
-    made["lora_unet_double_blocks_0_img_mlp_0.lokr_w2"] = random(seed + 11, 16, 4)
-    made["lora_unet_double_blocks_0_img_attn_proj.diff_b"] = random(seed + 12, 8)
-    return made
+    tensors = pair("lora_unet_double_blocks_0_img_attn_qkv", 24, 8, 3, seed, alpha=2.0)
+    tensors |= pair("lora_unet_single_blocks_0_linear1", 56, 8, 2, seed + 2)
+    tensors |= pair("lora_unet_final_layer_linear", 6, 8, 2, seed + 4, alpha=1.0)
+    tensors |= pair("lora_te1_text_model_encoder_layers_0_self_attn_q_proj", 6, 6, 2, seed + 6)
+    tensors |= pair("lora_unet_double_blocks_0_txt_attn_proj", 8, 8, 2, seed + 8)
+    tensors["lora_unet_double_blocks_0_txt_attn_proj.dora_scale"] = tensor([[0.5 + 0.1 * i for i in range(8)]])
+    tensors["lora_unet_double_blocks_0_img_mlp_0.lokr_w1"] = random(seed + 10, 2, 2)
+    tensors["lora_unet_double_blocks_0_img_mlp_0.lokr_w2"] = random(seed + 11, 16, 4)
+    tensors["lora_unet_double_blocks_0_img_attn_proj.diff_b"] = random(seed + 12, 8)
+    return tensors
 
 
 def adapter(tensors: Mapping[str, Tensor], **metadata: str) -> Adapter:
-    found = read(tensors, metadata)
-    assert not found.problems
-    return found
+    loaded = read(tensors, metadata)
+    assert not loaded.problems
+    return loaded
 
 
 def merged_with(

@@ -44,13 +44,13 @@ STACK = [(flux_lora(1), Strength(0.7)), (flux_lora(50), Strength(components={"un
 
 def baked(base: Path, out: Path, stack=STACK, **options) -> Baked:  # type: ignore[no-untyped-def]
     index = open_base(base)
-    layers = [Layer(resolve(adapter(made), index), s, f"{n}.safetensors", "00") for n, (made, s) in enumerate(stack)]
+    layers = [Layer(resolve(adapter(lora), index), s, f"{n}.safetensors", "00") for n, (lora, s) in enumerate(stack)]
     return write_merged(base, layers, out, index=index, folders=component_folders(base), **options)
 
 
 def expected(base: Path, source: FileSource | None = None, component: str | None = None) -> MergedSource:
     tensors = {name: (source or FileSource(base)).get(name) for name in (source or FileSource(base)).names()}
-    return merged_with(tensors, open_base(base), [(adapter(made), s) for made, s in STACK], component)
+    return merged_with(tensors, open_base(base), [(adapter(lora), s) for lora, s in STACK], component)
 
 
 def listed(folder: Path) -> list[str]:
@@ -58,25 +58,25 @@ def listed(folder: Path) -> list[str]:
 
 
 def assert_same(path: Path, want: MergedSource, dtype: torch.dtype | None = None) -> None:
-    found = FileSource(path)
-    assert set(found.names()) == set(want.names())
+    source = FileSource(path)
+    assert set(source.names()) == set(want.names())
     for name in want.names():
         plain = not want.spec(name).dtype.is_floating_point
         exact = want.get(name, dtype=None if plain else dtype)
-        got = found.get(name)
+        got = source.get(name)
         assert got.dtype == exact.dtype and got.shape == exact.shape, name
         assert bits(got) == bits(exact), name
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("wanted", [None, torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("target", [None, torch.bfloat16, torch.float16, torch.float32])
 def test_a_file_is_the_merged_source_bit_for_bit(
-    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype | None
+    tmp_path: Path, stored: torch.dtype, target: torch.dtype | None
 ) -> None:
     base = write_file(tmp_path / "base.safetensors", flux(dtype=stored), **{"modelspec.title": "Warp"})
-    done = baked(base, tmp_path / "out.safetensors", dtype=wanted)
-    assert_same(tmp_path / "out.safetensors", expected(base), wanted)
-    assert done.merged == 7 and done.tensors == len(flux())
+    report = baked(base, tmp_path / "out.safetensors", dtype=target)
+    assert_same(tmp_path / "out.safetensors", expected(base), target)
+    assert report.merged == 7 and report.tensors == len(flux())
     assert listed(tmp_path) == ["base.safetensors", "out.safetensors"]
 
 
@@ -92,11 +92,11 @@ def test_metadata_is_kept_and_adapters_are_listed(tmp_path: Path) -> None:
     metadata = {"modelspec.title": "Warp", "modelspec.hash_sha256": "0xold", "inweave.merged": '[{"name": "first"}]'}
     base = write_file(tmp_path / "base.safetensors", flux(), **metadata)
     baked(base, tmp_path / "out.safetensors")
-    found = read_header(tmp_path / "out.safetensors").metadata
-    assert found["modelspec.title"] == "Warp"
-    assert found["format"] == "pt"  # transformers refuses files with metadata but without it
-    assert "modelspec.hash_sha256" not in found
-    assert json.loads(found["inweave.merged"]) == [
+    written_metadata = read_header(tmp_path / "out.safetensors").metadata
+    assert written_metadata["modelspec.title"] == "Warp"
+    assert written_metadata["format"] == "pt"  # transformers refuses files with metadata but without it
+    assert "modelspec.hash_sha256" not in written_metadata
+    assert json.loads(written_metadata["inweave.merged"]) == [
         {"name": "first"},
         {"name": "0.safetensors", "sha256": "00", "strength": 0.7},
         {"name": "1.safetensors", "sha256": "00", "strength": {"overall": 1.0, "unet": -0.4, "te": 1.5}},
@@ -120,12 +120,12 @@ def test_data_is_aligned_and_readable_by_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [None, torch.float16])
 def test_shards_keep_their_files_and_index(tmp_path: Path, dtype: torch.dtype | None) -> None:
     index = write_shards(tmp_path / "base", flux())
-    done = baked(index, tmp_path / "out", dtype=dtype)
+    report = baked(index, tmp_path / "out", dtype=dtype)
     assert listed(tmp_path / "out") == listed(tmp_path / "base")
     assert_same(tmp_path / "out" / index.name, expected(index), dtype)
     before, after = (json.loads((tmp_path / name / index.name).read_text()) for name in ("base", "out"))
     assert after["weight_map"] == before["weight_map"]
-    assert after["metadata"] == {"note": "kept", "total_size": done.bytes}
+    assert after["metadata"] == {"note": "kept", "total_size": report.bytes}
     shard = next(path for path in (tmp_path / "out").glob("*.safetensors"))
     assert read_header(shard).metadata["shard"] == shard.name
     assert "inweave.merged" in read_header(shard).metadata
@@ -134,14 +134,14 @@ def test_shards_keep_their_files_and_index(tmp_path: Path, dtype: torch.dtype | 
 def test_a_bias_the_base_lacks_is_created(tmp_path: Path) -> None:
     tensors = {"first.weight": torch.randn(4, 3), "second.weight": torch.randn(4, 4)}
     index = write_shards(tmp_path / "base", tensors, 2)
-    made = pair("unet.first", 4, 3) | {"unet.first.diff_b": random(9, 4)}
-    done = baked(index, tmp_path / "out", [(made, Strength(0.5))])
-    assert done.created == ["first.bias"]
-    found = FileSource(tmp_path / "out" / index.name)
-    want = merged_with(tensors, open_base(index), [(adapter(made), Strength(0.5))])
-    assert set(found.names()) == {"first.weight", "second.weight", "first.bias"}
-    for name in found.names():
-        assert bits(found.get(name)) == bits(want.get(name))
+    lora = pair("unet.first", 4, 3) | {"unet.first.diff_b": random(9, 4)}
+    report = baked(index, tmp_path / "out", [(lora, Strength(0.5))])
+    assert report.created == ["first.bias"]
+    source = FileSource(tmp_path / "out" / index.name)
+    want = merged_with(tensors, open_base(index), [(adapter(lora), Strength(0.5))])
+    assert set(source.names()) == {"first.weight", "second.weight", "first.bias"}
+    for name in source.names():
+        assert bits(source.get(name)) == bits(want.get(name))
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -157,7 +157,7 @@ def test_a_diffusers_folder_is_copied_with_its_networks_merged(tmp_path: Path, d
     (base / ".cache" / "lock").write_text("")
     (tmp_path / "blob.txt").write_text("blob")
     (base / "README.md").symlink_to(tmp_path / "blob.txt")  # how the hub's cache stores every file
-    done = baked(base, tmp_path / "out", dtype=dtype)
+    report = baked(base, tmp_path / "out", dtype=dtype)
     out = tmp_path / "out"
     for name, component in ((unet, "unet"), (base / "text_encoder" / "model.safetensors", "te1")):
         want = expected(base, FileSource(name), component)
@@ -172,7 +172,7 @@ def test_a_diffusers_folder_is_copied_with_its_networks_merged(tmp_path: Path, d
     for same in ("model_index.json", "scheduler/config.json", "transformer/config.json", "README.md"):
         assert (out / same).read_text() == (base / same).read_text()
     assert not (out / "README.md").is_symlink()
-    left = {str(Path(path).relative_to(base)) for path in done.left_out}
+    left = {str(Path(path).relative_to(base)) for path in report.left_out}
     assert left == {"transformer/diffusion_pytorch_model.bin", "transformer/something_else_entirely.safetensors",
                     "model.safetensors"}  # fmt: skip
     for name in (*left, ".cache"):
@@ -190,10 +190,10 @@ def test_one_network_in_a_folder_of_shards(tmp_path: Path) -> None:
     tensors = {name.removeprefix(DENOISER): value for name, value in flux().items() if name.startswith(DENOISER)}
     index = write_shards(tmp_path / "base", tensors, 2, "diffusion_pytorch_model")
     (tmp_path / "base" / "config.json").write_text("{}")
-    made = {key: value for key, value in flux_lora().items() if "te1" not in key}
-    baked(tmp_path / "base", tmp_path / "out", [(made, Strength())])
+    lora = {key: value for key, value in flux_lora().items() if "te1" not in key}
+    baked(tmp_path / "base", tmp_path / "out", [(lora, Strength())])
     assert listed(tmp_path / "out") == listed(tmp_path / "base")
-    want = merged_with(tensors, open_base(tmp_path / "base"), [(adapter(made), Strength())])
+    want = merged_with(tensors, open_base(tmp_path / "base"), [(adapter(lora), Strength())])
     assert_same(tmp_path / "out" / index.name, want)
 
 
@@ -212,11 +212,11 @@ def test_a_large_tensor_is_merged_in_runs_of_rows(
     monkeypatch.setattr(baking, "RUN", 7 * 8 * 4)
     baked(base, tmp_path / "out.safetensors", stack)
     tensors = load_file(base)
-    want = merged_with(tensors, open_base(base), [(adapter(made), strength) for made, strength in stack])
-    found = FileSource(tmp_path / "out.safetensors")
+    want = merged_with(tensors, open_base(base), [(adapter(lora), strength) for lora, strength in stack])
+    source = FileSource(tmp_path / "out.safetensors")
     changed = 0
     for name in want.names():
-        got, exact = found.get(name), want.get(name)
+        got, exact = source.get(name), want.get(name)
         if exact.is_floating_point():
             size = exact.abs().float()
             bound = torch.finfo(dtype).eps * size + summation_error(10, size + 1)  # ranks 3, 5 and 2
@@ -227,8 +227,8 @@ def test_a_large_tensor_is_merged_in_runs_of_rows(
 
 def test_strength_zero_is_the_base(tmp_path: Path) -> None:
     base = write_file(tmp_path / "base.safetensors", flux())
-    done = baked(base, tmp_path / "out.safetensors", [(flux_lora(), Strength(0.0))])
-    assert done.merged == 0
+    report = baked(base, tmp_path / "out.safetensors", [(flux_lora(), Strength(0.0))])
+    assert report.merged == 0
     assert {k: bits(v) for k, v in load_file(tmp_path / "out.safetensors").items()} == {
         k: bits(v) for k, v in flux().items()
     }
@@ -236,10 +236,10 @@ def test_strength_zero_is_the_base(tmp_path: Path) -> None:
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     base = write_file(tmp_path / "base.safetensors", flux())
-    seen: list[tuple[int, int]] = []
-    done = baked(base, tmp_path / "out.safetensors", progress=lambda now, total: seen.append((now, total)))
-    assert seen[-1] == (done.bytes, done.bytes)
-    assert [now for now, _ in seen] == sorted(now for now, _ in seen)
+    calls: list[tuple[int, int]] = []
+    report = baked(base, tmp_path / "out.safetensors", progress=lambda now, total: calls.append((now, total)))
+    assert calls[-1] == (report.bytes, report.bytes)
+    assert [now for now, _ in calls] == sorted(now for now, _ in calls)
 
 
 def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -379,8 +379,8 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     shapes |= {f"blocks.{number}.weight": ("BF16", (8192, 4096)) for number in range(36)}
     folder = tmp_path_factory.mktemp("sparse")
     base = write_sparse(folder / "base.safetensors", shapes)
-    made = pair("huge", 55296, 6144, 16) | pair("blocks.0", 8192, 4096, 16) | pair("blocks.7", 8192, 4096, 16)
-    return base, write(folder / "lora.safetensors", made)
+    lora = pair("huge", 55296, 6144, 16) | pair("blocks.0", 8192, 4096, 16) | pair("blocks.7", 8192, 4096, 16)
+    return base, write(folder / "lora.safetensors", lora)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -391,10 +391,10 @@ def test_memory_stays_far_below_the_checkpoint(tmp_path: Path, sparse: tuple[Pat
     assert base.stat().st_size > 3_000_000_000
     out = tmp_path / "out.safetensors"
     try:
-        done = subprocess.run([sys.executable, "-c", CHILD, str(base), str(lora), str(out)],
+        report = subprocess.run([sys.executable, "-c", CHILD, str(base), str(lora), str(out)],
                               capture_output=True, text=True, check=False)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        before, peak = (int(number) * 1024 for number in done.stdout.split())
+        assert report.returncode == 0, report.stderr
+        before, peak = (int(number) * 1024 for number in report.stdout.split())
         assert out.stat().st_size > 3_000_000_000
         assert peak < 1250 * MIB, f"{peak / MIB:.0f} MiB"
         assert peak - before < 900 * MIB, f"{(peak - before) / MIB:.0f} MiB"

@@ -58,17 +58,17 @@ def two(folder: Path, before: Mapping[str, torch.Tensor], after: Mapping[str, to
 
 def products(adapter: Adapter) -> dict[str, torch.Tensor]:
     """module -> up @ down, in float64 and by nothing of inweave's formulas."""
-    found = {}
+    deltas = {}
     for entry in adapter.entries:
         assert isinstance(entry.factors, Lora) and entry.factors.alpha == entry.factors.rank
         up, down = (decode(t, dtype=torch.float64).flatten(1) for t in (entry.factors.up, entry.factors.down))
-        found[entry.ref.name] = (up @ down).reshape(entry.factors.shape())
-    return found
+        deltas[entry.ref.name] = (up @ down).reshape(entry.factors.shape())
+    return deltas
 
 
-def close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
-    assert found.shape == wanted.shape
-    assert torch.linalg.vector_norm(found - wanted) <= tolerance * torch.linalg.vector_norm(wanted)
+def close(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
+    assert actual.shape == expected.shape
+    assert torch.linalg.vector_norm(actual - expected) <= tolerance * torch.linalg.vector_norm(expected)
 
 
 @pytest.mark.parametrize("rank", [1, 4, 9])
@@ -76,15 +76,15 @@ def test_an_exact_low_rank_change_comes_back(tmp_path: Path, rank: int) -> None:
     before = net()
     changed = {name: change(3, NET[name], rank) for name in ("layer.weight", "conv.weight", "point.weight")}
     tuned, base = two(tmp_path, before, before | {name: before[name] + value for name, value in changed.items()})
-    found = extracted(tuned, base, rank=rank, dtype=torch.float32)
-    restored = products(found.adapter)
+    result = extracted(tuned, base, rank=rank, dtype=torch.float32)
+    restored = products(result.adapter)
     assert restored.keys() == {"layer", "conv", "point"}
     for name, value in changed.items():
         close(restored[name.removesuffix(".weight")], value.double(), 1e-4)
-    assert found.energy == pytest.approx(1, abs=1e-6)
-    assert all(row.energy == pytest.approx(1, abs=1e-6) and row.rank == rank for row in found.rows)
-    assert not found.left_out and not found.notes
-    conv = next(entry.factors for entry in found.adapter.entries if entry.ref.name == "conv")
+    assert result.energy == pytest.approx(1, abs=1e-6)
+    assert all(row.energy == pytest.approx(1, abs=1e-6) and row.rank == rank for row in result.rows)
+    assert not result.left_out and not result.notes
+    conv = next(entry.factors for entry in result.adapter.entries if entry.ref.name == "conv")
     assert conv.down.shape == (rank, 10, 3, 3) and conv.up.shape == (24, rank, 1, 1)
 
 
@@ -101,14 +101,14 @@ def test_the_energy_of_a_full_rank_change_is_that_of_the_exact_svd(shape: tuple[
 def test_the_report_says_how_much_a_rank_keeps(tmp_path: Path) -> None:
     before, difference = net(), torch.randn(60, 50, generator=torch.Generator().manual_seed(9))
     tuned, base = two(tmp_path, before, before | {"layer.weight": before["layer.weight"] + difference})
-    found = extracted(tuned, base, rank=8, dtype=torch.float32)
+    result = extracted(tuned, base, rank=8, dtype=torch.float32)
     squares = torch.linalg.svdvals(difference.double()).square()
-    kept = float(squares[:8].sum() / squares.sum())
-    assert found.energy == pytest.approx(kept, rel=1e-4)
-    assert found.rows[0].norm == pytest.approx(float(squares.sum()), rel=1e-4)
-    lost = products(found.adapter)["layer"] - difference.double()
-    assert float(lost.square().sum() / squares.sum()) == pytest.approx(1 - kept, rel=1e-4)
-    assert "higher rank" in found.notes[0]
+    energy = float(squares[:8].sum() / squares.sum())
+    assert result.energy == pytest.approx(energy, rel=1e-4)
+    assert result.rows[0].norm == pytest.approx(float(squares.sum()), rel=1e-4)
+    lost = products(result.adapter)["layer"] - difference.double()
+    assert float(lost.square().sum() / squares.sum()) == pytest.approx(1 - energy, rel=1e-4)
+    assert "higher rank" in result.notes[0]
 
 
 def test_energy_takes_the_lowest_rank_that_reaches_it(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_energy_takes_the_lowest_rank_that_reaches_it(tmp_path: Path) -> None:
 def test_the_rank_is_clipped_to_the_layer(tmp_path: Path) -> None:
     before = net()
     tuned, base = two(tmp_path, before, before | {"point.weight": net(1)["point.weight"]})
-    found = extracted(tuned, base, rank=500)
-    assert [row.rank for row in found.rows] == [12]
-    assert found.energy == pytest.approx(1, abs=1e-6)
+    result = extracted(tuned, base, rank=500)
+    assert [row.rank for row in result.rows] == [12]
+    assert result.energy == pytest.approx(1, abs=1e-6)
 
 
 def test_norms_biases_and_tables(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_norms_biases_and_tables(tmp_path: Path) -> None:
         "layer.bias", "norm.weight", "norm.bias", "tokens.wte.weight", "table",
     }  # fmt: skip
     total = sum(float((after[name].double() - before[name].double()).square().sum()) for name in NET)
-    kept = sum(row.energy * row.norm for row in plain.rows)
-    assert plain.energy == pytest.approx(kept / total, rel=1e-6)  # what is left out counts as lost
+    energy = sum(row.energy * row.norm for row in plain.rows)
+    assert plain.energy == pytest.approx(energy / total, rel=1e-6)  # what is left out counts as lost
     full = extracted(tuned, base, rank=4, full_norms=True, dtype=torch.float32)
     whole = {f"{e.ref.name}.{e.param}": e.factors for e in full.adapter.entries if isinstance(e.factors, Full)}
     assert whole.keys() == {"layer.bias", "norm.weight", "norm.bias"}
@@ -197,9 +197,9 @@ def test_any_two_layouts_of_one_model_compare(tmp_path: Path, to: str, layouts: 
     }
     left, right = layouts.split("-")
     tuned, base = make[left]("tuned", after), make[right]("base", before)
-    found = extracted(tuned, base, to, rank=2 if to == "kohya" else 8, dtype=torch.float32)
-    assert found.energy == pytest.approx(1, abs=1e-5)
-    saved = save(found.adapter, tmp_path / "lora.safetensors", dialect=to, base=base)
+    result = extracted(tuned, base, to, rank=2 if to == "kohya" else 8, dtype=torch.float32)
+    assert result.energy == pytest.approx(1, abs=1e-5)
+    saved = save(result.adapter, tmp_path / "lora.safetensors", dialect=to, base=base)
     adapter = load(saved.path)
     assert to in adapter.dialects[0]
     if to == "kohya":  # one pair for a fused layer, as kohya trains them
@@ -222,9 +222,9 @@ def test_one_network_against_a_whole_checkpoint(tmp_path: Path) -> None:
     part = {name.removeprefix(DENOISER): value for name, value in after.items() if name.startswith(DENOISER)}
     one = write_file(tmp_path / "unet.safetensors", part)
     for tuned, other in ((one, base), (base, one)):
-        found = extracted(tuned, other, "kohya")
-        assert len(found.rows) == 3
-        assert f"te1 is only in {base}; it was not compared" in found.notes
+        result = extracted(tuned, other, "kohya")
+        assert len(result.rows) == 3
+        assert f"te1 is only in {base}; it was not compared" in result.notes
 
 
 def test_different_models_are_refused_and_both_named(tmp_path: Path) -> None:

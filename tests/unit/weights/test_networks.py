@@ -47,7 +47,7 @@ def test_a_diffusers_pipeline_is_woven_as_it_is(pipeline: Any, tmp_path: Path) -
         f"text_encoder.{encoder}.lora_A.weight": random(3, 2, 8),
         f"text_encoder.{encoder}.lora_B.weight": random(4, 8, 2),
     })  # fmt: skip
-    weight, bias = pipeline.unet.get_submodule(query).weight, pipeline.text_encoder.get_parameter(_named(pipeline))
+    weight, bias = pipeline.unet.get_submodule(query).weight, pipeline.text_encoder.get_parameter(_variant_of(pipeline))
     before, encoder_before = weight.detach().clone(), bias.detach().clone()
     weaver = inweave.Weaver(pipeline)
     assert set(weaver.index.components) == {"unet", "te1"}
@@ -62,7 +62,7 @@ def test_a_diffusers_pipeline_is_woven_as_it_is(pipeline: Any, tmp_path: Path) -
     assert torch.equal(weight, before)
 
 
-def _named(pipeline: Any) -> str:
+def _variant_of(pipeline: Any) -> str:
     names = dict(pipeline.text_encoder.named_parameters())
     return next(name for name in names if name.endswith("self_attn.q_proj.weight"))
 

@@ -46,16 +46,16 @@ def test_a_checkpoint_seen_under_its_other_names_and_back() -> None:
     original = numbers(BFL)
     component = component_from_names("unet", BFL)
     assert (component.table.name, component.naming) == ("flux", "original")
-    seen = Renamed(DictSource(original), component)
+    renamed = Renamed(DictSource(original), component)
     qkv = original["double_blocks.0.img_attn.qkv.weight"]
-    assert torch.equal(seen.get("transformer_blocks.0.attn.to_k.weight"), qkv[8:16])
+    assert torch.equal(renamed.get("transformer_blocks.0.attn.to_k.weight"), qkv[8:16])
     assert torch.equal(
-        seen.get("single_transformer_blocks.0.proj_mlp.weight"), original["single_blocks.0.linear1.weight"][24:]
+        renamed.get("single_transformer_blocks.0.proj_mlp.weight"), original["single_blocks.0.linear1.weight"][24:]
     )
     swapped = original["final_layer.adaLN_modulation.1.weight"]
-    assert torch.equal(seen.get("norm_out.linear.weight"), torch.cat([swapped[8:], swapped[:8]]))
-    assert seen.spec("transformer_blocks.0.attn.norm_q.weight").shape == (4,)
-    diffusers = {name: seen.get(name) for name in seen.names()}
+    assert torch.equal(renamed.get("norm_out.linear.weight"), torch.cat([swapped[8:], swapped[:8]]))
+    assert renamed.spec("transformer_blocks.0.attn.norm_q.weight").shape == (4,)
+    diffusers = {name: renamed.get(name) for name in renamed.names()}
     back = Stacked(
         DictSource(diffusers), component_from_names("unet", {n: tuple(v.shape) for n, v in diffusers.items()})
     )
@@ -109,9 +109,9 @@ print(high() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("stored", "wanted"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16")]
+    ("stored", "target"), [("float32", "float32"), ("bfloat16", "bfloat16"), ("float32", "float16")]
 )
-def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path, stored: str, wanted: str) -> None:
+def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path, stored: str, target: str) -> None:
     """The base in the model's dtype, the adapter, one tensor as float32, and 4 MB for the interpreter's own needs.
 
     Whatever the allocator: nothing large is taken from it and given back, so it has nothing to hold on to.
@@ -119,21 +119,21 @@ def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path
     layers, size, rank = 16, 2048, 8
     weights = {f"layer{i}.weight": torch.randn(size, size).to(getattr(torch, stored)) for i in range(layers)}
     save_file(weights, tmp_path / "base.safetensors")
-    made = {}
+    lora = {}
     for i in range(layers):
-        made |= {
+        lora |= {
             f"unet.layer{i}.lora_down.weight": random(i, rank, size),
             f"unet.layer{i}.lora_up.weight": random(i, size, rank),
         }
-    write(tmp_path / "lora.safetensors", made)
-    arguments = [tmp_path / "base.safetensors", tmp_path / "lora.safetensors", layers, size, wanted]
-    done = subprocess.run(
+    write(tmp_path / "lora.safetensors", lora)
+    arguments = [tmp_path / "base.safetensors", tmp_path / "lora.safetensors", layers, size, target]
+    result = subprocess.run(
         [sys.executable, "-c", LOAD, *map(str, arguments)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    base = layers * size * size * getattr(torch, wanted).itemsize
+    assert result.returncode == 0, result.stderr
+    base = layers * size * size * getattr(torch, target).itemsize
     adapter, one_tensor, allowance = layers * 2 * rank * size * 4, size * size * 4, 4 * 2**20
-    assert base / 2 < int(done.stdout) < base + adapter + one_tensor + allowance
+    assert base / 2 < int(result.stdout) < base + adapter + one_tensor + allowance
 
 
 def test_rows_and_owned_memory_of_every_source(tmp_path: Path) -> None:
@@ -218,10 +218,10 @@ def test_merged_source_equals_inject_and_merge(dtype: torch.dtype) -> None:
     merge(net)
     state = {name.replace(".base.", ".").replace(".base_layer.", "."): v for name, v in net.state_dict().items()}
     for name in base:
-        found = next(value for key, value in state.items() if key.endswith(name) and value.shape == base[name].shape)
+        merged = next(value for key, value in state.items() if key.endswith(name) and value.shape == base[name].shape)
         want = source.get(name)
         bound = torch.finfo(dtype).eps * want.float().abs() + summation_error(3, want.float().abs() + 1)
-        assert bool(((found.float() - want.float()).abs() <= bound).all()), name
+        assert bool(((merged.float() - want.float()).abs() <= bound).all()), name
 
 
 def test_the_cache_is_bounded_in_bytes_and_drops_the_oldest(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_a_bias_created_on_some_rows_of_a_fused_weight() -> None:
     change = random(3, 8)
     plan = resolve(read({"transformer.transformer_blocks.0.attn.to_k.diff_b": change}), index)
     source = MergedSource(DictSource(numbers(shapes)), [(plan, 0.5)])
-    made = source.get("double_blocks.0.img_attn.qkv.bias")
-    assert made.shape == source.spec("double_blocks.0.img_attn.qkv.bias").shape == (24,)
-    assert not made[:8].any()
-    assert not made[16:].any()
-    torch.testing.assert_close(made[8:16], 0.5 * torch.frombuffer(bytearray(change.data), dtype=torch.float32))
+    bias = source.get("double_blocks.0.img_attn.qkv.bias")
+    assert bias.shape == source.spec("double_blocks.0.img_attn.qkv.bias").shape == (24,)
+    assert not bias[:8].any()
+    assert not bias[16:].any()
+    torch.testing.assert_close(bias[8:16], 0.5 * torch.frombuffer(bytearray(change.data), dtype=torch.float32))

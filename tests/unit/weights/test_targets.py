@@ -28,17 +28,17 @@ INDEX = ModelIndex({"unet": component_from_names("unet", SHAPES)})
 
 def plan_of(seed: int, *leaves: str) -> Plan:
     """LoRA pairs of different ranks on q, k, v, or on all of them as one."""
-    made = {}
+    lora = {}
     for number, leaf in enumerate(leaves):
         module = f"transformer.transformer_blocks.0.attn.to_{leaf}"
         if leaf == "qkv":
             module = "diffusion_model.double_blocks.0.img_attn.qkv"
         rank, out = 2 + number, 24 if leaf == "qkv" else 8
-        made |= {
+        lora |= {
             f"{module}.lora_A.weight": random(seed + number, rank, 8),
             f"{module}.lora_B.weight": random(seed + 50 + number, out, rank),
         }
-    return resolve(read(made), INDEX)
+    return resolve(read(lora), INDEX)
 
 
 def placed(*plans: Plan) -> tuple[list[Item], dict[int, Loaded]]:
@@ -64,11 +64,11 @@ def test_every_row_is_that_of_the_stack(stack: list[tuple[str, ...]], runs: list
     original = torch.randn(SHAPES[QKV]).to(dtype)
     live = torch.full_like(original, 9.0)  # as another stack left it
     items, owners = placed(*(plan_of(10 * number, *leaves) for number, leaves in enumerate(stack)))
-    found = targets_of(original, live, items, owners)
-    assert [len(target.out) for target, _ in found] == runs
-    for target, used in found:
+    targets = targets_of(original, live, items, owners)
+    assert [len(target.out) for target, _ in targets] == runs
+    for target, used in targets:
         assert [product.scale for product in target.products] == [i.strength * i.placement.factors.scale for i in used]
-    merge_products([target for target, _ in found])
+    merge_products([target for target, _ in targets])
     want = merged(original, items, lambda name: original)
     torch.testing.assert_close(live, want, rtol=torch.finfo(dtype).eps, atol=summation_error(RANKS, 5.0))
     untouched = [row for row in range(24) if not any(row in item.placement.rows() for item in items)]
@@ -90,7 +90,7 @@ def test_one_stack_after_the_other_leaves_nothing_of_the_first() -> None:
 def test_a_fused_weight_read_plain_is_merged_in_place(dtype: torch.dtype) -> None:
     """What building on a GPU does: read, then weave; the source's own tensor is not touched."""
     tensors = {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
-    kept = tensors[QKV].clone()
+    copy = tensors[QKV].clone()
     source = MergedSource(DictSource(tensors), [(plan_of(1, "q", "v"), 0.7), (plan_of(5, "qkv"), -0.4)])
     assert source.deferrable(QKV, dtype)
     later = {QKV: source.plain(QKV, device="cpu")}
@@ -98,18 +98,18 @@ def test_a_fused_weight_read_plain_is_merged_in_place(dtype: torch.dtype) -> Non
     torch.testing.assert_close(
         later[QKV], source.get(QKV), rtol=torch.finfo(dtype).eps, atol=summation_error(RANKS, 5.0)
     )
-    assert torch.equal(tensors[QKV], kept)
+    assert torch.equal(tensors[QKV], copy)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_only_a_base_of_our_own_is_written_to(dtype: torch.dtype) -> None:
     original = torch.randn(SHAPES[QKV]).to(dtype)
-    kept = original.clone()
+    copy = original.clone()
     items, _ = placed(plan_of(1, "qkv"))
     wide = [Item(replace(items[0].placement, widen=SHAPES[QKV]), 0.5)]  # as wide as it is already
-    for found in (items, wide):
-        result = merged(original, found, lambda name: kept)
-        assert torch.equal(original, kept)
+    for plan in (items, wide):
+        result = merged(original, plan, lambda name: copy)
+        assert torch.equal(original, copy)
         mine = original.clone()
-        assert merged(mine, found, lambda name: kept, owned=True).data_ptr() == mine.data_ptr()
+        assert merged(mine, plan, lambda name: copy, owned=True).data_ptr() == mine.data_ptr()
         assert torch.equal(mine, result)

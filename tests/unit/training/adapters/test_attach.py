@@ -25,7 +25,7 @@ from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 from inweave.training.output.adapter_file import save_adapter  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
-from tests.unit.training.pictures import drawn, fresh_model, make_set, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 #: what each preset means, with numbers of blocks left out: written down, not computed
 ATTENTION = {
@@ -80,16 +80,16 @@ def networks() -> dict[str, nn.Module]:
     }  # fmt: skip
 
 
-def plain(**said: Any) -> TrainConfig:
-    return TrainConfig.of(dataset="-", rank=4, precision="fp32", save_dtype="fp32", **said)
+def plain(**settings: Any) -> TrainConfig:
+    return TrainConfig.of(dataset="-", rank=4, precision="fp32", save_dtype="fp32", **settings)
 
 
 @pytest.mark.parametrize("kind", list(ATTENTION))
 def test_presets_mean_what_is_written_down(kind: str) -> None:
     network = networks()[kind]
-    wanted = {"attention": ATTENTION[kind], "attention-mlp": ATTENTION[kind] | MLP[kind]}
-    wanted["all"] = wanted["attention-mlp"] | REST[kind]
-    for preset, ends in wanted.items():
+    expected = {"attention": ATTENTION[kind], "attention-mlp": ATTENTION[kind] | MLP[kind]}
+    expected["all"] = expected["attention-mlp"] | REST[kind]
+    for preset, ends in expected.items():
         names = select_modules("unet", network, plain(targets=preset))
         assert {_NUMBERED.sub("", name) for name in names} == ends, preset
         assert not [name for name in names if name.startswith(NEVER)]
@@ -104,16 +104,16 @@ def test_presets_mean_what_is_written_down(kind: str) -> None:
 def test_locon_adds_the_convolutions_of_the_blocks() -> None:
     unet = tiny.pipeline("sd1.5").unet
     before = set(select_modules("unet", unet, plain(targets="attention")))
-    found = set(select_modules("unet", unet, plain(targets="attention", network="locon")))
-    assert {_NUMBERED.sub("", name) for name in found - before} == {"conv", "conv1", "conv2", "conv_shortcut"}
+    modules = set(select_modules("unet", unet, plain(targets="attention", network="locon")))
+    assert {_NUMBERED.sub("", name) for name in modules - before} == {"conv", "conv1", "conv2", "conv_shortcut"}
 
 
 def ranks_of(network: nn.Module) -> dict[str, tuple[int, float]]:
-    found = {}
+    ranks = {}
     for name, layer in lora_layers(network).items():
         term: Any = layer.adapters[NAME]
-        found[name] = (term.rank, term.alpha)
-    return found
+        ranks[name] = (term.rank, term.alpha)
+    return ranks
 
 
 def test_rules_give_rank_alpha_rate_and_skip() -> None:
@@ -166,7 +166,7 @@ def test_ranks_are_of_whole_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "linear", "wide"),
+    ("settings", "linear", "wide"),
     [
         ({}, (4, 4.0), (4, 4.0)),
         ({"alpha": 1.0}, (4, 1.0), (4, 1.0)),
@@ -175,16 +175,16 @@ def test_ranks_are_of_whole_names() -> None:
         ({"conv_alpha": 2.0}, (4, 4.0), (4, 2.0)),
     ],
 )
-def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wide: Any) -> None:
+def test_convolutions_have_their_own_size(settings: dict[str, Any], linear: Any, wide: Any) -> None:
     unet = fresh_model().denoiser
-    attach_adapters({"unet": unet}, plain(network="locon", **said))
-    found = ranks_of(unet)
-    assert {value for name, value in found.items() if name.endswith((".conv1", ".conv2", ".conv"))} == {wide}
-    assert {value for name, value in found.items() if name.endswith(("to_q", "conv_shortcut"))} == {linear}
+    attach_adapters({"unet": unet}, plain(network="locon", **settings))
+    ranks = ranks_of(unet)
+    assert {value for name, value in ranks.items() if name.endswith((".conv1", ".conv2", ".conv"))} == {wide}
+    assert {value for name, value in ranks.items() if name.endswith(("to_q", "conv_shortcut"))} == {linear}
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("settings", "message"),
     [
         ({"targets": ["to_q", "to_quack"]}, "to_quack"),
         ({"targets": "nothing.*"}, "nothing"),
@@ -196,9 +196,9 @@ def test_convolutions_have_their_own_size(said: dict[str, Any], linear: Any, wid
         ({"rules": [{"pattern": ".", "skip": True}]}, "every module is skipped"),
     ],
 )
-def test_what_means_nothing_is_an_error(said: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        attach_adapters({"unet": fresh_model().denoiser}, plain(**said))
+def test_what_means_nothing_is_an_error(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        attach_adapters({"unet": fresh_model().denoiser}, plain(**settings))
 
 
 def test_a_target_may_mean_modules_of_one_network_only() -> None:
@@ -227,7 +227,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> list[float]:
     """Adam on one batch with the same draws, by torch's own hand."""
     optimizer = torch.optim.Adam(list(trained.parameters.values()), lr=rate)
-    inputs = drawn(task)
+    inputs = sample_inputs(task)
     losses = []
     for _ in range(count):
         optimizer.zero_grad()
@@ -241,9 +241,9 @@ def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> lis
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) -> None:
     data, model = make_set(tmp_path / "set"), fresh_model()
-    said: dict[str, Any] = {"targets": "attention", **KINDS[kind], "train_text_encoders": True, "cache_text": False}
-    task = task_on(data, model=model, **said)
-    inputs = drawn(task)
+    settings: dict[str, Any] = {"targets": "attention", **KINDS[kind], "train_text_encoders": True, "cache_text": False}
+    task = task_on(data, model=model, **settings)
+    inputs = sample_inputs(task)
     with torch.no_grad():
         bare = task.loss(inputs)
     trained = attach_adapters(task.networks, task.config)
@@ -262,18 +262,18 @@ def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) 
         )
         assert check(file, index).ok
         with torch.no_grad():
-            learnt = task.loss(inputs)
+            trained_loss = task.loss(inputs)
         other = fresh_model()
-        again = task_on(data, model=other, **said, start_from=str(file))
+        again = task_on(data, model=other, **settings, start_from=str(file))
         more = attach_adapters(again.networks, again.config, file_index(other))
         with torch.no_grad():
-            torch.testing.assert_close(again.loss(inputs), learnt, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(again.loss(inputs), trained_loss, rtol=1e-5, atol=1e-6)
         assert more.parameters.keys() == trained.parameters.keys()
-        assert steps_on(again, more, 2)[-1] < float(learnt)
+        assert steps_on(again, more, 2)[-1] < float(trained_loss)
 
 
-def on_unet(model: Any, file: Path, **said: Any) -> None:
-    config = plain(start_from=str(file), train_text_encoders=True, cache_text=False, **said)
+def on_unet(model: Any, file: Path, **settings: Any) -> None:
+    config = plain(start_from=str(file), train_text_encoders=True, cache_text=False, **settings)
     clips = {
         f"te{n}": model.networks[f] for n, f in enumerate(("text_encoder", "text_encoder_2"), 1) if f in model.networks
     }
@@ -281,7 +281,7 @@ def on_unet(model: Any, file: Path, **said: Any) -> None:
     attach_adapters({"unet": model.denoiser, **clips}, config, file_index(model))
 
 
-def told(model: Any, seed: int = 0) -> torch.Tensor:
+def denoised(model: Any, seed: int = 0) -> torch.Tensor:
     """One prediction from text encoders and denoiser."""
     draw = torch.Generator().manual_seed(seed)
     latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=draw)
@@ -304,15 +304,15 @@ def test_going_on_from_another_dialect(variant: str, dialect: str, tmp_path: Pat
     if fused:
         file = Path(convert(file, tmp_path / "kohya.safetensors", to="kohya", base=tiny.folder(variant)).path)
     merged, live = shared_model(variant), fresh_model(variant)
-    before = told(merged)
+    before = denoised(merged)
     merged.swap([(file, 1.0)])
     try:
-        wanted = told(merged)
+        expected = denoised(merged)
     finally:
         merged.swap([])
-    assert float((wanted - before).abs().max()) > 0.05
+    assert float((expected - before).abs().max()) > 0.05
     on_unet(live, file)
-    torch.testing.assert_close(told(live), wanted, rtol=1e-3, atol=2e-4)
+    torch.testing.assert_close(denoised(live), expected, rtol=1e-3, atol=2e-4)
 
 
 def test_peft_folders_go_on_too(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_peft_folders_go_on_too(tmp_path: Path) -> None:
     assert (saved / "adapter_config.json").is_file()
     other = fresh_model()
     attach_adapters({"unet": other.denoiser}, plain(start_from=str(saved)), file_index(other))
-    torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(denoised(other), denoised(model), rtol=1e-5, atol=1e-6)
 
 
 def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> N
     other = fresh_model()
     on_unet(other, file)
     assert lora_layers(other.networks["text_encoder"])
-    torch.testing.assert_close(told(other), told(model), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(denoised(other), denoised(model), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", ["sdxl", "flux1-dev"])
@@ -377,17 +377,17 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variant", "said"),
+    ("variant", "settings"),
     [
         ("sd1.5", {"dialect": "peft", "train_text_encoders": True, "cache_text": False}),  # a folder holds one network
         ("flux1-dev", {"network": "loha"}),  # kohya joins q, k and v, and products of products have no common factors
     ],
 )
-def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, said: dict[str, Any]) -> None:
+def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, settings: dict[str, Any]) -> None:
     model = fresh_model(variant)
     with pytest.raises(ConfigError, match="dialect"):
         attach_adapters(
-            {"unet": model.denoiser, "te1": model.networks["text_encoder"]}, plain(**said), file_index(model)
+            {"unet": model.denoiser, "te1": model.networks["text_encoder"]}, plain(**settings), file_index(model)
         )
     other = fresh_model(variant)
     trained = attach_adapters({"unet": other.denoiser}, plain(targets="attention"), file_index(other))

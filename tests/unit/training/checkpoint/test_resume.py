@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 
 from inweave.errors import ConfigError, FormatError
 from inweave.training.checkpoint.store import checkpoints, load_state
-from tests.unit.training.tiny import TinyTask, config, file_bits, log, made, tiny
+from tests.unit.training.tiny import TinyTask, config, file_bits, log, make_run, tiny
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
@@ -64,16 +64,16 @@ def test_model_and_data_may_have_moved_but_not_changed(tmp_path: Path) -> None:
     with torch.no_grad():
         other.networks["model"].to_q.weight[0, 0] += 1
     with pytest.raises(ConfigError, match="model: its weights are not those this run was started with"):
-        made(chosen, task=other).resume("auto")
-    assert file_bits(made(chosen).train().path) == file_bits(straight.path)
+        make_run(chosen, task=other).resume("auto")
+    assert file_bits(make_run(chosen).train().path) == file_bits(straight.path)
 
 
 def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     file = tmp_path / "t-state" / "step-000002" / "state.json"
-    said = json.loads(file.read_text())
-    del said["base"], said["facts_sum"]
-    file.write_text(json.dumps(said))
+    state = json.loads(file.read_text())
+    del state["base"], state["facts_sum"]
+    file.write_text(json.dumps(state))
     with pytest.raises(ConfigError, match="model: this run was started with 'tiny', now it is 'other'"):
         tiny(tmp_path, steps=3, model="other").resume("auto")
     assert tiny(tmp_path, steps=3).resume("auto") == 2
@@ -93,37 +93,37 @@ def test_a_log_that_finds_no_room_says_so() -> None:
         "    journal.close()\n"
         "    print(error)\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "t.jsonl: the log cannot be written: File too large; free some space" in told and "with --resume" in told
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "t.jsonl: the log cannot be written: File too large; free some space" in output and "with --resume" in output
 
 
 def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
-    done = tiny(tmp_path, steps=2).train()
-    before = file_bits(done.path)
+    report = tiny(tmp_path, steps=2).train()
+    before = file_bits(report.path)
     with pytest.raises(ConfigError, match=r"checkpoints of an earlier run.*--resume.*--name"):
         tiny(tmp_path, steps=2, seed=1).train()
     shutil.rmtree(tmp_path / "t-state")
     for resume in ("never", "auto"):
         with pytest.raises(ConfigError, match="the adapter exists"):
             tiny(tmp_path, steps=2, seed=1, resume=resume).train()
-    assert file_bits(done.path) == before
+    assert file_bits(report.path) == before
 
 
 def test_a_checkpoint_of_another_run_does_not_go_over_one(tmp_path: Path) -> None:
     tiny(tmp_path / "one", steps=2).train()
-    done = tiny(tmp_path / "two", steps=2, seed=9).train()
-    before = file_bits(done.path)
+    report = tiny(tmp_path / "two", steps=2, seed=9).train()
+    before = file_bits(report.path)
     step = str(tmp_path / "one" / "t-state" / "step-000002")
     with pytest.raises(ConfigError, match="checkpoints of an earlier run"):
         tiny(tmp_path / "two", steps=4, resume=step).resume(step)
-    assert file_bits(done.path) == before
+    assert file_bits(report.path) == before
     assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own goes on"
 
 
 def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2, resume="auto").train()
-    (said,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
-    assert "there is no checkpoint in" in said and "step 0" in said
+    (text,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
+    assert "there is no checkpoint in" in text and "step 0" in text
 
 
 def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Pa
     third.write_text(third.read_text().replace('"started": ', '"started": 1'))
     run = tiny(tmp_path, steps=4, resume="auto")
     run.train()
-    told = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
+    texts = [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"]
     assert (
-        "step-000004: not a complete checkpoint" in told[0] and "the checksum of state.json does not match" in told[1]
+        "step-000004: not a complete checkpoint" in texts[0] and "the checksum of state.json does not match" in texts[1]
     )
-    assert told[2] == "from step 2"
+    assert texts[2] == "from step 2"
 
 
 def test_a_path_to_resume_from_may_be_a_checkpoint_or_a_folder_of_them(tmp_path: Path) -> None:
@@ -187,8 +187,8 @@ def test_a_run_from_the_beginning_begins_its_log(tmp_path: Path) -> None:
 
 def board(output: Path) -> EventAccumulator:
     """What TensorBoard shows of a run."""
-    found = EventAccumulator(str(output / "t-tensorboard"), size_guidance={SCALARS: 0})
-    return found.Reload()
+    events = EventAccumulator(str(output / "t-tensorboard"), size_guidance={SCALARS: 0})
+    return events.Reload()
 
 
 def curve(output: Path, name: str) -> list[tuple[int, float]]:
@@ -196,12 +196,14 @@ def curve(output: Path, name: str) -> list[tuple[int, float]]:
 
 
 def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
-    done = tiny(tmp_path, steps=5, tensorboard=True, lr_scheduler="cosine", validation_split=0.2, save_every=2).train()
+    report = tiny(
+        tmp_path, steps=5, tensorboard=True, lr_scheduler="cosine", validation_split=0.2, save_every=2
+    ).train()
     records = [record for record in log(tmp_path) if "loss" in record]
     as_float = np.float32  # what an event file holds
-    assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(done.losses, 1)]
+    assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(report.losses, 1)]
     assert curve(tmp_path, "lr") == [(record["step"], as_float(record["lr"])) for record in records]
-    assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in done.validation]
+    assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in report.validation]
     assert len({rate for _, rate in curve(tmp_path, "lr")}) == 5, "a cosine has another rate every step"
     tags = set(board(tmp_path).Tags()["scalars"])
     assert {"grad_norm", "steps_per_second", "skipped_steps"} <= tags and not {"step", "total", "time"} & tags
@@ -234,7 +236,7 @@ def test_a_damaged_checkpoint_is_passed_over_told_and_replaced(tmp_path: Path) -
     raw[-9] ^= 4
     newest.write_bytes(raw)
     again = tiny(tmp_path / "a", save_every=2, keep_last=1, resume="auto").train()
-    told = [record["text"] for record in log(tmp_path / "a") if record.get("event") == "resumed"]
-    assert "step-000008: damaged" in told[0] and told[1] == "from step 6"
+    texts = [record["text"] for record in log(tmp_path / "a") if record.get("event") == "resumed"]
+    assert "step-000008: damaged" in texts[0] and texts[1] == "from step 6"
     assert file_bits(again.path) == file_bits(straight.path)
     assert [load_state(place).step for place in checkpoints(tmp_path / "a" / "t-state")] == [8], "the good one stays"

@@ -40,9 +40,9 @@ def state(step: int, fill: float = 0.0) -> State:
     return State(step, tensors, {"config": {"rank": 4, "name": "ö"}, "data": "x"})
 
 
-def bits(found: State) -> dict[str, bytes]:
+def bits(state: State) -> dict[str, bytes]:
     return {
-        name: value.contiguous().flatten().view(torch.uint8).numpy().tobytes() for name, value in found.tensors.items()
+        name: value.contiguous().flatten().view(torch.uint8).numpy().tobytes() for name, value in state.tensors.items()
     }
 
 
@@ -52,12 +52,12 @@ def names(folder: Path) -> list[str]:
 
 def test_every_bit_comes_back(tmp_path: Path) -> None:
     place = save_state(tmp_path, state(7), keep=1)
-    found = load_state(place)
-    assert place.name == "step-000007" and found.step == 7 and bits(found) == bits(state(7))
-    assert {name: value.dtype for name, value in found.tensors.items()} == {
+    restored = load_state(place)
+    assert place.name == "step-000007" and restored.step == 7 and bits(restored) == bits(state(7))
+    assert {name: value.dtype for name, value in restored.tensors.items()} == {
         n: v.dtype for n, v in state(7).tensors.items()
     }
-    assert found.facts["config"] == {"rank": 4, "name": "ö"} and names(tmp_path) == ["step-000007"]
+    assert restored.facts["config"] == {"rank": 4, "name": "ö"} and names(tmp_path) == ["step-000007"]
 
 
 def test_the_last_ones_are_kept_and_none_means_all(tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: P
     save_state(tmp_path, state(5), keep=1)
     (tmp_path / "step-000005" / "state.safetensors").write_bytes(b"")
     save_state(tmp_path, state(3), keep=1)
-    found, told = load_newest(tmp_path)
-    assert found is not None and found.step == 3 and "step-000005" in told[0]
+    newest, notices = load_newest(tmp_path)
+    assert newest is not None and newest.step == 3 and "step-000005" in notices[0]
 
 
 def test_one_written_again_takes_the_place_of_the_other(tmp_path: Path) -> None:
@@ -125,16 +125,16 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(damage: Callable[[Path]
     for step in (1, 2, 3):
         save_state(tmp_path, state(step), keep=3)
     damage(tmp_path / "step-000003")
-    found, told = load_newest(tmp_path)
-    assert found is not None and found.step == 2 and bits(found) == bits(state(2))
-    assert all("step-000003" in text for text in told)
+    newest, notices = load_newest(tmp_path)
+    assert newest is not None and newest.step == 2 and bits(newest) == bits(state(2))
+    assert all("step-000003" in text for text in notices)
     with pytest.raises(FormatError, match="step-000003"):
         load_named(tmp_path / "step-000003")
     save_state(
         tmp_path, state(3), keep=1
     )  # the run comes by again: what was damaged is good now, and may replace the rest
-    again, told = load_newest(tmp_path)
-    assert again is not None and bits(again) == bits(state(3)) and not told
+    again, notices = load_newest(tmp_path)
+    assert again is not None and bits(again) == bits(state(3)) and not notices
     assert names(tmp_path) == ["step-000003"]
 
 
@@ -196,12 +196,12 @@ def test_a_death_at_any_moment_leaves_the_one_before_or_the_new_one(
                 died = True
             monkeypatch.undo()
         recover(folder)
-        found, told = load_newest(folder)
-        assert found is not None and not told and bits(found) in (bits(before), bits(after))
+        newest, notices = load_newest(folder)
+        assert newest is not None and not notices and bits(newest) in (bits(before), bits(after))
         assert all(name.startswith("step-") for name in names(folder)), "nothing is left behind"
         save_state(folder, state(7), keep=1)
         assert names(folder) == ["step-000007"]
-        seen.add(bits(found) == bits(after))
+        seen.add(bits(newest) == bits(after))
         if not died:
             break
     assert count >= 8 and seen == {False, True}
@@ -231,10 +231,10 @@ def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, mo
 
 
 def test_the_lock_is_one_processes_and_ends_with_it(tmp_path: Path) -> None:
-    held = lock(tmp_path / "s")
+    lock_file = lock(tmp_path / "s")
     with pytest.raises(ConfigError, match="another process"):
         lock(tmp_path / "s")
-    held.close()
+    lock_file.close()
     lock(tmp_path / "s").close()
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output: .* cannot be written to"):

@@ -253,7 +253,7 @@ meta:
 """
 
 
-def put(folder: Path, text: str, name: str = "run.txt") -> Path:
+def write_text(folder: Path, text: str, name: str = "run.txt") -> Path:
     path = folder / name
     path.write_text(text, "utf-8")
     return path
@@ -268,7 +268,7 @@ def accounted(result: Imported, name: str) -> bool:
 def test_kohya(tmp_path: Path) -> None:
     import tomllib
 
-    result = import_config(put(tmp_path, KOHYA))
+    result = import_config(write_text(tmp_path, KOHYA))
     c = result.config
     assert result.kind == "kohya"
     assert (c.network, c.rank, c.alpha, c.lokr_factor, c.targets, c.conv_rank) == (
@@ -310,7 +310,7 @@ def test_kohya(tmp_path: Path) -> None:
 
 def test_kohya_is_silent_about_what_it_does(tmp_path: Path) -> None:
     """Its defaults are not ours: a file without them must not train something else here."""
-    result = import_config(put(tmp_path, 'train_data_dir = "x"\nnetwork_dim = 16\nlearning_rate = 1e-4\n'))
+    result = import_config(write_text(tmp_path, 'train_data_dir = "x"\nnetwork_dim = 16\nlearning_rate = 1e-4\n'))
     c = result.config
     assert (c.alpha, c.steps, c.precision, c.buckets, c.upscale) == (1, 1600, "fp32", False, True)
     assert c.caption_extensions == (".caption",)
@@ -321,7 +321,9 @@ def test_kohya_is_silent_about_what_it_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", [75, 150, 225])
 def test_captions_are_not_cut_at_kohyas_length(length: int, tmp_path: Path) -> None:
-    result = import_config(put(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n'))
+    result = import_config(
+        write_text(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n')
+    )
     assert not any("max_token_length" in each for each in result.no_equivalent)
     (note,) = (each for each in result.notes if each.startswith("max_token_length: "))
     assert "nothing is truncated" in note
@@ -347,7 +349,7 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     model_prediction_type = "raw"
     guidance_scale = 1.0
     """
-    result = import_config(put(tmp_path, text))
+    result = import_config(write_text(tmp_path, text))
     c = result.config
     assert c.parts == {
         "text_encoder": "clip_l.safetensors",
@@ -363,14 +365,14 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     )
     assert (c.train_text_encoders, c.cache_text, c.buckets) == (False, True, True)  # the dataset says how it is cut
     assert [each.split(":")[0] for each in result.no_equivalent] == ["network_args.train_blocks"]
-    again = put(tmp_path, c.to_toml(), "ours.toml")
+    again = write_text(tmp_path, c.to_toml(), "ours.toml")
     assert TrainConfig.load(again) == c == import_config(again).config
-    mixed = put(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')
+    mixed = write_text(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')
     assert (import_config(mixed).config.rank, import_config(mixed).config.alpha) == (8, 1.0)
 
 
 def test_one_trainer(tmp_path: Path) -> None:
-    result = import_config(put(tmp_path, json.dumps(ONE_TRAINER)))
+    result = import_config(write_text(tmp_path, json.dumps(ONE_TRAINER)))
     c = result.config
     assert result.kind == "OneTrainer"
     assert (c.network, c.rank, c.alpha, c.targets) == ("dora", 24, 12, "attention-mlp")
@@ -413,12 +415,12 @@ def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
               "base_model_name": "x", "concept_file_name": "concepts/c.json", "unet": {"train": True},
               "text_encoder": {"train": False}, "text_encoder_2": {"train": False}, "loss_weight_fn": "MIN_SNR_GAMMA",
               "resolution": "512,1024", "layer_filter_preset": "mine", "layer_filter": "attn1,attn2"}  # fmt: skip
-    path = put(tmp_path, json.dumps(preset))
+    path = write_text(tmp_path, json.dumps(preset))
     with pytest.raises(ConfigError, match="dataset: is required"):
         import_config(path)
     assert import_config(path, dataset="there").config.dataset == "there"
     (tmp_path / "concepts").mkdir()
-    put(tmp_path / "concepts", json.dumps([{"path": "off", "enabled": False}, {"path": "on"}]), "c.json")
+    write_text(tmp_path / "concepts", json.dumps([{"path": "off", "enabled": False}, {"path": "on"}]), "c.json")
     result = import_config(path)
     c = result.config
     assert (c.rank, c.alpha, c.epochs, c.warmup, c.precision) == (16, 1.0, 100, 200, "fp16")
@@ -429,7 +431,7 @@ def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
 
 def test_ai_toolkit(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml")
-    result = import_config(put(tmp_path, AI_TOOLKIT))
+    result = import_config(write_text(tmp_path, AI_TOOLKIT))
     c = result.config
     assert result.kind == "ai-toolkit"
     assert (c.name, c.output, c.device, c.trigger, c.model) == (
@@ -467,7 +469,7 @@ def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
         "sample": {"samples": [{"prompt": "p"}]},
     }
     result = import_config(
-        put(tmp_path, json.dumps({"job": "extension", "config": {"name": "n", "process": [process]}}))
+        write_text(tmp_path, json.dumps({"job": "extension", "config": {"name": "n", "process": [process]}}))
     )
     c = result.config
     assert (c.rank, c.alpha, c.steps, c.learning_rate, c.precision) == (4, 1.0, 1000, 1e-6, "fp32")
@@ -475,15 +477,15 @@ def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
 
 
 def test_the_ending_does_not_matter(tmp_path: Path) -> None:
-    assert import_config(put(tmp_path, json.dumps(ONE_TRAINER), "run.toml")).kind == "OneTrainer"
-    assert import_config(put(tmp_path, KOHYA, "run.json")).kind == "kohya"
-    assert import_config(put(tmp_path, AI_TOOLKIT, "run.toml")).kind == "ai-toolkit"
+    assert import_config(write_text(tmp_path, json.dumps(ONE_TRAINER), "run.toml")).kind == "OneTrainer"
+    assert import_config(write_text(tmp_path, KOHYA, "run.json")).kind == "kohya"
+    assert import_config(write_text(tmp_path, AI_TOOLKIT, "run.toml")).kind == "ai-toolkit"
 
 
 def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> None:
     wrong = 'train_data_dir = "x"\nnetwork_dim = -3\nunet_lr = "fast"\nresolution = "wide"\nnetwork_args = "nonsense"\n'
     with pytest.raises(ConfigError) as caught:
-        import_config(put(tmp_path, wrong))
+        import_config(write_text(tmp_path, wrong))
     text = "\n".join(caught.value.problems)
     for word in ("network_dim (rank)", "unet_lr (learning_rate)", "resolution", "network_args", "run.txt"):
         assert word in text
@@ -509,7 +511,7 @@ def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_files_that_are_not_a_training_run_are_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InweaveError, match=message):
-        import_config(put(tmp_path, text))
+        import_config(write_text(tmp_path, text))
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
@@ -545,7 +547,7 @@ HOSTILE = {
 def test_hostile_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(InweaveError) as caught:
-        import_config(put(tmp_path, HOSTILE[name]))
+        import_config(write_text(tmp_path, HOSTILE[name]))
     assert len(str(caught.value)) < 20_000
     assert time.monotonic() - began < 5
 
@@ -556,7 +558,7 @@ def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
            "train_text_encoder": True, "text_encoder_layer_skip": 1, "concepts": [{"path": "x"}], "weight_decay": 0.02,
            "timestep_distribution": "LOGIT_NORMAL", "gradient_checkpointing": "CPU_OFFLOADED", "text_caching": True,
            "save_after": 0, "save_after_unit": "NEVER"}  # fmt: skip
-    result = import_config(put(tmp_path, json.dumps(old)))
+    result = import_config(write_text(tmp_path, json.dumps(old)))
     c = result.config
     assert (c.learning_rate, c.text_encoder_learning_rate, c.train_text_encoders, c.cache_text) == (
         1e-4,
@@ -607,7 +609,7 @@ def test_weird_values_never_end_in_a_traceback(
 
     dialect, _ = importing._DIALECTS[kind]
     names = [name.replace("[!0]*", "1.x").replace("*", "x") for name in (*dialect.plain, *dialect.readers)]
-    path = put(tmp_path, "x")
+    path = write_text(tmp_path, "x")
     whole: dict[str, Any] = {"train_data_dir": "x", "seed": 1}
     if kind == "OneTrainer":
         whole = {"training_method": "LORA", "concepts": [{"path": "x"}]}
@@ -631,6 +633,6 @@ def test_cut_and_damaged_files_never_end_in_a_traceback(text: str, tmp_path: Pat
     for at in range(0, len(text), max(1, len(text) // 40)):
         for damaged in (text[:at], text[:at] + "\x01[{=" + text[at + 3 :]):
             try:
-                import_config(put(tmp_path, damaged))
+                import_config(write_text(tmp_path, damaged))
             except InweaveError as error:
                 assert str(error)

@@ -139,14 +139,14 @@ def some_order(draw: st.DrawFn) -> Order:
 @FAST
 @given(some_order(), st.integers(0, 5))
 def test_an_epoch_holds_each_example_as_often_as_it_repeats(order: Order, epoch: int) -> None:
-    made = order.batches(epoch)
-    assert Counter(index for batch in made for index in batch) == Counter(dict(enumerate(order.repeats)))
+    batches = order.batches(epoch)
+    assert Counter(index for batch in batches for index in batch) == Counter(dict(enumerate(order.repeats)))
     short: Counter[Hashable] = Counter()
-    for batch in made:
+    for batch in batches:
         assert len({order.buckets[index] for index in batch}) == 1
         short[order.buckets[batch[0]]] += len(batch) < order.size_of(None)
     assert max(short.values()) <= 1
-    assert len(made) == len(order)
+    assert len(batches) == len(order)
 
 
 @FAST
@@ -155,12 +155,12 @@ def test_any_number_of_processes_sees_the_same_sequence(
     order: Order, steps: int, accumulation: int, world: int
 ) -> None:
     def run(start: int, end: int, accumulation: int, world: int) -> list[tuple[int, ...]]:
-        seen: list[tuple[int, ...]] = []
+        sequence: list[tuple[int, ...]] = []
         for step in range(start, end):
             shares = [order.step(step, accumulation=accumulation, world=world, rank=rank) for rank in range(world)]
             for turn in zip(*shares, strict=True):  # ranks side by side: one micro-batch each
-                seen += turn
-        return seen
+                sequence += turn
+        return sequence
 
     single = run(0, steps, accumulation * world, 1)
     assert single == run(0, steps, accumulation, world)
@@ -199,21 +199,21 @@ def test_epochs_and_seeds_differ_and_nothing_else_matters() -> None:
 
 
 def test_the_order_is_the_same_everywhere() -> None:
-    made = epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)
-    digest = hashlib.sha256(repr(made).encode()).hexdigest()[:16]
+    batches = epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)
+    digest = hashlib.sha256(repr(batches).encode()).hexdigest()[:16]
     assert digest == "1b29197406879e27"
     program = (
         "from inweave.training.data.batches import epoch_batches; import hashlib\n"
         "print(hashlib.sha256(repr(epoch_batches([0, 1] * 50, [2] * 100, 4, seed=123, epoch=4)).encode()).hexdigest()[:16])\n"
         "import sys; assert 'torch' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == digest
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == digest
 
 
 def test_short_batches_can_be_dropped_and_sizes_may_differ() -> None:
-    made = epoch_batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
-    assert sorted(map(len, made)) == [1, 1, 2]
+    batches = epoch_batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
+    assert sorted(map(len, batches)) == [1, 1, 2]
     assert [len(batch) for batch in epoch_batches("aaab", [1] * 4, 2, 0, 0, drop_last=True)] == [2]
     empty = Order(("a",), (1,), 2, drop_last=True)
     with pytest.raises(ConfigError, match="no batch"):

@@ -16,7 +16,16 @@ pytest.importorskip("diffusers")
 from inweave.errors import FormatError  # noqa: E402
 from inweave.training.data import cache as caching  # noqa: E402
 from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402
-from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, same, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import (  # noqa: E402
+    CAPTIONS,
+    fresh_model,
+    make_set,
+    picture,
+    same,
+    sample_inputs,
+    shared_model,
+    task_on,
+)
 
 
 def two() -> dict[str, torch.Tensor]:
@@ -36,8 +45,8 @@ def files(place: Path) -> list[Path]:
 
 def test_made_once_and_found_by_the_next_process(tmp_path: Path) -> None:
     first = TensorCache(tmp_path)
-    made = first.get({"x": 1}, two)
-    assert same(first.get({"x": 1}, never), made) and (first.misses, first.hits) == (1, 1)
+    value = first.get({"x": 1}, two)
+    assert same(first.get({"x": 1}, never), value) and (first.misses, first.hits) == (1, 1)
     later = TensorCache(tmp_path)
     result = later.get({"x": 1}, never)
     assert same(result, two()) and result["b"].dtype == torch.bfloat16
@@ -148,10 +157,10 @@ def test_every_picture_and_text_is_encoded_once(tmp_path: Path) -> None:
         task = task_on(data, cache_at=tmp_path / "cache")
         task.prepare()
         assert calls == {"vae": 2, "text_encoder": 3}, "two pictures; two captions and the empty one"
-        first = [drawn(task, step) for step in range(5)]
+        first = [sample_inputs(task, step) for step in range(5)]
         other = task_on(data, cache_at=tmp_path / "cache")  # the next run
         other.prepare()
-        assert all(same(drawn(other, step), first[step]) for step in range(5))
+        assert all(same(sample_inputs(other, step), first[step]) for step in range(5))
         assert calls == {"vae": 2, "text_encoder": 3}
     assert other.cache.misses == 0
     assert not same(first[0], first[1])
@@ -163,11 +172,11 @@ def test_without_caching_every_step_encodes(tmp_path: Path) -> None:
         task = task_on(data, cache_at=tmp_path / "cache", cache_latents=False, cache_text=False)
         task.prepare()
         assert calls == {"vae": 0, "text_encoder": 0}
-        loose = [drawn(task, step) for step in range(2)]
+        loose = [sample_inputs(task, step) for step in range(2)]
         assert calls == {"vae": 4, "text_encoder": 4}
     assert not (tmp_path / "cache").exists()
     cached = task_on(data)
-    assert all(same(drawn(cached, step), loose[step]) for step in range(2))
+    assert all(same(sample_inputs(cached, step), loose[step]) for step in range(2))
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
@@ -210,34 +219,38 @@ def test_a_changed_picture_or_caption_is_encoded_anew_and_a_renamed_one_is_not(t
     assert made_by(data, store) == 1
 
 
-@pytest.mark.parametrize(("network", "made"), [("vae", 2), ("text_encoder", 3)])
-def test_other_weights_make_other_keys(network: str, made: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("network", "calls_made"), [("vae", 2), ("text_encoder", 3)])
+def test_other_weights_make_other_keys(network: str, calls_made: int, tmp_path: Path) -> None:
     """One number of millions is enough, wherever it is."""
     data, store, model = make_set(tmp_path / "set"), tmp_path / "cache", fresh_model()
     assert made_by(data, store, model) == 5
     weight = max(model.networks[network].parameters(), key=lambda parameter: parameter.numel())
     with torch.no_grad():
         weight.view(-1)[weight.numel() // 2 + 1] += 0.001
-    assert made_by(data, store, model) == made
+    assert made_by(data, store, model) == calls_made
 
 
 def test_a_cut_cache_file_is_made_again_with_the_same_numbers(tmp_path: Path) -> None:
     data, store = make_set(tmp_path / "set"), tmp_path / "cache"
     task = task_on(data, cache_at=store)
     task.prepare()
-    before = drawn(task)
+    before = sample_inputs(task)
     for path in files(store):
         path.write_bytes(path.read_bytes()[:-8])
     again = task_on(data, cache_at=store)
     again.prepare()
-    assert again.cache.misses == 5 and same(drawn(again), before)
+    assert again.cache.misses == 5 and same(sample_inputs(again), before)
 
 
 # captions, flips and crops together with the cache
 
 
 def texts_of(task: Any, steps: int = 40) -> list[bytes]:
-    return [row.numpy().tobytes() for step in range(steps) for row in drawn(task, step)["text.encoder_hidden_states"]]
+    return [
+        row.numpy().tobytes()
+        for step in range(steps)
+        for row in sample_inputs(task, step)["text.encoder_hidden_states"]
+    ]
 
 
 def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
@@ -247,7 +260,7 @@ def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
         task = task_on(data, **fields)
         task.prepare()
         assert len(task.captions[0]) == 4 and calls["text_encoder"] == 5
-        seen = {drawn(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)}
+        seen = {sample_inputs(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)}
         assert calls["text_encoder"] == 5, "no step encodes"
     assert len(seen) == 4, "every variant is used"
     assert all(text.startswith("one, two, ") for text in task.captions[0])
@@ -273,7 +286,7 @@ def test_flips_are_cached_and_mirror_the_picture(tmp_path: Path) -> None:
     with counted(shared_model()) as calls:
         task.prepare()
         assert calls["vae"] == 2
-        seen = {drawn(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
+        seen = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
         latents = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
         assert calls["vae"] == 2 and len(latents) == 2 and len(seen) == 1
     mirrored = picture(0).transpose(0)
@@ -287,9 +300,9 @@ def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
     task = task_on(data, crop="random", flip=True, buckets=False, batch_size=1)
     with counted(shared_model()) as calls:
         task.prepare()
-        made = calls["vae"]
-        facts = [drawn(task, step, (0,))["sizes"][0] for step in range(60)]
-        assert calls["vae"] == made
+        encoded = calls["vae"]
+        facts = [sample_inputs(task, step, (0,))["sizes"][0] for step in range(60)]
+        assert calls["vae"] == encoded
     lefts = {int(each[3]) for each in facts}
     assert 2 <= len(lefts) <= 8 and all(0 <= left <= 96 for left in lefts)
     assert {(int(each[0]), int(each[1]), int(each[4]), int(each[5])) for each in facts} == {(64, 160, 64, 64)}

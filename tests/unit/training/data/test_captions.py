@@ -34,21 +34,21 @@ def example(
 @given(TAGS, st.integers(0, 4), st.integers(1, 6), st.integers(0, 2**40))
 def test_shuffling_moves_tags_and_keeps_the_first(tags: list[str], keep: int, count: int, seed: int) -> None:
     caption = ", ".join(tags)
-    made = caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
-    assert len(made) == count
-    for text in made:
+    variants = caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
+    assert len(variants) == count
+    for text in variants:
         result = [tag for tag in text.split(", ") if tag]
         assert Counter(result) == Counter(tags)
         assert result[:keep] == tags[:keep]
-    assert made == caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
-    assert made[:1] == caption_variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
+    assert variants == caption_variants(caption, shuffle=True, keep_tokens=keep, count=count, seed=seed)
+    assert variants[:1] == caption_variants(caption, shuffle=True, keep_tokens=keep, count=1, seed=seed)
 
 
 def test_shuffles_differ_by_number_and_seed_and_are_the_same_everywhere() -> None:
-    made = caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=1)
-    assert len(set(made)) == 4
-    assert made != caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=2)
-    assert made[0] == "b, g, a, c, e, d, f"
+    variants = caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=1)
+    assert len(set(variants)) == 4
+    assert variants != caption_variants("a, b, c, d, e, f, g", shuffle=True, count=4, seed=2)
+    assert variants[0] == "b, g, a, c, e, d, f"
 
 
 def test_nothing_left_to_chance_is_one_text_with_its_punctuation() -> None:
@@ -56,11 +56,13 @@ def test_nothing_left_to_chance_is_one_text_with_its_punctuation() -> None:
 
 
 def test_bars_hold_both_ends() -> None:
-    made = caption_variants("girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3)
-    for text in made:
+    variants = caption_variants(
+        "girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3
+    )
+    for text in variants:
         assert text.startswith("girl, red hair, ") and text.endswith(", masterpiece, best")
         assert sorted(text.split(", ")[2:6]) == list("abcd")
-    assert len(set(made)) > 1
+    assert len(set(variants)) > 1
     assert caption_variants("girl, ||| a, b") == ["girl, a, b"]
 
 
@@ -77,8 +79,8 @@ def test_dropped_tags_leave_the_others_in_order(tags: list[str], keep: int, shar
 
 
 def test_dropout_takes_about_its_share_and_never_the_trigger() -> None:
-    made = caption_variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
-    share = sum(len(text.split(", ")) for text in made) / (40 * 50)
+    variants = caption_variants(", ".join(f"t{n}" for n in range(40)), tag_dropout=0.25, count=50)
+    share = sum(len(text.split(", ")) for text in variants) / (40 * 50)
     assert 0.7 < share < 0.8
     assert caption_variants("a, sks dog, b", tag_dropout=1.0, trigger="sks") == ["sks dog"]
 
@@ -98,17 +100,17 @@ def test_the_trigger_is_in_every_caption_once(caption: str, expected: str) -> No
 
 
 def test_prefix_and_suffix_stay_outside() -> None:
-    made = caption_variants(
+    variants = caption_variants(
         "a, b, c, d", prefix="photo of sks,", suffix="by x", shuffle=True, tag_dropout=0.9, count=8, trigger="sks"
     )
-    assert all(text.startswith("photo of sks,") and text.endswith("by x") for text in made)
-    assert all(text.count("sks") == 1 for text in made)
+    assert all(text.startswith("photo of sks,") and text.endswith("by x") for text in variants)
+    assert all(text.count("sks") == 1 for text in variants)
     assert caption_variants("[trigger], a cat") == ["a cat"]
 
 
 def test_wildcards_choose_and_nest() -> None:
-    made = caption_variants("a {red|blue|{dark|light} green} hat {x}", count=60)
-    assert set(made) == {f"a {c} hat {{x}}" for c in ("red", "blue", "dark green", "light green")}
+    variants = caption_variants("a {red|blue|{dark|light} green} hat {x}", count=60)
+    assert set(variants) == {f"a {c} hat {{x}}" for c in ("red", "blue", "dark green", "light green")}
     assert caption_variants("a {red|blue} hat", wildcards=False, count=3) == ["a {red|blue} hat"]
 
 
@@ -133,9 +135,9 @@ def test_choosing() -> None:
 
 def test_the_settings_of_a_subset_reach_the_variants() -> None:
     subset = Subset(shuffle_tags=True, keep_tokens=1, prefix="P", suffix="S", tag_separator=";")
-    made = example_variants(example("a; b; c", "x", subset=subset), trigger="sks", count=3)
-    assert len(made) == 6 and all(text.startswith("P sks; ") and text.endswith(" S") for text in made)
-    assert all(text.split("; ")[1] == "a" for text in made[:3])
+    variants = example_variants(example("a; b; c", "x", subset=subset), trigger="sks", count=3)
+    assert len(variants) == 6 and all(text.startswith("P sks; ") and text.endswith(" S") for text in variants)
+    assert all(text.split("; ")[1] == "a" for text in variants[:3])
     assert example_variants(example("a dog", regularization=True), trigger="sks") == ["a dog"]
     assert example_variants(example()) == [""]
 

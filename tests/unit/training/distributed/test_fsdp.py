@@ -28,13 +28,13 @@ from tests.unit.training.tiny import TinyNetwork, tiny
 )
 def test_blocks_are_the_smallest_that_a_library_keeps_together(variant: str, kinds: set[str]) -> None:
     network = shared_model(variant).denoiser
-    found = blocks(network)
-    assert {type(module).__name__ for module in found} == kinds
-    inside = [inner for module in found for inner in module.modules()]
+    modules = blocks(network)
+    assert {type(module).__name__ for module in modules} == kinds
+    inside = [inner for module in modules for inner in module.modules()]
     assert len(inside) == len({id(inner) for inner in inside}), "no block lies in another"
-    held = sum(weight.numel() for module in found for weight in module.parameters())
+    parameters = sum(weight.numel() for module in modules for weight in module.parameters())
     time = "t_embedder."  # of Z-Image, which is 1024 wide at any size
-    assert held > 0.5 * sum(w.numel() for name, w in network.named_parameters() if not name.startswith(time))
+    assert parameters > 0.5 * sum(w.numel() for name, w in network.named_parameters() if not name.startswith(time))
 
 
 def test_blocks_of_a_network_that_says_nothing() -> None:
@@ -51,21 +51,21 @@ def test_frozen_bytes_leave_out_what_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (3, 2), (4, 2), (5, 3), (2, 4)])
 def test_turns(count: int, size: int) -> None:
-    alone = [list(World(size, rank).turns(count)) for rank in range(size)]
-    assert sorted(number for each in alone for number, _ in each) == list(range(count))
+    shares = [list(World(size, rank).turns(count)) for rank in range(size)]
+    assert sorted(number for each in shares for number, _ in each) == list(range(count))
     together = [list(World(size, rank).turns(count, together=True)) for rank in range(size)]
     assert len({len(each) for each in together}) == 1
-    assert [[turn for turn in each if turn[1]] for each in together] == alone
+    assert [[turn for turn in each if turn[1]] for each in together] == shares
     assert all(0 <= number < count for each in together for number, _ in each)
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("settings", "problem"),
     [({"vram": "8GiB"}, "leave vram out"), ({"train_denoiser": False, "train_text_encoders": True}, "train_denoiser = true")],
 )  # fmt: skip
-def test_what_does_not_go_with_it(said: dict[str, object], problem: str) -> None:
+def test_what_does_not_go_with_it(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        TrainConfig.of(dataset="-", shard=True, **said)
+        TrainConfig.of(dataset="-", shard=True, **settings)
 
 
 def test_one_process_has_nobody_to_share_with() -> None:

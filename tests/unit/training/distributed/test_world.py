@@ -58,9 +58,9 @@ def test_processes_of_an_mpi_join() -> None:
         "world.add_up(told); least = world.least(9 - world.rank, told.device);"
         "print(world.size, world.rank, float(told), least); world.leave()"
     )
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        port = asked.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={
             **os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -88,12 +88,12 @@ except InweaveError as error:
 
 def test_a_lost_peer_is_reported() -> None:
     """Not the words of a library about a socket."""
-    with socket.socket() as asked:
-        asked.bind(("127.0.0.1", 0))
-        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(asked.getsockname()[1]), "WORLD_SIZE": "2"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
     started = [
         subprocess.Popen([sys.executable, "-c", LAST], stdout=subprocess.PIPE, text=True, env={
-            **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), **told,
+            **os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank), **environment,
         })
         for rank in (0, 1)
     ]  # fmt: skip

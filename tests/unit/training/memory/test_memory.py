@@ -31,7 +31,7 @@ from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E
 from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
 from inweave.training.memory.meta import Measured, blank  # noqa: E402
 from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
-from tests.unit.training.pictures import drawn, fresh_model, make_set, task_on  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 MODES = ("off", "selective", "full")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -49,24 +49,24 @@ class Watch(TorchDispatchMode):
         self._there = {tensor.untyped_storage()._cdata for tensor in there}
         self.operations: Counter[str] = Counter()
         self.frozen: Counter[str] = Counter()  # products with a weight that does not learn
-        self._made: dict[int, tuple[Any, int]] = {}
+        self._storages: dict[int, tuple[Any, int]] = {}
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = operation(*args, **(kwargs or {}))
+        output = operation(*args, **(kwargs or {}))
         name = operation.__name__.partition(".")[0]
         self.operations[name] += 1
         if name in ("mm", "addmm", "convolution") and not args[{"addmm": 2}.get(name, 1)].requires_grad:
             self.frozen[name] += 1
-        for tensor in tree_leaves(found):
+        for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._there:
-                    self._made[storage._cdata] = (weakref.ref(storage), storage.nbytes())
-        return found
+                    self._storages[storage._cdata] = (weakref.ref(storage), storage.nbytes())
+        return output
 
     @property
     def alive(self) -> int:
-        return sum(size for made, size in self._made.values() if made() is not None)
+        return sum(size for storage_ref, size in self._storages.values() if storage_ref() is not None)
 
 
 def block_calls(network: nn.Module, kinds: tuple[str, ...]) -> list[str]:
@@ -80,10 +80,10 @@ def block_calls(network: nn.Module, kinds: tuple[str, ...]) -> list[str]:
 def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
     """Forward, then backward, on a fresh model; text encoders learn too where there are few."""
     model = fresh_model(variant)
-    said: dict[str, Any] = {"targets": "attention-mlp", "rank": 4}
+    settings: dict[str, Any] = {"targets": "attention-mlp", "rank": 4}
     if variant == "sd1.5":
-        said |= {"train_text_encoders": True}
-    task = task_on(data, model=model, **said)
+        settings |= {"train_text_encoders": True}
+    task = task_on(data, model=model, **settings)
     trained = attach_adapters(task.networks, task.config)
     draw = torch.Generator().manual_seed(0)
     for parameter in trained.parameters.values():  # zeros would hide what goes wrong
@@ -100,15 +100,15 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
             "CLIPMLP",
         ),
     )
-    inputs = drawn(task)
+    inputs = sample_inputs(task)
     with Watch(model.networks.values()) as forward:
         loss = task.loss(inputs)
-        kept = forward.alive
+        activations = forward.alive
     first = len(calls)
     with Watch(model.networks.values()) as backward:
         torch.autograd.backward(loss)
     return {
-        "loss": float(loss), "kept": kept,
+        "loss": float(loss), "kept": activations,
         "grads": {  # the last block of Qwen-Image leaves its text unused
             name: parameter.grad for name, parameter in trained.parameters.items() if parameter.grad is not None
         },
@@ -119,8 +119,8 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("variant", ["sd1.5", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_checkpointing(variant: str, tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
-    found = {mode: one_step(variant, mode, data) for mode in MODES}
-    off, selective, full = (found[mode] for mode in MODES)
+    steps = {mode: one_step(variant, mode, data) for mode in MODES}
+    off, selective, full = (steps[mode] for mode in MODES)
     for other in (selective, full):
         assert other["loss"] == pytest.approx(off["loss"], rel=1e-6)
         for name, grad in off["grads"].items():
@@ -155,7 +155,7 @@ def test_saved_tensors_shrink_with_full_checkpointing(tmp_path: Path) -> None:
             seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
             return tensor
 
-        inputs = drawn(task)
+        inputs = sample_inputs(task)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             task.loss(inputs)
         sizes[mode] = sum(seen.values())
@@ -195,17 +195,17 @@ def published(variant: str) -> Blueprint:
     known = find_variant(variant)
     assert known is not None
     nothing: Any = None
-    said = {folder: bundled.component_config(variant, folder) for folder in bundled.folders(variant)}
+    configs = {folder: bundled.component_config(variant, folder) for folder in bundled.folders(variant)}
     parts = {
         folder: Part(folder, class_name, config, nothing)
-        for folder, (class_name, config) in said.items()
+        for folder, (class_name, config) in configs.items()
         if not folder.startswith(("tokenizer", "scheduler"))
     }
-    return Blueprint(variant, family_named(known.family), parts, {}, said["scheduler"][1], Path(), known)
+    return Blueprint(variant, family_named(known.family), parts, {}, configs["scheduler"][1], Path(), known)
 
 
-def config(**said: Any) -> TrainConfig:
-    return TrainConfig.of(dataset="-", **{"rank": 32, "precision": "bf16", "targets": "attention", **said})
+def config(**settings: Any) -> TrainConfig:
+    return TrainConfig.of(dataset="-", **{"rank": 32, "precision": "bf16", "targets": "attention", **settings})
 
 
 def test_a_model_without_weights_has_their_sizes() -> None:
@@ -220,21 +220,21 @@ def test_sdxl_takes_what_is_published() -> None:
     without = estimate(published("sdxl"), config())
     assert 13 / 2 < without["total_bytes"] / GIB < 13 * 2
     assert 11 < without["total_bytes"] / GIB < 16, "nearer than asked for, and it should stay so"
-    within = estimate(published("sdxl"), config(gradient_checkpointing="full"), staged=True)
-    assert 6.5 / 2 < within["total_bytes"] / GIB < 6.5 * 2
-    assert 5 < within["total_bytes"] / GIB < 8
-    assert without["trained_parameters"] == within["trained_parameters"] == 46_448_640
+    staged_estimate = estimate(published("sdxl"), config(gradient_checkpointing="full"), staged=True)
+    assert 6.5 / 2 < staged_estimate["total_bytes"] / GIB < 6.5 * 2
+    assert 5 < staged_estimate["total_bytes"] / GIB < 8
+    assert without["trained_parameters"] == staged_estimate["trained_parameters"] == 46_448_640
     assert without["trained_bytes"] == 16 * 46_448_640
-    assert within["activation_bytes"] < 0.2 * without["activation_bytes"]
+    assert staged_estimate["activation_bytes"] < 0.2 * without["activation_bytes"]
     for key in ("weights_bytes", "trained_bytes", "activation_bytes", "total_bytes", "steps"):
         assert key in without
 
 
 def test_flux_needs_more_than_24_gb() -> None:
-    found = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
-    assert found.staged and found.changes == {}, "with T5 beside it 34 would be needed"
-    assert found.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
-    assert 24e9 < found.estimate["total_bytes"] < 2 * 24e9
+    plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
+    assert plan.staged and plan.changes == {}, "with T5 beside it 34 would be needed"
+    assert plan.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
+    assert 24e9 < plan.estimate["total_bytes"] < 2 * 24e9
 
 
 # plans, on numbers that leave nothing to measure
@@ -246,10 +246,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, backward: bool, chunks: int) -> Measured:
         times = 2 if dtype == torch.float32 else 1
-        kept = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
+        factor = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
         assert backward == (config.gradient_checkpointing == "full")
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
-        return Measured({n: size * times for n, size in weights.items()}, 1 << 20, kept * GIB * times, GIB // 4)
+        return Measured({n: size * times for n, size in weights.items()}, 1 << 20, factor * GIB * times, GIB // 4)
 
     monkeypatch.setattr("inweave.training.memory.estimate.measure", fake)
     return lambda: None
@@ -267,19 +267,19 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ],
 )
 def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: dict[str, Any], staged: bool) -> None:
-    given = config(batch_size=4)
-    found = plan_memory(published("sdxl"), given, int(limit * GIB))
-    assert dict(found.changes) == changes and found.staged is staged
-    assert found.estimate["total_bytes"] <= limit * GIB
-    assert found.config == given.model_copy(update=changes)
-    assert found.config.batch_size * found.config.gradient_accumulation == 4, "as many pictures an update"
-    told = "\n".join(found.reasons)
-    assert all(name in told for name in changes)
+    requested = config(batch_size=4)
+    plan = plan_memory(published("sdxl"), requested, int(limit * GIB))
+    assert dict(plan.changes) == changes and plan.staged is staged
+    assert plan.estimate["total_bytes"] <= limit * GIB
+    assert plan.config == requested.model_copy(update=changes)
+    assert plan.config.batch_size * plan.config.gradient_accumulation == 4, "as many pictures an update"
+    reasons = "\n".join(plan.reasons)
+    assert all(name in reasons for name in changes)
 
 
 def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
-    found = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
-    assert (found.config.batch_size, found.config.gradient_accumulation) == (3, 4)
+    plan = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
+    assert (plan.config.batch_size, plan.config.gradient_accumulation) == (3, 4)
     full = plan_memory(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
     assert full.config.gradient_checkpointing == "full" and full.config.batch_size == 1
     loose = plan_memory(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
@@ -291,11 +291,11 @@ def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
 def test_precision_is_the_last_resort(sizes: Any) -> None:
     wide = config(precision="fp32", batch_size=1)
     assert plan_memory(published("sdxl"), wide, int(5.2 * GIB)).changes == {"gradient_checkpointing": "full"}
-    found = plan_memory(published("sdxl"), wide, int(4.5 * GIB))
-    assert found.changes == {
+    plan = plan_memory(published("sdxl"), wide, int(4.5 * GIB))
+    assert plan.changes == {
         "precision": "bf16",
         "gradient_checkpointing": "selective",
-    } and "changes results" in "\n".join(found.reasons)
+    } and "changes results" in "\n".join(plan.reasons)
 
 
 def test_what_fits_in_no_way_says_what_would_help(sizes: Any) -> None:
@@ -318,22 +318,22 @@ def test_limits() -> None:
 @pytest.mark.parametrize("network", ["lora", "locon", "dora", "loha", "lokr"])
 def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
     model = fresh_model()
-    found = estimate(model, config(network=network, resolution=64, rank=4, precision="fp32"), 7)
-    assert found["steps"] == 7 and found["activation_bytes"] > 0
-    learnt = attach_adapters({"unet": model.denoiser}, config(network=network, rank=4)).parameters
-    assert found["trained_parameters"] == sum(parameter.numel() for parameter in learnt.values())
+    breakdown = estimate(model, config(network=network, resolution=64, rank=4, precision="fp32"), 7)
+    assert breakdown["steps"] == 7 and breakdown["activation_bytes"] > 0
+    parameters = attach_adapters({"unet": model.denoiser}, config(network=network, rank=4)).parameters
+    assert breakdown["trained_parameters"] == sum(parameter.numel() for parameter in parameters.values())
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev", "z-image-turbo"])
 def test_what_is_measured_is_what_a_real_step_keeps(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
-    said = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
-    task = task_on(data, model=model, batch_size=1, **said)
-    found = estimate(model, config(**said), chunks=task.chunks)["activation_bytes"]
+    settings = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
+    task = task_on(data, model=model, batch_size=1, **settings)
+    estimated = estimate(model, config(**settings), chunks=task.chunks)["activation_bytes"]
     attach_adapters(task.networks, task.config)
-    inputs = drawn(task, 0, (0,))
+    inputs = sample_inputs(task, 0, (0,))
     with Watch(model.networks.values()) as watch:
         loss = task.loss(inputs)
         alive = watch.alive
-    assert float(loss) > 0 and found == pytest.approx(alive, rel=0.25)
+    assert float(loss) > 0 and estimated == pytest.approx(alive, rel=0.25)

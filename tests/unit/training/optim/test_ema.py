@@ -29,11 +29,11 @@ def test_ema_is_its_formula_and_swaps_without_loss() -> None:
         ok = torch.tensor(count % 4 != 3)
         if not ok:
             spoil(flat, float("nan"))
-            kept = ema.values.clone()
+            average = ema.values.clone()
         optimizer.step(LR, ONE, ok)
         ema.update(ok)
         want = 0.9 * want + 0.1 * flat.values if ok else want
-        assert ok or torch.equal(ema.values, kept)
+        assert ok or torch.equal(ema.values, average)
     assert ((ema.values - want).abs() <= 20 * 2 * EPS * want.abs().max()).all()
     before = flat.values.clone()
     with pytest.raises(KeyError), ema.eval_weights():

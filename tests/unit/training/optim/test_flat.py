@@ -22,9 +22,9 @@ def parameters(dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
 
 @pytest.mark.parametrize("groups", [{}, {"b": 16.0, "d": 16.0}, {"a": 0.0, "c": 2.0, "e": 0.5}])
 def test_layout(groups: dict[str, float]) -> None:
-    named = parameters()
-    before = {name: parameter.detach().clone() for name, parameter in named.items()}
-    flat = FlatParameters(named, groups)
+    named_parameters = parameters()
+    before = {name: parameter.detach().clone() for name, parameter in named_parameters.items()}
+    flat = FlatParameters(named_parameters, groups)
     assert flat.values.numel() == flat.grads.numel() == 256 * flat.multipliers.numel()
     used = torch.zeros(flat.values.numel(), dtype=torch.bool)
     for name, (place, shape) in flat.segments.items():
@@ -33,60 +33,63 @@ def test_layout(groups: dict[str, float]) -> None:
         used[place] = True
         blocks = flat.multipliers[place.start // 256 : (place.stop - 1) // 256 + 1]
         assert (blocks == groups.get(name, 1.0)).all(), "a block has the multiplier of everything in it"
-        assert torch.equal(named[name], before[name])
-        assert named[name].data_ptr() == flat.values[place].data_ptr()
-        assert named[name].grad is not None and named[name].grad.data_ptr() == flat.grads[place].data_ptr()
+        assert torch.equal(named_parameters[name], before[name])
+        assert named_parameters[name].data_ptr() == flat.values[place].data_ptr()
+        assert (
+            named_parameters[name].grad is not None
+            and named_parameters[name].grad.data_ptr() == flat.grads[place].data_ptr()
+        )
     assert set(flat.segments) == set(SHAPES)
     assert (flat.values[~used] == 0).all()
     assert flat.uniform == (not groups)
 
 
 def test_backward_adds_into_the_buffer() -> None:
-    named = parameters()
-    flat = FlatParameters(named)
+    named_parameters = parameters()
+    flat = FlatParameters(named_parameters)
     for _ in range(2):
-        sum((i + 1) * parameter.sum() for i, parameter in enumerate(named.values())).backward()
+        sum((i + 1) * parameter.sum() for i, parameter in enumerate(named_parameters.values())).backward()
     for i, (place, _) in enumerate(flat.segments.values()):
         assert (flat.grads[place] == 2 * (i + 1)).all()
-    named["a"].grad = None
-    named["b"].grad = torch.ones(64)
+    named_parameters["a"].grad = None
+    named_parameters["b"].grad = torch.ones(64)
     flat.zero_grads()
     assert (flat.grads == 0).all()
-    (named["a"].sum() + named["b"].sum()).backward()
+    (named_parameters["a"].sum() + named_parameters["b"].sum()).backward()
     assert (flat.grads[flat.segments["a"].place] == 1).all() and (flat.grads[flat.segments["b"].place] == 1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_masters_are_float32(dtype: torch.dtype) -> None:
-    named = parameters(dtype)
-    before = {name: parameter.detach().float() for name, parameter in named.items()}
-    FlatParameters(named)
-    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in named.items())
-    named["e"].square().sum().backward()
-    assert torch.equal(named["e"].grad, 2 * before["e"])
+    named_parameters = parameters(dtype)
+    before = {name: parameter.detach().float() for name, parameter in named_parameters.items()}
+    FlatParameters(named_parameters)
+    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in named_parameters.items())
+    named_parameters["e"].square().sum().backward()
+    assert torch.equal(named_parameters["e"].grad, 2 * before["e"])
 
 
 def test_another_memory_format_keeps_its_values() -> None:
     weight = torch.randn(4, 6, 3, 3).contiguous(memory_format=torch.channels_last)
-    named = {"w": nn.Parameter(weight.clone(memory_format=torch.preserve_format))}
-    flat = FlatParameters(named)
-    assert torch.equal(named["w"], weight) and torch.equal(flat.state()["w"], weight)
+    named_parameters = {"w": nn.Parameter(weight.clone(memory_format=torch.preserve_format))}
+    flat = FlatParameters(named_parameters)
+    assert torch.equal(named_parameters["w"], weight) and torch.equal(flat.state()["w"], weight)
 
 
 def test_state_round_trip_through_a_file() -> None:
     flat = FlatParameters(parameters(), {"a": 2.0})
-    kept = flat.values.clone()
+    copy = flat.values.clone()
     state = load(save(flat.state()))
     flat.values.zero_()
     flat.load(state)
-    assert torch.equal(flat.values, kept)
+    assert torch.equal(flat.values, copy)
     with pytest.raises(FormatError, match="lacks 'a'"):
         flat.load({name: tensor for name, tensor in state.items() if name != "a"})
     with pytest.raises(FormatError, match="'z'"):
         flat.load({**state, "z": state["a"]})
     with pytest.raises(FormatError, match="shape"):
         flat.load({**state, "a": state["b"]})
-    assert torch.equal(flat.values, kept)
+    assert torch.equal(flat.values, copy)
 
 
 def test_layout_digest_tells_orders_apart() -> None:
@@ -96,11 +99,11 @@ def test_layout_digest_tells_orders_apart() -> None:
 
 
 def test_problems_are_all_named() -> None:
-    named = parameters()
+    named_parameters = parameters()
     with pytest.raises(ConfigError, match="nothing to train"):
         FlatParameters({})
-    named["same"] = named["a"]
-    named["whole"] = nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
+    named_parameters["same"] = named_parameters["a"]
+    named_parameters["whole"] = nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
     with pytest.raises(ConfigError) as caught:
-        FlatParameters(named, {"x": 1.0, "b": -1.0, "c": float("nan")})
+        FlatParameters(named_parameters, {"x": 1.0, "b": -1.0, "c": float("nan")})
     assert len(caught.value.problems) == 5

@@ -30,12 +30,12 @@ def test_clip_is_clip_grad_norm(max_norm: float, scale: float) -> None:
         p.grad = torch.zeros_like(p)
     next(zip(gradients(flat.parameters, 1), gradients(theirs, 1), strict=True))
     flat.grads.mul_(scale)
-    norm = nn.utils.clip_grad_norm_(theirs.values(), max_norm)
-    grad_scale, ok, found = clip(flat.grads, max_norm, torch.tensor(scale))
-    assert bool(ok) and all(t.dim() == 0 for t in (grad_scale, ok, found))
+    their_norm = nn.utils.clip_grad_norm_(theirs.values(), max_norm)
+    grad_scale, ok, our_norm = clip(flat.grads, max_norm, torch.tensor(scale))
+    assert bool(ok) and all(t.dim() == 0 for t in (grad_scale, ok, our_norm))
     # two sums of n squares, and their 1e-6 beside the norm
-    off = EPS * flat.grads.numel() ** 0.5 + 1e-6 / float(norm)
-    assert float(found) == pytest.approx(float(norm), rel=off)
+    off = EPS * flat.grads.numel() ** 0.5 + 1e-6 / float(their_norm)
+    assert float(our_norm) == pytest.approx(float(their_norm), rel=off)
     for name, parameter in flat.parameters.items():
         torch.testing.assert_close(parameter.grad * grad_scale, theirs[name].grad, rtol=2 * off, atol=0)
 

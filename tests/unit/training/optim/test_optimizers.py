@@ -25,16 +25,16 @@ PACKAGES = {"prodigy": "prodigyopt", "schedulefree": "schedulefree"}
 
 
 def parameters(seed: int = 0) -> dict[str, nn.Parameter]:
-    made = torch.Generator().manual_seed(seed)
-    return {name: nn.Parameter(torch.randn(shape, generator=made)) for name, shape in SHAPES.items()}
+    generator = torch.Generator().manual_seed(seed)
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
 
 
-def gradients(named: dict[str, nn.Parameter], steps: int, seed: int = 1) -> Iterator[None]:
+def gradients(named_parameters: dict[str, nn.Parameter], steps: int, seed: int = 1) -> Iterator[None]:
     """Sets the same random gradients, of very different sizes, whoever asks."""
-    made = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for number, (name, shape) in enumerate(SHAPES.items()):
-            named[name].grad.copy_(torch.randn(shape, generator=made) * 10.0 ** (-2 * number))
+            named_parameters[name].grad.copy_(torch.randn(shape, generator=generator) * 10.0 ** (-2 * number))
         yield
 
 

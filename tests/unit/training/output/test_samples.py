@@ -17,22 +17,24 @@ from inweave.training.output.samples import Sampler
 from tests.unit.training.tiny import config
 
 
-def asked(tmp_path: Path, *prompts: str, **said: Any) -> list[dict[str, Any]]:
+def requested(tmp_path: Path, *prompts: str, **settings: Any) -> list[dict[str, Any]]:
     """What would be drawn, without what is left to the model."""
-    found = sample_requests(config(tmp_path, sample_prompts=prompts, **said))
-    kept = ("prompt", "negative_prompt", "width", "height", "seed", "guidance", "steps", "sampler")
-    return [{field: v for field in kept if (v := getattr(request, field)) not in (None, "")} for _, request in found]
+    requests = sample_requests(config(tmp_path, sample_prompts=prompts, **settings))
+    fields = ("prompt", "negative_prompt", "width", "height", "seed", "guidance", "steps", "sampler")
+    return [
+        {field: v for field in fields if (v := getattr(request, field)) not in (None, "")} for _, request in requests
+    ]
 
 
-def refused(tmp_path: Path, *prompts: str, **said: Any) -> list[str]:
+def refused(tmp_path: Path, *prompts: str, **settings: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        sample_requests(config(tmp_path, sample_prompts=prompts, **said))
+        sample_requests(config(tmp_path, sample_prompts=prompts, **settings))
     return list(caught.value.problems)
 
 
 def test_a_line_takes_kohyas_flags(tmp_path: Path) -> None:
     line = "a cat, (sitting:1.2) --n blurry, dark --w 512 --h 768 --d 42 --l 7.5 --s 28 --ss euler_a"
-    assert asked(tmp_path, line) == [{
+    assert requested(tmp_path, line) == [{
         "prompt": "a cat, (sitting:1.2)", "negative_prompt": "blurry, dark", "width": 512, "height": 768, "seed": 42,
         "guidance": 7.5, "steps": 28, "sampler": "euler_ancestral",
     }]  # fmt: skip
@@ -51,25 +53,25 @@ def test_a_line_takes_kohyas_flags(tmp_path: Path) -> None:
     ],
 )
 def test_where_a_flag_begins(line: str, text: str, flags: dict[str, Any]) -> None:
-    said = {field: value for field, (_, value) in read_line(line).items()}
-    assert said == {"prompt": text, **flags}
+    fields = {field: value for field, (_, value) in read_line(line).items()}
+    assert fields == {"prompt": text, **flags}
 
 
 def test_a_line_goes_before_the_configuration_and_that_before_the_model(tmp_path: Path) -> None:
     lines = ("cat", "dog --d 7", "fox --s 3 --l 2")
     own = {"seed": 1, "steps": 9, "guidance": 5.0}
-    assert asked(tmp_path, *lines, sample_seed=1, sample_steps=9, sample_guidance=5.0) == [
+    assert requested(tmp_path, *lines, sample_seed=1, sample_steps=9, sample_guidance=5.0) == [
         {"prompt": "cat", **own},
         {"prompt": "dog", **own, "seed": 7},
         {"prompt": "fox", **own, "steps": 3, "guidance": 2.0},
     ]
-    assert asked(tmp_path, "cat") == [{"prompt": "cat", "seed": 42}]
+    assert requested(tmp_path, "cat") == [{"prompt": "cat", "seed": 42}]
 
 
 def test_a_file_of_lines(tmp_path: Path) -> None:
     file = tmp_path / "prompts.TXT"
     file.write_bytes("\ufeff# what to look at\n\n  a cat --d 3\r\n\t# not this\na #1 dog\n".encode())
-    assert asked(tmp_path, str(file), "a fox") == [
+    assert requested(tmp_path, str(file), "a fox") == [
         {"prompt": "a cat", "seed": 3}, {"prompt": "a #1 dog", "seed": 42}, {"prompt": "a fox", "seed": 42},
     ]  # fmt: skip
 
@@ -81,11 +83,11 @@ def test_kohyas_tables(tmp_path: Path) -> None:
         '[[prompt.subset]]\nprompt = "a dog"\nnegative_prompt = "blurry"\nsample_steps = 5\nsample_sampler = "euler_a"\n'
     )
     listed.write_text(json.dumps([{"prompt": "a cat", "scale": 2.5}, "a dog --w 512"]))
-    assert asked(tmp_path, str(toml)) == [
+    assert requested(tmp_path, str(toml)) == [
         {"prompt": "a cat", "width": 768, "seed": 3, "guidance": 7},
         {"prompt": "a dog", "negative_prompt": "blurry", "width": 512, "seed": 42, "guidance": 7, "steps": 5, "sampler": "euler_ancestral"},
     ]  # fmt: skip
-    assert asked(tmp_path, str(listed)) == [
+    assert requested(tmp_path, str(listed)) == [
         {"prompt": "a cat", "seed": 42, "guidance": 2.5}, {"prompt": "a dog", "width": 512, "seed": 42},
     ]  # fmt: skip
 
@@ -95,9 +97,9 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
     file.write_text(
         "# good\na cat\na dog --q 3 --w wide\n--n blurry\na cat --w 500 --w 512\na fox --w 500 --s 0 --d -1\n"
     )
-    told = [problem.removeprefix(f"sample_prompts: {file}:") for problem in refused(tmp_path, str(file))]
+    problems = [problem.removeprefix(f"sample_prompts: {file}:") for problem in refused(tmp_path, str(file))]
     known = "--n (negative_prompt), --w (width), --h (height), --d (seed), --l (guidance), --s (steps), --ss (sampler)"
-    assert told == [
+    assert problems == [
         f"3: --q: unknown flag; known flags are {known}",
         "3: --w (width): expected a whole number of 0 or more, got 'wide'",
         "4: prompt: there is no text in it, got ''",
@@ -107,7 +109,7 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("cat --w 500", "--w (width): should be a multiple of 8, got 500"),
         ("cat --s 0", "--s (steps): should be greater than or equal to 1, got 0"),
@@ -121,9 +123,9 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
         ("nowhere.txt", "nowhere.txt: no such file; a prompt itself cannot end in .txt, .toml, .json"),
     ],
 )
-def test_what_is_refused(line: str, told: str, tmp_path: Path) -> None:
+def test_what_is_refused(line: str, message: str, tmp_path: Path) -> None:
     (problem,) = refused(tmp_path, line)
-    assert told in problem and problem.startswith("sample_prompts: ")
+    assert message in problem and problem.startswith("sample_prompts: ")
 
 
 def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) -> None:
@@ -132,7 +134,7 @@ def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         ("a.txt", "# nothing\n\n", "contains no prompt"),
         ("a.json", "[]", "contains no prompt"),
@@ -145,10 +147,10 @@ def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) ->
         ("a.toml", "prompt =", "is not valid TOML"),
     ],
 )
-def test_files_that_are_refused(name: str, text: str, told: str, tmp_path: Path) -> None:
+def test_files_that_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     (problem,) = refused(tmp_path, str(tmp_path / name))
-    assert told in problem and str(tmp_path / name) in problem
+    assert message in problem and str(tmp_path / name) in problem
 
 
 def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
@@ -157,12 +159,12 @@ def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)
     draw = Sampler(model, chosen)
     assert not (tmp_path / "samples").exists()
-    paths = [drawn.path for drawn in draw(20)]
+    paths = [sample.path for sample in draw(20)]
     assert [path.name for path in paths] == [f"t-000020-{number}.png" for number in range(3)]
     first, second, third = (Image.open(path) for path in paths)
     assert first.size == (64, 128) and second.size == (model.size, model.size)
-    said = read_record(paths[0])["config"]
-    assert (said["seed"], said["steps"], said["guidance"], said["negative_prompt"]) == (7, 2, 3.0, "blue")
+    record = read_record(paths[0])["config"]
+    assert (record["seed"], record["steps"], record["guidance"], record["negative_prompt"]) == (7, 2, 3.0, "blue")
     assert second.tobytes() == third.tobytes(), "42 is the seed where none is said"
     assert Sampler(model, config(tmp_path / "other", sample_prompts=lines[1:2], sample_steps=1), writes=False)(20) == []
     assert not (tmp_path / "other").exists()

@@ -19,7 +19,7 @@ from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
-from tests.unit.training.pictures import CAPTIONS, drawn, fresh_model, make_set, picture, shared_model, task_on  # noqa: E402
+from tests.unit.training.pictures import CAPTIONS, fresh_model, make_set, picture, sample_inputs, shared_model, task_on  # noqa: E402
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
 
@@ -46,22 +46,22 @@ def test_latents_are_drawn_from_the_autoencoders_distribution(variant: str, tmp_
     pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
     config, frames = model.vae.config, variant == "qwen-image"  # which has a frame axis and values per channel
     with torch.no_grad():
-        spread = model.vae.encode(pixels[:, :, None] if frames else pixels).latent_dist
-    mean, std = (each[0, :, 0] if frames else each[0] for each in (spread.mean, spread.std))
+        distribution = model.vae.encode(pixels[:, :, None] if frames else pixels).latent_dist
+    mean, std = (each[0, :, 0] if frames else each[0] for each in (distribution.mean, distribution.std))
     shift = torch.tensor(config.latents_mean)[:, None, None] if frames else config.shift_factor or 0.0
     scale = 1 / torch.tensor(config.latents_std)[:, None, None] if frames else config.scaling_factor
-    found = task._latents(0, False, 0)
-    torch.testing.assert_close(found["mean"], (mean - shift) * scale)
-    torch.testing.assert_close(found["std"], std * scale)
-    many = torch.stack([drawn(task, step, (0,))["latents"][0] for step in range(200)])
-    assert float(((many.mean(0) - found["mean"]) / found["std"]).abs().mean()) < 0.15
-    assert float((many.std(0) / found["std"]).mean()) == pytest.approx(1.0, rel=0.05)
+    stored = task._latents(0, False, 0)
+    torch.testing.assert_close(stored["mean"], (mean - shift) * scale)
+    torch.testing.assert_close(stored["std"], std * scale)
+    many = torch.stack([sample_inputs(task, step, (0,))["latents"][0] for step in range(200)])
+    assert float(((many.mean(0) - stored["mean"]) / stored["std"]).abs().mean()) < 0.15
+    assert float((many.std(0) / stored["std"]).mean()) == pytest.approx(1.0, rel=0.05)
 
 
 def test_long_captions_are_chunks_and_all_rows_have_as_many(tmp_path: Path) -> None:
     long = ", ".join(f"word{number}" for number in range(60))
     task = task_on(make_set(tmp_path / "set", {"a": long, "b": "short"}))
-    text = drawn(task)["text.encoder_hidden_states"]
+    text = sample_inputs(task)["text.encoder_hidden_states"]
     assert task.chunks > 1 and text.shape[1] == 77 * task.chunks
 
 
@@ -69,10 +69,10 @@ def test_captions_that_make_all_others_long_are_named(tmp_path: Path) -> None:
     long = ", ".join(f"word{number}" for number in range(200))
     task = task_on(make_set(tmp_path / "set", {"a": "short", "b": long, "c": "short too"}))
     assert task.chunks > 3
-    told = (
+    message = (
         f"captions: the longest takes {task.chunks} chunks of the text encoder, and every caption is padded to that; "
     )
-    assert task.notes() == [f"{told}shorten it: {tmp_path / 'set' / 'b.png'}"]
+    assert task.notes() == [f"{message}shorten it: {tmp_path / 'set' / 'b.png'}"]
     assert task_on(make_set(tmp_path / "other")).notes() == []
 
 
@@ -81,7 +81,7 @@ def test_prior_weight(tmp_path: Path) -> None:
     make_set(data / "reg", {"r": "an apple"}, first=5)
     task = task_on(data, prior_loss_weight=0.25)
     prior = next(n for n, example in enumerate(task.examples) if example.regularization)
-    inputs = drawn(task, 0, (1 - prior, prior))
+    inputs = sample_inputs(task, 0, (1 - prior, prior))
     assert inputs["weights"].tolist() == [1.0, 0.25]
     loss = float(task.loss(inputs))
     each = [float(task.loss({name: value[row : row + 1] for name, value in inputs.items()})) for row in (0, 1)]
@@ -101,11 +101,11 @@ def test_masks_are_those_of_the_latents(tmp_path: Path) -> None:
     assert plain.shape == (1, 8, 8)
     assert plain[0, :3, :1].min() > 0.9 and plain[0, 5:].max() < 0.1 and plain[0, :, 3:].max() < 0.1
     assert torch.allclose(mirrored, plain.flip(-1), atol=0.02)
-    inputs = drawn(task, 0, (0,))
+    inputs = sample_inputs(task, 0, (0,))
     loss = task.loss(inputs)
     inside = dict(inputs, mask=torch.ones_like(inputs["mask"]))
     assert not torch.equal(task.loss(inside), loss)
-    assert "mask" not in drawn(task_on(data), 0, (0,))
+    assert "mask" not in sample_inputs(task_on(data), 0, (0,))
     before = task.fingerprint()
     Image.fromarray(255 - mask).save(data / "a-masklabel.png")
     other = task_on(data, masked_loss=True)
@@ -127,17 +127,17 @@ def test_deep_masks_are_scaled_and_stored_ones_turned(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 270 degrees
     for name, image in (("c", picture(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
-        told = exif if name == "c" else Image.Exif()
-        image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=told)
+        orientation = exif if name == "c" else Image.Exif()
+        image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=orientation)
     task = task_on(data, masked_loss=True)
     assert [example.size for example in task.examples] == [(96, 64)] * 3
-    shown = []
+    masks = []
     for number, example in enumerate(task.examples):
         place = task.places[number]
         assert place is not None
-        shown.append(load_image(example, place, place.crop, flip=False, masked=True)[1])
-    assert 0.0 <= float(shown[0].min()) < 0.01 and float(shown[0].max()) > 0.99
-    assert torch.equal(shown[1], shown[0]) and torch.equal(shown[2], shown[0])
+        masks.append(load_image(example, place, place.crop, flip=False, masked=True)[1])
+    assert 0.0 <= float(masks[0].min()) < 0.01 and float(masks[0].max()) > 0.99
+    assert torch.equal(masks[1], masks[0]) and torch.equal(masks[2], masks[0])
     first, deep, stored = task._masks
     assert "/" not in first and deep.endswith("/16") and stored.endswith("/6"), "caches hold these read otherwise"
 
@@ -170,7 +170,7 @@ def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path)
     assert [(example.path.name, example.mask) for example in task.examples] == [
         ("x.png", "alpha"), ("z.png", None), ("y.png", None),
     ]  # fmt: skip
-    mixed = drawn(task, 0, (0, 1, 2))
+    mixed = sample_inputs(task, 0, (0, 1, 2))
     x, z, y = mixed["mask"]
     assert float(x[..., :3].min()) > 0.9 and float(x[..., 5:].max()) < 0.1
     assert torch.equal(y, torch.ones_like(y)) and torch.equal(z, torch.ones_like(z))
@@ -179,7 +179,7 @@ def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path)
     off = tmp_path / "off.toml"
     off.write_text(file.read_text().replace("true", "false"))
     plain = task_on(off)
-    unmasked = drawn(plain, 0, (0, 1, 2))
+    unmasked = sample_inputs(plain, 0, (0, 1, 2))
     assert unmasked.keys() == mixed.keys() - {"mask"} and plain.fingerprint() != task.fingerprint()
     assert all(torch.equal(unmasked[name], mixed[name]) for name in unmasked)
     rows = [plain.loss({name: value[row : row + 1] for name, value in unmasked.items()}) for row in (0, 1, 2)]
@@ -197,13 +197,13 @@ def test_transparent_pictures_stand_on_white_and_deep_ones_are_scaled(tmp_path: 
     for name in "ab":
         (data / f"{name}.txt").write_text("x")
     task = task_on(data)
-    shown = []
+    images = []
     for number, example in enumerate(task.examples):
         place = task.places[number]
         assert place is not None
-        shown.append(load_image(example, place, place.crop, flip=False, masked=False)[0])
-    assert shown[0][:, :, :30].min() > 0.99 and shown[0][:, :, 34:].max() < -0.99
-    levels = shown[1][0, 0]
+        images.append(load_image(example, place, place.crop, flip=False, masked=False)[0])
+    assert images[0][:, :, :30].min() > 0.99 and images[0][:, :, 34:].max() < -0.99
+    levels = images[1][0, 0]
     assert float(levels[0]) < -0.98 and float(levels[-1]) > 0.98 and bool((levels.diff() >= 0).all())
     assert float(levels[32]) == pytest.approx(0.0, abs=0.05)
 
@@ -229,15 +229,17 @@ def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
         "[general]\nflip_aug = false\nrandom_crop = false\ncaption_dropout_rate = 0.0\n" + table
         + "shuffle_caption = false\ncaption_tag_dropout_rate = 0.0\n"
     )  # fmt: skip
-    said: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
     }  # fmt: skip
-    own, left, folder = (task_on(place, **said) for place in (file, open_file, data))
+    own, left, folder = (task_on(place, **settings) for place in (file, open_file, data))
     assert own._views(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
     assert len(left._views(0)) == 8 and len(left.captions[0]) > 1
     plain = task_on(data, buckets=False)
-    assert all(torch.equal(value, drawn(plain, 0, (0,))[name]) for name, value in drawn(own, 0, (0,)).items())
-    empty = drawn(left, 0, (0,))["text.encoder_hidden_states"]
+    assert all(
+        torch.equal(value, sample_inputs(plain, 0, (0,))[name]) for name, value in sample_inputs(own, 0, (0,)).items()
+    )
+    empty = sample_inputs(left, 0, (0,))["text.encoder_hidden_states"]
     assert torch.equal(empty, left._text("")["encoder_hidden_states"]), "all captions are dropped"
     assert left.captions == folder.captions and left._views(0) == folder._views(0)
     assert own.fingerprint() == plain.fingerprint(), "the settings that count are the same"
@@ -257,8 +259,8 @@ def test_buckets_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
 def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
     task = task_on(make_set(tmp_path / "set", {name: name for name in "abcdefgh"}), validation_split=0.25)
     out = {number for batch in task.held_out for number in batch}
-    seen = {number for batch in task.order.batches(0) for number in batch}
-    assert len(out) == 2 and len(seen) == 6 and not out & seen
+    trained = {number for batch in task.order.batches(0) for number in batch}
+    assert len(out) == 2 and len(trained) == 6 and not out & trained
     assert task_on(make_set(tmp_path / "set"), validation_split=0.0).held_out == []
 
 
@@ -287,25 +289,25 @@ def test_clip_learns_and_t5_does_not(variant: str, components: set[str], tmp_pat
     handle = model.networks[t5 or "vae"].register_forward_hook(lambda *_: calls.append(1))
     try:
         task.prepare()
-        made = len(calls)
-        inputs = drawn(task)
+        encoded = len(calls)
+        inputs = sample_inputs(task)
         loss = task.loss(inputs)
-        assert len(calls) == made and made == (3 if t5 else 0)
+        assert len(calls) == encoded and encoded == (3 if t5 else 0)
     finally:
         handle.remove()
     assert inputs["text.text_encoder"].dtype == torch.int64
     if t5:
         assert inputs[f"text.{t5}"].is_floating_point() and t5 not in task.needed
     with torch.no_grad():
-        kept = task_on(data, model=model)
-        torch.testing.assert_close(kept.loss(drawn(kept)), loss, rtol=1e-5, atol=1e-6)
+        cached = task_on(data, model=model)
+        torch.testing.assert_close(cached.loss(sample_inputs(cached)), loss, rtol=1e-5, atol=1e-6)
 
 
 def test_sdxl_is_told_sizes_and_crops_exactly(tmp_path: Path) -> None:
     model = shared_model("sdxl")
     task = task_on(make_set(tmp_path / "set", size=(1365, 70)), model=model, buckets=False)
     text = {"encoder_hidden_states": torch.zeros(2, 77, 40)}
-    inputs = model.family.batch_inputs(model, text, drawn(task)["sizes"], (2, 4, 8, 8), 1.0)
+    inputs = model.family.batch_inputs(model, text, sample_inputs(task)["sizes"], (2, 4, 8, 8), 1.0)
     assert inputs["time_ids"].dtype == torch.float32
     height, width, top, left, *target = inputs["time_ids"][0].tolist()
     assert (height, width, target) == (70, 1365, [64, 64]) and top == 0 and left > 0
@@ -317,9 +319,9 @@ class Moves:
     def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[tuple[str, str]] = []
         for folder, network in model.networks.items():
-            monkeypatch.setattr(network, "to", self._noted(folder), raising=False)
+            monkeypatch.setattr(network, "to", self._recorded(folder), raising=False)
 
-    def _noted(self, folder: str) -> Any:
+    def _recorded(self, folder: str) -> Any:
         return lambda device: self.log.append((folder, "in" if device == torch.device("cpu") else "out"))
 
 
@@ -396,6 +398,6 @@ def test_the_fingerprint_covers_settings_and_placement_of_every_example(tmp_path
 
 def test_the_loss_of_rows_is_the_loss_of_the_batch(tmp_path: Path) -> None:
     task = task_on(make_set(tmp_path / "set"), min_snr_gamma=5.0)
-    inputs = drawn(task)
+    inputs = sample_inputs(task)
     each = [task.loss({name: value[row : row + 1] for name, value in inputs.items()}) for row in (0, 1)]
     torch.testing.assert_close(torch.stack(each).mean(), task.loss(inputs), rtol=1e-5, atol=1e-6)

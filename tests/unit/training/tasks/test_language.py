@@ -66,12 +66,12 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def asked(model: Path, dataset: Path, output: Path, **said: Any) -> TrainConfig:
+def configured(model: Path, dataset: Path, output: Path, **settings: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "model": str(model), "dataset": str(dataset), "output": str(output), "name": "song", "rank": 4, "batch_size": 2,
         "steps": 12, "learning_rate": 2e-2, "device": "cpu", "log_every": 1, "save_dtype": "fp32",
     }  # fmt: skip
-    return TrainConfig.of(**{**usual, **said})
+    return TrainConfig.of(**{**usual, **settings})
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -80,19 +80,19 @@ def test_it_learns_and_peft_reads_the_same_logits(
 ) -> None:
     from peft import PeftModel
 
-    config = asked(folders[kind], texts, tmp_path / "out", steps=40, learning_rate=0.02)
+    config = configured(folders[kind], texts, tmp_path / "out", steps=40, learning_rate=0.02)
     run = prepare(config)[0]
-    done = run.train()
-    assert sum(done.losses[-3:]) < 0.8 * sum(done.losses[:3])
-    assert done.path == tmp_path / "out" / "song"
-    assert sorted(path.name for path in done.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    report = run.train()
+    assert sum(report.losses[-3:]) < 0.8 * sum(report.losses[:3])
+    assert report.path == tmp_path / "out" / "song"
+    assert sorted(path.name for path in report.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     batch = run.task.sample_batch((0, 1), generator_for(0))
     fed = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     with torch.no_grad():
         mine = run.model.eval()(**fed).logits
         fresh, _ = load_language_model(folders[kind], CPU, torch.float32)
         plain = fresh(**fed).logits
-        theirs = PeftModel.from_pretrained(fresh, str(done.path)).eval()(**fed).logits
+        theirs = PeftModel.from_pretrained(fresh, str(report.path)).eval()(**fed).logits
     # the same products in the same order, but for where the scale (1 here: alpha is the rank) is multiplied in
     assert torch.allclose(mine, theirs, rtol=0, atol=32 * 2**-24 * float(mine.abs().max()))
     assert (mine - plain).abs().max() > 1000 * (mine - theirs).abs().max() and (mine - plain).abs().max() > 0.1
@@ -104,7 +104,7 @@ def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str
     rows = [{"prompt": "the cat sat", "completion": " on the mat"}, {"text": "the dog"}]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
     network, tokenizer = load_language_model(folders[kind], CPU, torch.float32)
-    task = LanguageTask(network, tokenizer, read_texts(file), asked(folders[kind], file, tmp_path))
+    task = LanguageTask(network, tokenizer, read_texts(file), configured(folders[kind], file, tmp_path))
     batch = task.sample_batch((0, 1), generator_for(0))
     ids, labels = batch["input_ids"], batch["labels"]
     begins = [0] if kind == "llama" else []
@@ -114,9 +114,9 @@ def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str
     assert (labels[1] < 0).sum() == len(begins) + int((batch["attention_mask"][1] == 0).sum())
     # tokens that are not judged change nothing by being answered well or badly
     loss = task.loss(batch)
-    judged = labels.clone()
-    judged[0, 1] = ids[0, 1]
-    assert task.loss({**batch, "labels": judged}) != loss
+    trained_labels = labels.clone()
+    trained_labels[0, 1] = ids[0, 1]
+    assert task.loss({**batch, "labels": trained_labels}) != loss
     by_hand = []
     with torch.no_grad():
         logits = network(input_ids=ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
@@ -129,33 +129,35 @@ def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str
 def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[str, Path], tmp_path: Path) -> None:
     network, tokenizer = load_language_model(folders["gpt2"], CPU, torch.float32)
     text = " ".join(SONG)
-    config = asked(folders["gpt2"], tmp_path, tmp_path)
+    config = configured(folders["gpt2"], tmp_path, tmp_path)
     task = LanguageTask(network, tokenizer, [("", text), ("", "a cat")], config)
     assert all(len(ids) <= 16 for ids, _ in task.examples) and len(task.examples) > 2
     assert [token for ids, _ in task.examples[:-1] for token in ids] == [*tokenizer(text).input_ids, 1]
     short = len(task.examples) - 1
-    alone, beside = task.sample_batch((short,), generator_for(0)), task.sample_batch((short, 0), generator_for(0))
-    row = {name: value[:1] for name, value in beside.items()}
-    assert float(task.loss(alone)) == pytest.approx(float(task.loss(row)), rel=1e-5)
+    single, padded = task.sample_batch((short,), generator_for(0)), task.sample_batch((short, 0), generator_for(0))
+    row = {name: value[:1] for name, value in padded.items()}
+    assert float(task.loss(single)) == pytest.approx(float(task.loss(row)), rel=1e-5)
 
 
 def test_a_run_goes_on_exactly(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
-    said: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation_split": 0.25, "save_every": 2, "keep_last": 0}
-    straight = train(asked(folders["llama"], texts, tmp_path / "a", **said))
+    settings: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation_split": 0.25, "save_every": 2, "keep_last": 0}
+    straight = train(configured(folders["llama"], texts, tmp_path / "a", **settings))
     again = train(
-        asked(folders["llama"], texts, tmp_path / "b", resume=str(tmp_path / "a/song-state/step-000004"), **said)
+        configured(
+            folders["llama"], texts, tmp_path / "b", resume=str(tmp_path / "a/song-state/step-000004"), **settings
+        )
     )
     assert again.losses == straight.losses[4:] and again.validation == straight.validation
     one, two = ((path / "adapter_model.safetensors").read_bytes() for path in (straight.path, again.path))
     assert one[-2000:] == two[-2000:]
     texts.write_text(texts.read_text() + "\nanother\n")
     with pytest.raises(ConfigError, match="dataset"):
-        train(asked(folders["llama"], texts, tmp_path / "a", resume="auto", **said))
+        train(configured(folders["llama"], texts, tmp_path / "a", resume="auto", **settings))
 
 
 def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     config, report, needs = check(
-        asked(folders["llama"], texts, tmp_path / "out", validation_split=0.25, epochs=3, steps=None)
+        configured(folders["llama"], texts, tmp_path / "out", validation_split=0.25, epochs=3, steps=None)
     )
     assert (config.dialect, config.precision, config.targets) == ("peft", "fp32", "all")
     assert report.as_dict()["texts"] == 4 and report.as_dict()["held_out"] == 1 and "4 texts" in report.lines()[0]
@@ -165,7 +167,7 @@ def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], t
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("settings", "message"),
     [
         ({"dialect": "kohya"}, "dialect: a language model cannot"),
         ({"dialect": "diffusers"}, "dialect: a language model cannot"),
@@ -174,10 +176,10 @@ def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], t
     ],
 )
 def test_what_makes_no_sense_is_refused_before_the_model_is_read(
-    said: dict[str, Any], told: str, folders: dict[str, Path], texts: Path, tmp_path: Path
+    settings: dict[str, Any], message: str, folders: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=told):
-        train(asked(folders["llama"], **{"dataset": texts, "output": tmp_path / "out", **said}))
+    with pytest.raises(ConfigError, match=message):
+        train(configured(folders["llama"], **{"dataset": texts, "output": tmp_path / "out", **settings}))
 
 
 def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_pa
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     """The plan is told, the second step is measured against it, and the adapter is that of the same batches by hand."""
-    said = {
+    settings = {
         "model": str(folders[kind]),
         "dataset": str(texts),
         "steps": 2,
@@ -210,19 +212,21 @@ def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path],
         "device": "cpu",
         "save_dtype": "fp32",
     }
-    _, _, needs = check(TrainConfig.of(**said, batch_size=4))
+    _, _, needs = check(TrainConfig.of(**settings, batch_size=4))
     assert needs["seconds"] > 0 and needs["trained_parameters"] > 0
     vram = f"{(needs['total_bytes'] - 4096) / 2**20:.4f}MiB"
-    settled, _, plan = check(TrainConfig.of(**said, batch_size=4, vram=vram))
+    settled, _, plan = check(TrainConfig.of(**settings, batch_size=4, vram=vram))
     assert (settled.batch_size, settled.gradient_accumulation) == (2, 2) and "batch_size 4 becomes 2" in "\n".join(
         plan["choices"]
     )
-    told: list[Any] = []
-    planned = train(TrainConfig.of(**said, batch_size=4, vram=vram, output=str(tmp_path / "a")), on_record=told.append)
-    measured = next(record for record in told if "measured_bytes" in record)
+    records: list[Any] = []
+    planned = train(
+        TrainConfig.of(**settings, batch_size=4, vram=vram, output=str(tmp_path / "a")), on_record=records.append
+    )
+    measured = next(record for record in records if "measured_bytes" in record)
     share = measured["measured_bytes"] / plan["activation_bytes"]
     assert 0.5 < share < 1.15, "the plan is for the longest text; a batch may have shorter ones"
-    by_hand = train(TrainConfig.of(**said, batch_size=2, gradient_accumulation=2, output=str(tmp_path / "b")))
+    by_hand = train(TrainConfig.of(**settings, batch_size=2, gradient_accumulation=2, output=str(tmp_path / "b")))
     assert planned.losses == by_hand.losses
     with pytest.raises(MemoryBudgetError, match=r"raise the limit|larger limit"):
-        check(TrainConfig.of(**said, vram="1024.01MiB"))
+        check(TrainConfig.of(**settings, vram="1024.01MiB"))

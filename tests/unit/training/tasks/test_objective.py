@@ -32,11 +32,11 @@ DRAWS = 40_000
 
 def model(scheduler: str = "DDPMScheduler", family: str = "sd", **config: Any) -> Any:
     """As much of a model as an objective looks at."""
-    made = getattr(diffusers, scheduler)(**config)
+    schedule = getattr(diffusers, scheduler)(**config)
     flow = family in ("sd3", "flux")
-    prediction = "flow" if flow else made.config.prediction_type
+    prediction = "flow" if flow else schedule.config.prediction_type
     return SimpleNamespace(
-        scheduler=made, flow=flow, family=family_named(family), name="a model", prediction=prediction
+        scheduler=schedule, flow=flow, family=family_named(family), name="a model", prediction=prediction
     )
 
 
@@ -50,12 +50,12 @@ def noise_and_all(count: int = 1000) -> tuple[torch.Tensor, torch.Tensor, torch.
 def test_diffusion_is_ddpm(schedule: str, kind: str) -> None:
     ddpm = diffusers.DDPMScheduler(**SCHEDULES[schedule], prediction_type=kind)
     latents, noise, times = noise_and_all()
-    found = make_objective(model(**SCHEDULES[schedule], prediction_type=kind), "auto", CPU)
-    noisy, target = found.noised(latents, noise, times)
+    objective = make_objective(model(**SCHEDULES[schedule], prediction_type=kind), "auto", CPU)
+    noisy, target = objective.noised(latents, noise, times)
     torch.testing.assert_close(noisy, ddpm.add_noise(latents, noise, times))
-    wanted = noise if kind == "epsilon" else ddpm.get_velocity(latents, noise, times)
-    torch.testing.assert_close(target, wanted)
-    assert torch.equal(found.timestep(times), times)
+    expected = noise if kind == "epsilon" else ddpm.get_velocity(latents, noise, times)
+    torch.testing.assert_close(target, expected)
+    assert torch.equal(objective.timestep(times), times)
     if schedule == "zero":
         assert torch.equal(noisy[-1], noise[-1]), "the last step is pure noise"
     else:
@@ -65,21 +65,21 @@ def test_diffusion_is_ddpm(schedule: str, kind: str) -> None:
 @pytest.mark.parametrize("sampler", ["EulerDiscreteScheduler", "DDIMScheduler", "PNDMScheduler", "DDPMScheduler"])
 def test_the_schedule_is_that_of_training_whatever_samples(sampler: str) -> None:
     """Euler bends the last step of a zero terminal SNR, and PNDM knows none."""
-    said = SCHEDULES["sd" if sampler == "PNDMScheduler" else "zero"]
-    found = make_objective(model(sampler, **said), "auto", CPU)
-    assert found.alphas is not None
-    assert torch.equal(found.alphas, diffusers.DDPMScheduler(**said).alphas_cumprod)
+    options = SCHEDULES["sd" if sampler == "PNDMScheduler" else "zero"]
+    objective = make_objective(model(sampler, **options), "auto", CPU)
+    assert objective.alphas is not None
+    assert torch.equal(objective.alphas, diffusers.DDPMScheduler(**options).alphas_cumprod)
 
 
 def test_flow_is_scale_noise() -> None:
     latents, noise, _ = noise_and_all(50)
     flow = diffusers.FlowMatchEulerDiscreteScheduler()
     flow.set_timesteps(50)
-    found = make_objective(model("FlowMatchEulerDiscreteScheduler", "sd3"), "auto", CPU)
+    objective = make_objective(model("FlowMatchEulerDiscreteScheduler", "sd3"), "auto", CPU)
     levels = flow.sigmas[:50]
-    noisy, target = found.noised(latents, noise, levels)
+    noisy, target = objective.noised(latents, noise, levels)
     torch.testing.assert_close(noisy, flow.scale_noise(latents, flow.timesteps, noise))
-    torch.testing.assert_close(found.timestep(levels), flow.timesteps)
+    torch.testing.assert_close(objective.timestep(levels), flow.timesteps)
     torch.testing.assert_close(target, noise - latents)
     # a whole step along the target leads from the noised latents to the clean ones
     torch.testing.assert_close(noisy - levels.reshape(-1, 1, 1, 1) * target, latents, rtol=1e-4, atol=1e-5)
@@ -91,18 +91,18 @@ def test_min_snr(kind: str, gamma: float) -> None:
     ddpm = diffusers.DDPMScheduler(**SCHEDULES["sd"])
     times = torch.arange(1000)
     snr = compute_snr(ddpm, times)
-    wanted = torch.minimum(snr, torch.full_like(snr, gamma)) / (snr if kind == "epsilon" else snr + 1)
-    found = Objective(kind, ddpm.alphas_cumprod, min_snr_gamma=gamma).weights(times)
-    assert found is not None
-    torch.testing.assert_close(found, wanted)
-    assert found.min() < 0.5 * found.max()
+    expected = torch.minimum(snr, torch.full_like(snr, gamma)) / (snr if kind == "epsilon" else snr + 1)
+    weights = Objective(kind, ddpm.alphas_cumprod, min_snr_gamma=gamma).weights(times)
+    assert weights is not None
+    torch.testing.assert_close(weights, expected)
+    assert weights.min() < 0.5 * weights.max()
 
 
 def test_min_snr_of_pure_noise_is_its_limit() -> None:
     alphas = diffusers.DDPMScheduler(**SCHEDULES["zero"]).alphas_cumprod
     last = torch.tensor([999])
-    for kind, wanted in (("epsilon", 1.0), ("v_prediction", 0.0)):
-        assert Objective(kind, alphas, min_snr_gamma=5.0).weights(last).tolist() == [wanted]
+    for kind, expected in (("epsilon", 1.0), ("v_prediction", 0.0)):
+        assert Objective(kind, alphas, min_snr_gamma=5.0).weights(last).tolist() == [expected]
     assert Objective("epsilon", alphas).weights(last) is None
     assert Objective("flow", None, min_snr_gamma=5.0).weights(last) is None
 
@@ -119,10 +119,10 @@ def test_offset_noise() -> None:
     assert plain.std() == pytest.approx(1.0, rel=0.01)
 
 
-def draws(tokens: int = 1024, **said: Any) -> torch.Tensor:
-    found = Objective("flow", None, **said).draw_times(DRAWS, tokens, torch.Generator().manual_seed(2))
-    assert found.min() >= 0 and found.max() <= 1
-    return found.double()
+def draws(tokens: int = 1024, **options: Any) -> torch.Tensor:
+    times = Objective("flow", None, **options).draw_times(DRAWS, tokens, torch.Generator().manual_seed(2))
+    assert times.min() >= 0 and times.max() <= 1
+    return times.double()
 
 
 def test_uniform_times() -> None:
@@ -160,12 +160,12 @@ def test_a_shift_moves_the_logit_by_its_logarithm() -> None:
 @pytest.mark.parametrize("tokens", [64, 256, 1024, 4096, 9216])
 def test_flux_shifts_by_size(tokens: int) -> None:
     dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True)
-    found = make_objective(dev, "auto", CPU)
-    assert found.timesteps == "shift" and found.shift is None
+    objective = make_objective(dev, "auto", CPU)
+    assert objective.timesteps == "shift" and objective.shift is None
     mu = calculate_shift(tokens)
-    assert found.dynamic_shift.mu(tokens) == pytest.approx(mu)
+    assert objective.dynamic_shift.mu(tokens) == pytest.approx(mu)
     plain = draws(timesteps="sigmoid")
-    level = found.draw_times(DRAWS, tokens, torch.Generator().manual_seed(2)).double()
+    level = objective.draw_times(DRAWS, tokens, torch.Generator().manual_seed(2)).double()
     torch.testing.assert_close(level, math.exp(mu) / (math.exp(mu) + (1 / plain - 1)), rtol=1e-4, atol=1e-5)
     flow = dev.scheduler
     flow.set_timesteps(sigmas=plain[:50].sort(descending=True).values.numpy(), mu=mu)
@@ -185,48 +185,48 @@ def test_the_line_is_the_models_own() -> None:
 
 def test_what_does_not_fit_a_model() -> None:
     sd, sd3 = model(**SCHEDULES["sd"]), model("FlowMatchEulerDiscreteScheduler", "sd3")
-    for which, wanted, options in (
+    for which, prediction, options in (
         (sd, "flow", {}), (sd3, "epsilon", {}), (sd, "auto", {"timesteps": "shift"}),
         (model(**SCHEDULES["sd"], prediction_type="sample"), "auto", {}),
     ):  # fmt: skip
         with pytest.raises(ConfigError):
-            make_objective(which, wanted, CPU, **options)
+            make_objective(which, prediction, CPU, **options)
     assert make_objective(sd, "v_prediction", CPU).kind == "v_prediction"
 
 
 def test_a_mask_counts_only_its_open_part() -> None:
     torch.manual_seed(3)
-    answer, target = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
+    prediction, target = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6)
     mask = torch.zeros(2, 1, 6, 6)
     mask[0, :, :2], mask[1, :, 4:, 4:] = 1.0, 1.0
-    found = mse_loss(answer, target, None, mask)
-    parts = [(answer - target)[0, :, :2].square().mean(), (answer - target)[1, :, 4:, 4:].square().mean()]
-    torch.testing.assert_close(found, torch.stack(parts).mean())
-    other = torch.where(mask.bool(), answer, 1000 * torch.randn_like(answer))
-    assert torch.equal(mse_loss(other, target, None, mask), found)
-    assert not torch.equal(mse_loss(other, target, None, None), mse_loss(answer, target, None, None))
-    answer.requires_grad_()
-    mse_loss(answer, target, None, mask).backward()
-    assert answer.grad is not None and bool((answer.grad[(mask == 0).expand_as(answer)] == 0).all())
+    loss = mse_loss(prediction, target, None, mask)
+    parts = [(prediction - target)[0, :, :2].square().mean(), (prediction - target)[1, :, 4:, 4:].square().mean()]
+    torch.testing.assert_close(loss, torch.stack(parts).mean())
+    other = torch.where(mask.bool(), prediction, 1000 * torch.randn_like(prediction))
+    assert torch.equal(mse_loss(other, target, None, mask), loss)
+    assert not torch.equal(mse_loss(other, target, None, None), mse_loss(prediction, target, None, None))
+    prediction.requires_grad_()
+    mse_loss(prediction, target, None, mask).backward()
+    assert prediction.grad is not None and bool((prediction.grad[(mask == 0).expand_as(prediction)] == 0).all())
     torch.testing.assert_close(
-        mse_loss(answer, target, None, torch.ones_like(mask)), mse_loss(answer, target, None, None)
+        mse_loss(prediction, target, None, torch.ones_like(mask)), mse_loss(prediction, target, None, None)
     )
-    assert float(mse_loss(answer, target, None, torch.zeros_like(mask))) == 0.0, (
+    assert float(mse_loss(prediction, target, None, torch.zeros_like(mask))) == 0.0, (
         "a closed mask teaches nothing, and breaks nothing"
     )
 
 
 def test_weights_count_pictures() -> None:
     torch.manual_seed(4)
-    answer, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
-    each = [mse_loss(answer[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
-    found = mse_loss(answer, target, torch.tensor([1.0, 0.5, 0.0]), None)
-    torch.testing.assert_close(found, (each[0] + 0.5 * each[1]) / 3)
+    prediction, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
+    each = [mse_loss(prediction[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
+    loss = mse_loss(prediction, target, torch.tensor([1.0, 0.5, 0.0]), None)
+    torch.testing.assert_close(loss, (each[0] + 0.5 * each[1]) / 3)
 
 
 def test_half_precision_is_judged_in_float32() -> None:
-    answer, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
-    assert float(mse_loss(answer.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
+    prediction, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
+    assert float(mse_loss(prediction.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
 
 
 class Denoiser(nn.Module):
@@ -239,8 +239,8 @@ class Denoiser(nn.Module):
         self.b = nn.Conv2d(3, 2, 1, dtype=torch.float64)
 
     def forward(self, noisy: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.b(torch.tanh(self.a(noisy) + time.double().reshape(-1, 1, 1, 1) / 1000))
-        return found
+        output: torch.Tensor = self.b(torch.tanh(self.a(noisy) + time.double().reshape(-1, 1, 1, 1) / 1000))
+        return output
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -273,5 +273,5 @@ def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked
                     flat[place] = before + sign * step
                     values.append(float(loss()))
                 flat[place] = before
-            wanted = (values[0] - values[1]) / (2 * step)
-            assert float(parameter.grad.view(-1)[place]) == pytest.approx(wanted, rel=1e-5, abs=1e-8)
+            expected = (values[0] - values[1]) / (2 * step)
+            assert float(parameter.grad.view(-1)[place]) == pytest.approx(expected, rel=1e-5, abs=1e-8)

@@ -91,6 +91,14 @@ def test_a_long_prompt_is_cut_where_diffusers_cuts_it(variant: str) -> None:
     assert_same(result.images[0], theirs(variant)(long, **other).images[0])
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_captions_that_are_too_long_are_counted(variant: str, tmp_path: Path) -> None:
+    long = make_set(tmp_path / "set", {"a": "a red apple", "b": " ".join([PROMPT] * 40)})
+    (line,) = task_on(long, model=shared_model(variant)).notes()[:1]
+    assert line.startswith("captions: 1 are longer than the text encoder reads") and line.endswith("b.png")
+    assert task_on(make_set(tmp_path / "other"), model=shared_model(variant)).notes() == []
+
+
 def test_a_blank_stands_for_no_negative_prompt_in_qwen_image() -> None:
     mine, other = requests("qwen-image")
     del mine["negative_prompt"]

@@ -33,11 +33,23 @@ def max_chunks(model: Model, captions: Sequence[Sequence[str]]) -> int:
 def long_caption_warnings(
     model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: int
 ) -> list[str]:
-    """A line where one caption slows all of them down."""
-    if chunks <= model.family.long_text:
-        return []
-    longest = (n for n, texts in enumerate(captions) if model.family.chunks_needed(model, list(texts)) == chunks)
-    return [
-        f"captions: the longest takes {chunks} chunks of the text encoder, and every caption is padded to that; "
-        f"shorten it: {printable_path(examples[next(longest)].path)}"
-    ]
+    """A line where captions are truncated, and one where a single caption slows all of them down."""
+    warnings = []
+    truncated = [n for n, texts in enumerate(captions) if any(_is_truncated(model, text) for text in texts)]
+    if truncated:
+        warnings.append(
+            f"captions: {len(truncated)} are longer than the text encoder reads, and their end is ignored; the first: "
+            f"{printable_path(examples[truncated[0]].path)}"
+        )
+    if chunks > model.family.long_text:
+        longest = (n for n, texts in enumerate(captions) if model.family.chunks_needed(model, list(texts)) == chunks)
+        warnings.append(
+            f"captions: the longest takes {chunks} chunks of the text encoder, and every caption is padded to that; "
+            f"shorten it: {printable_path(examples[next(longest)].path)}"
+        )
+    return warnings
+
+
+def _is_truncated(model: Model, text: str) -> bool:
+    """Whether tokenizing it warns: a plain text has no weights, so its length is all there is to warn about."""
+    return bool(text and model.family.tokenize(model, ((text, 1.0),)).warnings)

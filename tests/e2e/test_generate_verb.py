@@ -151,7 +151,7 @@ def test_sheets(tmp_path: Path) -> None:
         (["x", "--json", "-o", "-"], ["standard output"]),
     ],
 )
-def test_errors_are_reported_in_words(
+def test_errors_are_reported_as_text(
     arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -140,7 +140,7 @@ def test_a_trigger_precedes_every_caption(tmp_path: Path, cache: Path) -> None:
     assert metadata(tmp_path / "lora.safetensors")["modelspec.trigger_phrase"] == "ohwx thing"
 
 
-def test_a_language_model_takes_no_settings_of_pictures(tmp_path: Path) -> None:
+def test_a_language_model_rejects_image_settings(tmp_path: Path) -> None:
     folder = write_language_model("llama", tmp_path / "llama")
     (tmp_path / "song.txt").write_text("\n\n".join(SONG))
     options = ("--set", "masked_loss=true", "--set", "flip=true", "--trigger", "x", "--set", "resolution=64")

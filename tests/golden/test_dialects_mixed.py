@@ -15,7 +15,7 @@ TEXT = "text_model.encoder.layers.5.self_attn.q_proj"
 FLAT_TEXT = TEXT.replace(".", "_")
 
 
-def test_mixed_spellings_in_one_file() -> None:
+def test_mixed_dialects_in_one_file() -> None:
     attention = "down_blocks.1.attentions.0.transformer_blocks.0"
     flat = "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"
     tensors = (

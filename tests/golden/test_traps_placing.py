@@ -106,7 +106,7 @@ def test_t13_the_24th_layer_of_sd2_is_in_single_files_only() -> None:
         ("sdxl", 1, "output_blocks.5.2.conv"),
     ],
 )
-def test_t14_the_upsampler_is_number_two_where_there_is_attention(base: str, block: int, home: str) -> None:
+def test_t14_the_upsampler_is_index_two_where_there_is_attention(base: str, block: int, home: str) -> None:
     part = f"up_blocks.{block}.upsamplers.0.conv"
     for key_naming in (part, home):
         lands(base, f"lora_unet_{key_naming.replace('.', '_')}", f"unet:{part}", f"unet:{UNET}{home}")
@@ -250,7 +250,7 @@ def test_t19_text_encoders_by_content_not_by_number(base: str, prefix: str, home
 
 
 @pytest.mark.parametrize("into", [768, 1280])
-def test_t19_an_unnumbered_encoder_of_sdxl_is_told_by_its_width(into: int) -> None:
+def test_t19_an_unnumbered_encoder_of_sdxl_is_identified_by_its_width(into: int) -> None:
     result = places("sdxl", "diffusers", lora(f"lora_te_{CLIP.replace('.', '_')}", 4 * into, into, empty=True))
     assert set(result) == {f"te{1 if into == 768 else 2}:{CLIP}"}
 
@@ -362,7 +362,7 @@ def test_t33_fused_and_split_in_one_z_image_file(naming: str) -> None:
         (("unet.down_blocks.1.attentions.0.proj_in", "peft"), ("unet.down_blocks.1.attentions.0.proj_in", "dotted")),
     ],
 )  # fmt: skip
-def test_t33_one_layer_under_two_spellings(one: tuple[str, str], other: tuple[str, str], naming: str) -> None:
+def test_t33_one_layer_in_two_dialects(one: tuple[str, str], other: tuple[str, str], naming: str) -> None:
     """peft and kohya, sgm and diffusers names, two suffixes for one module: used once, never added twice."""
     base = known("sdxl", naming)
     pairs = [lora(module, 640, 640, spelling=spelling, seed=n) for n, (module, spelling) in enumerate((one, other))]
@@ -456,7 +456,7 @@ def test_t43_norm_changes_with_and_without_a_bias(naming: str) -> None:
     )
 
 
-def test_t43_a_bias_the_base_lacks_is_made_and_said() -> None:
+def test_t43_a_bias_the_base_lacks_is_created_and_reported() -> None:
     base = small("z-image-turbo", "original")
     tensors = {"diffusion_model.layers.0.attention.qkv.diff_b": random(1, 24)}
     assert any("created" in warning for warning in base.plan(tensors).report.warnings)

@@ -22,7 +22,7 @@ from tests.support import random, tensor, write
 BASE = torch_base({"net.proj.weight": (6, 5), "net.proj.bias": (6,), "net.square.weight": (5, 5)})
 
 
-def test_t28_a_plain_weight_is_ia3_only_beside_on_input() -> None:
+def test_t28_a_plain_weight_is_ia3_only_next_to_on_input() -> None:
     pair, vector = lora("lora_unet_net_proj", 6, 5, alpha=2.0), random(1, 5)
     plain = {"lora_unet_net_square.weight": vector}
     plan = BASE.plan(pair | plain, strict=False)
@@ -178,7 +178,7 @@ def test_t44_modules_to_save_and_biases_replace(bias: str, tmp_path: Path) -> No
     close(half["head.weight"], expected["head.weight"], 2e-6)
 
 
-def test_t44_a_saved_head_the_base_does_not_have_is_brought_along(tmp_path: Path) -> None:
+def test_t44_a_saved_head_the_base_does_not_have_is_carried(tmp_path: Path) -> None:
     base, expected = saved_by_peft(tmp_path, target_modules=["lin"], modules_to_save=["head"])
     headless = {name: item for name, item in base.weights.items() if not name.startswith("head.")}
     bare = Base(index_from_names({name: tuple(item.shape) for name, item in headless.items()}), headless)

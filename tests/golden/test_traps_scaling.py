@@ -63,7 +63,7 @@ def test_t02_a_rounded_alpha_is_not_repaired(written: float, stored: float) -> N
     assert adapter.entries[0].factors.scale == stored / 4
 
 
-def test_t03_alpha_zero_is_scale_one_and_said() -> None:
+def test_t03_alpha_zero_is_scale_one_and_reported() -> None:
     pair = lora("lora_unet_net_proj", 6, 5, alpha=0.0)
     adapter = read(pair)
     assert any("alpha 0" in warning for warning in adapter.warnings)
@@ -143,7 +143,7 @@ def test_t08_loha_stored_as_convolutions() -> None:
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t09_april_2023_lokr_spreads_the_kernel_over_both_factors(naming: str) -> None:
+def test_t09_april_2023_lokr_splits_the_kernel_over_both_factors(naming: str) -> None:
     left, right = random(1, 16, 48), random(2, 20, 60)
     module = "lora_unet_down_blocks_0_resnets_0_conv1"
     (change,) = known("sd1.5", naming).changes({f"{module}.lokr_w1": left, f"{module}.lokr_w2": right}).values()
@@ -233,7 +233,7 @@ def test_t23_dora_strength_goes_from_the_base_to_the_decomposed_weight(strength:
 
 
 @pytest.mark.parametrize("suffix", ["dora_scale", "lora_magnitude_vector", "magnitude"])
-def test_t24_a_one_dimensional_magnitude_is_one_number_a_row(suffix: str) -> None:
+def test_t24_a_one_dimensional_magnitude_is_one_number_per_row(suffix: str) -> None:
     """Broadcast as it lies it would scale the columns of a square weight, or fail on any other."""
     magnitude = pack(torch.arange(1.0, 6.0))
     pair = lora("net.square", 5, 5, alpha=2.0)
@@ -271,7 +271,7 @@ def test_t25_rotations_as_lycoris_merges_them(name: str, strength: float) -> Non
 
 
 @pytest.mark.parametrize("naming", NAMINGS)
-def test_t25_kohya_flux_oft_has_a_constraint_a_part(naming: str) -> None:
+def test_t25_kohya_flux_oft_has_one_constraint_per_part(naming: str) -> None:
     base, module = small("flux1-dev", naming), "oft_unet_double_blocks_0_img_attn_qkv"
     parts = [random(seed, 2, 4, 4) for seed in range(3)]
     tensors = {f"{module}.oft_blocks.{n}": part for n, part in enumerate(parts)} | {f"{module}.alpha": tensor(0.01)}
@@ -350,7 +350,7 @@ def test_t29_the_sparse_bias_is_a_residual_of_the_weight() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_t35_split_qkv_is_scaled_as_loaders_do_unless_asked(exact: bool) -> None:
+def test_t35_split_qkv_is_scaled_as_loaders_do_by_default(exact: bool) -> None:
     base = small("flux1-dev", "original")
     modules = {
         "double_blocks_0_img_attn_qkv": (24, 3),

@@ -48,7 +48,7 @@ def test_errors_name_the_spec_and_what_is_wrong(text: str, words: str) -> None:
     assert text in str(caught.value)
 
 
-def test_a_name_that_exists_is_taken_whole() -> None:
+def test_the_name_of_an_existing_file_is_used_whole() -> None:
     known = {"a:0.5", "folder"}.__contains__
     assert parse_strength_spec("a:0.5", exists=known) == StrengthSpec("a:0.5")
     assert parse_strength_spec("a:0.5:0.25", exists=known) == StrengthSpec("a:0.5", 0.25)

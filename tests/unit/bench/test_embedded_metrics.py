@@ -106,7 +106,7 @@ def test_the_two_styles_are_far_from_each_other_and_no_distance_to_themselves() 
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_a_style_dataset_is_24_pictures_on_white_with_their_names(name: str) -> None:
+def test_a_style_dataset_is_24_images_on_white_with_their_names(name: str) -> None:
     captions, images = style_set(name)
     assert len(images) == len(set(captions)) == 24 and not UNSEEN & set(captions)
     assert {image.size for image in images} == {(128, 128)}

@@ -266,7 +266,7 @@ def test_shards_are_joined(tmp_path: Path) -> None:
      "x\0.safetensors", "\ud800.safetensors", "y" * 300 + ".safetensors", 3, None, ["x.safetensors"]],
     ids=lambda name: str(name)[:20].encode("unicode_escape").decode(),
 )  # fmt: skip
-def test_a_shard_is_a_file_beside_the_index(name: object, tmp_path: Path) -> None:
+def test_a_shard_is_a_file_next_to_the_index(name: object, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
     for place in (tmp_path, inner / "a"):
@@ -341,7 +341,7 @@ ONE = {"a": Tensor("U8", (4,), b"1111")}
 TWO = {"other": Tensor("U8", (6,), b"222222")}
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     write_file(path, ONE)
     assert write_file(path, TWO, {"k": "v"}) == path
@@ -411,7 +411,7 @@ def test_a_failing_source_leaves_the_old_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["missing/x.safetensors", "file/x.safetensors", "x" * 300 + ".safetensors", "directory", "."]
 )
-def test_what_cannot_be_written_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_output_is_reported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("x")
     Path("directory").mkdir()

@@ -82,7 +82,7 @@ _TORCH = {
 
 
 @pytest.mark.parametrize("dtype", _TORCH)
-def test_every_number_of_the_small_floats(dtype: str) -> None:
+def test_every_value_of_the_small_floats(dtype: str) -> None:
     """All 256 or 65,536 of them, one by one, against torch."""
     kind, unsigned = _TORCH[dtype]
     codes = np.arange(1 << BITS[dtype], dtype=np.uint32).astype(unsigned)

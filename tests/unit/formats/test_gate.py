@@ -147,7 +147,7 @@ def test_deep_nesting(depth: int, open_: bytes, close: bytes) -> None:
             parse_header(raw, 8 + len(raw))
 
 
-def test_nested_too_deeply_is_said() -> None:
+def test_too_deep_nesting_is_reported() -> None:
     refused(b"[" * 100_000, "nested too deeply", data=0)
 
 

@@ -47,7 +47,7 @@ def test_all_problems_come_back_at_once() -> None:
     assert len(caught.value.problems) == 7
 
 
-def test_files_and_fields_are_told_of_together(tmp_path: Path) -> None:
+def test_problems_of_files_and_fields_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_request({"prompt": "x <lora:gone:1>", "steps": 0, "loras": ["absent:0.5"]}, LoraFinder([tmp_path]))
     problems = "\n".join(caught.value.problems)

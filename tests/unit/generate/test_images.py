@@ -26,7 +26,7 @@ def test_the_working_size_is_always_allowed(width: int, height: int, native: int
         assert side % patch == 0 and 64 <= side <= 4096
 
 
-def test_a_picture_near_the_models_size_keeps_its_own() -> None:
+def test_an_image_near_the_models_size_keeps_its_own() -> None:
     assert working_size((512, 768), 512, 8) == (512, 768)
     assert working_size((4000, 3000), 512, 8) == (592, 440)
 
@@ -66,7 +66,7 @@ def test_transparency_is_white_and_masks_are_black_and_white() -> None:
     assert mask.size == (8, 8) and sorted({v for _, v in mask.getcolors()}) == [0, 255]
 
 
-def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"init .*gone.png: no such file"):
         open_image(tmp_path / "gone.png", "init")
     (tmp_path / "text.png").write_text("hello")

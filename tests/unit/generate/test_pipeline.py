@@ -46,7 +46,7 @@ def test_the_same_seed_gives_the_same_bits_after_other_work_and_swaps(pipe: Pipe
     assert first.tobytes() == again.tobytes() != other.tobytes()
 
 
-def test_pictures_of_a_batch_are_those_of_their_seeds(pipe: Pipeline) -> None:
+def test_images_of_a_batch_are_those_of_their_seeds(pipe: Pipeline) -> None:
     several = pipe("cat face", steps=2, seed=3, count=3, **SMALL)
     assert [record["config"]["seed"] for record in several.records] == [3, 4, 5]
     assert several.images[2].tobytes() == pipe("cat face", steps=2, seed=5, **SMALL).images[0].tobytes()
@@ -91,7 +91,7 @@ def test_a_lora_by_path_by_name_and_by_hash_is_the_same(pipe: Pipeline) -> None:
     assert len(images) == 1
 
 
-def test_strength_zero_gives_the_picture_back_and_one_forgets_it(pipe: Pipeline) -> None:
+def test_strength_zero_returns_the_image_and_one_ignores_it(pipe: Pipeline) -> None:
     start = pipe("red apple", seed=7, steps=12).images[0]
     unchanged = pipe("pizza", init=start, strength=0.0, steps=3, seed=7).images[0]
     assert np.abs(pixels(unchanged) - pixels(start)).mean() < 6
@@ -101,7 +101,7 @@ def test_strength_zero_gives_the_picture_back_and_one_forgets_it(pipe: Pipeline)
     assert distances == sorted(distances)
 
 
-def test_a_picture_of_any_size_comes_back_in_that_size(pipe: Pipeline) -> None:
+def test_an_image_of_any_size_comes_back_in_that_size(pipe: Pipeline) -> None:
     start = pipe("red apple", seed=7, steps=4).images[0].resize((333, 211))
     assert pipe("red apple", init=start, strength=0.5, **QUICK).images[0].size == (333, 211)
 
@@ -126,7 +126,7 @@ def test_progress_and_preview(pipe: Pipeline) -> None:
     assert reports[3].eta == 0 and reports[0].eta > 0
 
 
-def test_where_memory_runs_out_a_picture_is_decoded_in_tiles_and_told(pipe: Pipeline) -> None:
+def test_out_of_memory_while_decoding_falls_back_to_tiles_and_is_reported(pipe: Pipeline) -> None:
     side = sized(256, 512)
     options = {"steps": 2, "seed": 3, "width": side, "height": side}
     whole = pipe("cat face", **options)
@@ -186,7 +186,7 @@ def test_a_lora_for_another_base_is_refused_before_work_with_both_named(pipe: Pi
         pipe("cat face", loras=[str(SD15)], steps=150)
 
 
-def test_everything_wrong_with_a_request_is_told_at_once(pipe: Pipeline) -> None:
+def test_every_problem_of_a_request_is_reported_at_once(pipe: Pipeline) -> None:
     with pytest.raises(ConfigError) as caught:
         pipe("cat face", loras=[str(SD15)], sampler="ddim", schedule="karras", init="/gone.png", steps=3)
     problems = "\n".join(caught.value.problems)
@@ -195,7 +195,7 @@ def test_everything_wrong_with_a_request_is_told_at_once(pipe: Pipeline) -> None
         pipe("cat face", mask=Image.new("L", (8, 8)), steps=3)
 
 
-def test_weights_and_long_prompts_change_the_picture(pipe: Pipeline) -> None:
+def test_weights_and_long_prompts_change_the_image(pipe: Pipeline) -> None:
     plain = pipe("red apple on a blue background", **QUICK).images[0]
     stressed = pipe("red apple on a (blue:1.8) background", **QUICK).images[0]
     long = pipe("red apple on a blue background, " + ", ".join(["fruit, sweet, fresh, red"] * 12), **QUICK).images[0]

@@ -52,7 +52,7 @@ def test_strength_defaults_to_one_and_may_be_named() -> None:
 
 
 @pytest.mark.parametrize("tag", ["<lora:a:strong>", "<lora: :1>", "<lora:a:1:2:3>", "<lora:a:size=3>"])
-def test_a_tag_that_cannot_be_read_is_a_problem_that_names_it(tag: str) -> None:
+def test_an_invalid_tag_is_a_problem_that_names_it(tag: str) -> None:
     (problem,) = parse(f"x {tag}").problems
     assert tag in problem
 

@@ -43,7 +43,7 @@ def test_written_text_reads_back() -> None:
     assert config.prompt == "a cat, sitting <lora:ink:0.5:0.8>" and config.negative_prompt == "dog: large"
 
 
-def test_a_picture_of_another_front_end(tmp_path: Path) -> None:
+def test_an_image_of_another_front_end(tmp_path: Path) -> None:
     text = (
         "masterpiece, (cat:1.2)\nsecond line\nNegative prompt: bad, worse\n"
         "Steps: 28, Sampler: Euler a, CFG scale: 7, Seed: 1234567890, Size: 512x768, Model hash: abc, Model: x, "
@@ -65,7 +65,7 @@ def test_both_texts_are_in_the_file(tmp_path: Path) -> None:
     assert read_record(tmp_path / "a.png")["config"] == RECORD["config"]
 
 
-def test_a_picture_without_settings_or_with_damaged_ones_says_so(tmp_path: Path) -> None:
+def test_missing_or_damaged_settings_of_an_image_are_reported(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "bare.png")
     with pytest.raises(RequestError, match="no generation settings"):
         read_record(tmp_path / "bare.png")

@@ -78,7 +78,7 @@ def test_weights_scale_and_zero_is_the_base_bit_for_bit() -> None:
     assert base_bits(model) == before
 
 
-def test_at_weight_zero_an_adapter_is_not_even_looked_at() -> None:
+def test_at_weight_zero_an_adapter_is_not_read() -> None:
     """0 * NaN is NaN, and 0 * x + -0.0 is 0.0: a branch at strength zero must not be computed."""
     model = stacked()
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_merging_nothing_is_a_merge_too() -> None:
     assert base_bits(model) == before
 
 
-def test_ejecting_merged_weights_keeps_them_only_when_told() -> None:
+def test_ejecting_merged_weights_keeps_them_only_on_request() -> None:
     model = stacked()
     expected = reference(model, X)
     merge(model)
@@ -235,7 +235,7 @@ def test_adapters_on_different_layers() -> None:
     assert list(model[0].adapters) == ["both"]
 
 
-def test_a_merge_that_fails_is_taken_back_everywhere() -> None:
+def test_a_merge_that_fails_is_rolled_back_everywhere() -> None:
     """Fault injection at every layer: the model is left fully unmerged."""
     for broken in range(4):
         model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)])
@@ -250,7 +250,7 @@ def test_a_merge_that_fails_is_taken_back_everywhere() -> None:
         assert not any(layer.merged for layer in lora_layers(model).values())
 
 
-def test_a_failure_in_the_middle_of_a_write_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_the_middle_of_a_write_is_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(3)])
     inject(model, 2, targets="all-linear")
     fill(model)
@@ -279,7 +279,7 @@ def test_moving_a_merged_model_keeps_the_way_back() -> None:
     assert torch.equal(layer_of(model).weight, saved.double())
 
 
-def test_the_layer_says_what_it_is() -> None:
+def test_the_repr_of_a_layer_describes_it() -> None:
     model = stacked()
     text = repr(model)
     for part in ("Conv2d(6, 9", "active: first, second", "rank=3, alpha=5"):

@@ -266,7 +266,7 @@ def test_parts_that_have_no_common_pair_are_refused() -> None:
         attach(model, read(tensors))
 
 
-def test_convolutions_and_matrices_may_be_spelt_either_way() -> None:
+def test_convolutions_and_matrices_may_be_stored_either_way() -> None:
     """A matrix for a 1x1 convolution, and a convolution for a Linear."""
     model = nn.ModuleDict({"conv": KINDS["conv2d-1x1"].module()["layer"], "linear": nn.Linear(7, 5)})
     adapter = read(

@@ -115,7 +115,7 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     assert message in str(error)
 
 
-def test_all_problems_are_said_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     error = refused(Net(), rank=-1, alpha=math.inf, dropout=2.0, targets=["nothing"])
     assert isinstance(error, ConfigError)
     assert len(error.problems) == 4
@@ -219,7 +219,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("targets", [["front"], ["back"], "all-linear"])
-def test_a_shared_module_is_adapted_once_and_both_names_are_told(targets: list[str] | str) -> None:
+def test_a_shared_module_is_adapted_once_and_both_names_are_reported(targets: list[str] | str) -> None:
     model, x = Shared(), torch.ones(2, 4)
     layer = model.front
     inject(model, 2, 3.0, targets)
@@ -235,7 +235,7 @@ def test_a_shared_module_is_adapted_once_and_both_names_are_told(targets: list[s
     assert model.front is layer and model.inner["back"] is layer
 
 
-def test_first_numbers() -> None:
+def test_initial_values() -> None:
     """down: kaiming uniform with a = sqrt(5), so within 1 / sqrt(fan in) and filling that range; up: zero."""
     model = nn.ModuleDict({"linear": nn.Linear(400, 30), "conv": nn.Conv2d(16, 8, 5), "embed": nn.Embedding(50, 400)})
     inject(model, 64, targets=["linear", "conv", "embed"])
@@ -254,7 +254,7 @@ def factors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if ".adapters." in name}
 
 
-def test_a_seed_decides_all_numbers() -> None:
+def test_a_seed_determines_all_values() -> None:
     torch.manual_seed(1)
     one = factors(injected(Net(), 3, targets="all-linear", seed=7))
     torch.manual_seed(2)

@@ -304,7 +304,7 @@ def test_the_fast_path_of_torchs_encoder_layer_does_not_lose_the_adapter() -> No
     assert set(lora_layers(model)) == {"linear1", "linear2"}
 
 
-def test_numbers_that_overflow_are_refused_and_nothing_changes() -> None:
+def test_values_that_overflow_are_refused_and_nothing_changes() -> None:
     model = KINDS["linear"].module(dtype=torch.float16)
     inject(model, 2, targets=["layer"])
     fill(model, spread=400.0)

@@ -64,7 +64,7 @@ def stored(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_our_numbers_in_their_module(kind: str, case: str) -> None:
+def test_our_values_in_their_module(kind: str, case: str) -> None:
     model, peer, x = twins(kind, case)
     fill(model)
     state = stored(model)
@@ -90,7 +90,7 @@ def test_our_numbers_in_their_module(kind: str, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_their_numbers_in_our_layer(kind: str, case: str) -> None:
+def test_their_values_in_our_layer(kind: str, case: str) -> None:
     model, peer, x = twins(kind, case)
     with torch.no_grad():
         for parameter in peer.parameters():
@@ -102,7 +102,7 @@ def test_their_numbers_in_our_layer(kind: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_first_numbers_have_the_same_spread(case: str) -> None:
+def test_initial_values_have_the_same_standard_deviation(case: str) -> None:
     options = CASES[case] | {"rank": 1000 if case == "lokr-full" else 4}
     torch.manual_seed(0)
     base = nn.ModuleDict({"layer": nn.Linear(400, 900)})

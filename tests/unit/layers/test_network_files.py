@@ -90,7 +90,7 @@ def test_to_a_file_and_back_by_every_road(network: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("network", ["loha", "lokr", "lokr-both"])
-def test_training_goes_on_from_a_file(network: str, tmp_path: Path) -> None:
+def test_training_starts_from_a_file(network: str, tmp_path: Path) -> None:
     kind, x = "conv2d", KINDS["conv2d"].input()
     model = networked(kind, network)
     twin = attach(KINDS[kind].module(), saved(model, tmp_path))

@@ -94,7 +94,7 @@ def test_merging_is_one_rounding_in_place(dtype: str, network: str) -> None:
     assert base_bits(model) == before
 
 
-def test_networks_stand_beside_each_other() -> None:
+def test_networks_coexist() -> None:
     kind, x = "conv2d-groups", KINDS["conv2d-groups"].input()
     model = KINDS[kind].module()
     for name in ("lora", "loha", "lokr"):
@@ -155,7 +155,7 @@ def test_autocast_computes_in_its_dtype(network: str) -> None:
     assert {p.grad.dtype for p in layer_of(model).adapters.parameters()} == {torch.float32}
 
 
-def test_the_halves_of_a_loha_are_not_kept_for_the_backward_pass() -> None:
+def test_the_halves_of_a_loha_are_not_saved_for_the_backward_pass() -> None:
     model = injected(nn.ModuleDict({"layer": nn.Linear(64, 64)}), 2, targets=["layer"], network="loha")
     sizes: list[int] = []
 
@@ -233,7 +233,7 @@ def test_shapes_and_scales() -> None:
     assert "LokrBranch(rank=4, alpha=2)" in repr(model) and "LokrBranch(full" in repr(model)
 
 
-def test_a_seed_and_a_name_decide_all_numbers() -> None:
+def test_a_seed_and_a_name_determine_all_values() -> None:
     def numbers(network: str, targets: list[str], seed: int) -> dict[str, bytes]:
         torch.manual_seed(seed * 100)
         model = Net()

@@ -103,7 +103,7 @@ def test_dora_starts_from_the_same_norms(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_fresh_factors_have_pefts_shapes_and_spread(kind: str) -> None:
+def test_new_factors_have_pefts_shapes_and_standard_deviation(kind: str) -> None:
     model, peer, _ = twins(kind, "lora")
     pair, twin = layer_of(model).branch("default"), peer["layer"]
     if kind == "embedding":

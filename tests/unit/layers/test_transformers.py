@@ -160,7 +160,7 @@ def test_a_family_from_injection_to_peft_and_back(name: str, tmp_path: Path) -> 
         assert torch.equal(family.run(model), start)
 
 
-def test_gpt2_is_recognised_without_importing_transformers() -> None:
+def test_gpt2_is_recognized_without_importing_transformers() -> None:
     """The structure tells: a subprocess with only the class's text has no transformers loaded."""
     import subprocess
     import sys

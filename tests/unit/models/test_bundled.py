@@ -139,7 +139,7 @@ def test_no_component_is_left_over_and_the_package_stays_small() -> None:
     assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 1_000_000
 
 
-def test_clip_numbers_words_as_published() -> None:
+def test_clip_token_ids_are_the_published_ones() -> None:
     first, second = bundled.tokenizer("sdxl"), bundled.tokenizer("sdxl", "tokenizer_2")
     assert first("a photo of a cat").input_ids == [49406, 320, 1125, 539, 320, 2368, 49407]
     assert first("A  Photo of a CAT").input_ids == first("a photo of a cat").input_ids
@@ -152,7 +152,7 @@ def test_clip_numbers_words_as_published() -> None:
 
 
 @pytest.mark.parametrize(("variant", "folder"), [("flux1-dev", "tokenizer_2"), ("sd3.5-medium", "tokenizer_3")])
-def test_t5_numbers_words_as_published(variant: str, folder: str) -> None:
+def test_t5_token_ids_are_the_published_ones(variant: str, folder: str) -> None:
     t5 = bundled.tokenizer(variant, folder)
     assert t5("a photo of a cat").input_ids == [3, 9, 1202, 13, 3, 9, 1712, 1]
     german = [13959, 1566, 12, 2968, 10, 37, 629, 19, 1627, 5, 1]

@@ -49,7 +49,7 @@ def test_short_prompts_are_the_tokenizer_s_own(text: str, variant: str, part: st
     assert torch.equal(tokens.weights, torch.ones(1, 77))
 
 
-def test_pieces_are_one_text_again() -> None:
+def test_weighted_segments_are_joined_to_one_text() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [("a very", 1.0), ("red", 1.3), ("apple", 1.0)])
     assert torch.equal(tokens.ids, padded(tokenizer, "a very red apple"))
@@ -80,7 +80,7 @@ def test_empty_chunks_are_added_on_request() -> None:
     assert len(clip_tokens(tokenizer, [(words(100), 1.0)], 1).ids) == 2
 
 
-def test_chunks_are_encoded_alone_and_joined() -> None:
+def test_chunks_are_encoded_separately_and_joined() -> None:
     tokenizer = tiny.tokenizer("sd1.5", "tokenizer")
     tokens = clip_tokens(tokenizer, [(words(80), 1.0)])
     hidden, pooled = encode_clip(clip(), tokens.ids[None], tokens.weights[None], layer=None, final_norm=True)
@@ -130,7 +130,7 @@ def test_clip_skip_counts_from_the_last_layer(monkeypatch: pytest.MonkeyPatch) -
 
 @torch.no_grad()
 @pytest.mark.parametrize("variant", ["sdxl", "sd3-medium"])
-def test_the_larger_models_begin_one_layer_earlier(variant: str) -> None:
+def test_the_larger_models_use_the_penultimate_layer(variant: str) -> None:
     pipe, own = tiny.pipeline(variant), model(variant)
     prompts = ([("a red apple", 1.0)], [("blurry", 1.0)])
     names = ("encoder_hidden_states", "text_embeds" if variant == "sdxl" else "pooled_projections")
@@ -151,7 +151,7 @@ def test_the_larger_models_begin_one_layer_earlier(variant: str) -> None:
                 assert torch.equal(inputs[name][:1], negative), (name, ours)
 
 
-def test_prompt_and_opposite_have_as_many_chunks() -> None:
+def test_prompt_and_negative_prompt_have_the_same_number_of_chunks() -> None:
     for positive, negative in ((words(80), "dog"), ("dog", words(160))):
         conditioning = condition(model("sd1.5"), ConditioningRequest([(positive, 1.0)], [(negative, 1.0)], 5.0, 64, 64))
         chunks = 2 if positive == words(80) else 3

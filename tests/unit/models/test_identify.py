@@ -56,7 +56,7 @@ def test_inpainting_models_have_nine_channels(base: str) -> None:
     assert any("9 input channels" in line for line in identity.evidence)
 
 
-def test_text_encoders_beside_the_denoiser() -> None:
+def test_text_encoders_with_the_denoiser() -> None:
     three = identify(known("sd3.5-large"), {})
     assert three.parts["text_encoder_3"] == "text_encoders.t5xxl.transformer."
     two = identify({n: s for n, s in known("sd3-medium").items() if "t5xxl" not in n}, {})
@@ -108,7 +108,7 @@ def test_marks_of_velocity_and_zero_snr() -> None:
     assert (old.name, old.prediction) == ("sd1.5", "v_prediction")
 
 
-def test_z_image_is_taken_for_turbo_unless_metadata_says_otherwise() -> None:
+def test_z_image_is_assumed_turbo_unless_metadata_says_otherwise() -> None:
     unnamed = identify(known("z-image-turbo"), {})
     assert (unnamed.variant.name, unnamed.parts) == ("z-image-turbo", {"transformer": UNET})
     assert "assumed" in unnamed.evidence[-1]

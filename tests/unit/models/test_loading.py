@@ -180,7 +180,9 @@ def test_a_single_file_is_the_folder(variant: str, singles: dict[str, Path]) -> 
     assert generated_bytes(actual) == generated_bytes(expected)
 
 
-def test_a_transformer_alone_takes_its_parts_from_elsewhere(singles: dict[str, Path], tmp_path: Path) -> None:
+def test_a_transformer_only_file_takes_its_other_components_from_elsewhere(
+    singles: dict[str, Path], tmp_path: Path
+) -> None:
     folder = tiny.folder("flux1-dev")
     clip, vae = tmp_path / "clip_l.safetensors", tmp_path / "ae.safetensors"
     save_file(load_file(folder / "text_encoder" / "model.safetensors"), clip)
@@ -224,7 +226,7 @@ def test_half_precision_is_loaded_as_float32_on_the_cpu(folder: Path) -> None:
     generated_bytes(model)
 
 
-def test_a_precision_may_be_asked_for() -> None:
+def test_precision_can_be_requested() -> None:
     model = load_model(tiny.folder("sdxl"), device="cpu", dtype="bf16")
     assert {t.dtype for t in model.denoiser.parameters()} == {torch.bfloat16}
     assert {t.dtype for t in model.vae.parameters()} == {torch.float32}  # its configuration asks for it

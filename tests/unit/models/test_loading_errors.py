@@ -90,7 +90,7 @@ def test_names_that_mean_nothing(tmp_path: Path) -> None:
         load_model(tiny.folder("sd1.5"), variant="sd9")
 
 
-def test_the_hub_is_not_asked_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_hub_is_not_queried_unless_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub
 
     requests: list[tuple[str, bool]] = []

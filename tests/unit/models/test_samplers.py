@@ -66,7 +66,7 @@ def test_noise_only_falls(sampler: str, schedule: str, variant: str) -> None:
         assert not flow or (0.5 < levels[0] <= 1.0 and levels[-1] == 0.0)
 
 
-def test_a_flow_s_shift_grows_with_the_picture() -> None:
+def test_the_shift_of_a_flow_grows_with_the_image() -> None:
     _, config = bundled.component_config("flux1-dev", "scheduler")
     for sampler in samplers.FLOW_SAMPLERS:
         second = []

@@ -63,7 +63,7 @@ def test_images_and_latents_have_four_axes(make: Any) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", [image_vae, video_vae])
-def test_tiles_are_used_where_memory_runs_out_and_forgotten_afterwards(make: Any) -> None:
+def test_tiling_is_used_on_out_of_memory_and_disabled_afterwards(make: Any) -> None:
     network = make()
     latents, warnings = torch.randn(1, 4, 64, 64), list[str]()
     before = vars(network).copy()

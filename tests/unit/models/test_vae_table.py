@@ -79,7 +79,7 @@ def test_a_file_is_read_as_diffusers_has_it() -> None:
     assert torch.equal(source.get("decoder.mid_block.attentions.0.to_q.weight"), values[:, :, 0, 0])
 
 
-def test_the_family_is_told_from_names() -> None:
+def test_the_family_is_identified_from_names() -> None:
     parts, _ = autoencoder("sd3-medium")
     assert component_from_names("vae", parts).table is TABLE
     assert component_from_names("vae", parts).naming == "diffusers"

@@ -32,7 +32,7 @@ def take(
     step(values, grads, *moments, lr=torch.tensor(lr), count=torch.tensor(count), **options)
 
 
-def test_code_books_are_the_published_ones() -> None:
+def test_codebooks_are_the_published_ones() -> None:
     for signed in (True, False):
         book = code_book(signed, CPU)
         assert book.shape == (256,) and book.dtype == torch.float32
@@ -123,7 +123,7 @@ def test_decay_is_decoupled() -> None:
     assert not any(moment.any() for moment in moments[1:]), "decay leaves no trace in the moments"
 
 
-def test_a_small_gradient_beside_a_large_one_takes_no_giant_step() -> None:
+def test_a_small_gradient_next_to_a_large_one_takes_no_giant_step() -> None:
     """Its second moment is too small for its block's codes; as 0 it would let the step grow without bound."""
     values, moments, grads = torch.zeros(256), fresh(256, CPU), torch.full((256,), 1e-4)
     grads[7] = 1.0

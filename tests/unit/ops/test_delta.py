@@ -121,7 +121,7 @@ def test_lokr_convolution(layout: str) -> None:
     close(delta(built(wa.Lokr, w1=w1, **roles, alpha=5.0), weight), expected)
 
 
-def test_lokr_with_the_kernel_spread_over_both_factors() -> None:
+def test_lokr_with_the_kernel_split_over_both_factors() -> None:
     w1, w2 = numbers(2, 6), numbers(3, 12)
     lokr, expected = built(wa.Lokr, w1=w1, w2=w2), torch.einsum("ab,cd->acbd", w1, w2)
     close(delta(lokr, numbers(6, 8, 3, 3)), expected.reshape(6, 8, 3, 3))

@@ -46,7 +46,7 @@ def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_pa
         assert file_bits(again.path) == file_bits(report.path)
 
 
-def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path: Path) -> None:
+def test_the_steps_change_something_and_so_does_every_source_of_randomness(tmp_path: Path) -> None:
     """What the test above compares is not constant."""
     adapters = [file_bits(tiny(tmp_path / "all", **EVERYTHING).train().path)]
     for number, other in enumerate(
@@ -63,7 +63,7 @@ def test_the_steps_change_something_and_so_does_every_source_of_chance(tmp_path:
     assert len({tuple(sorted(bits.items())) for bits in adapters}) == len(adapters)
 
 
-def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
+def test_no_random_value_is_sampled_twice(tmp_path: Path) -> None:
     run = tiny(tmp_path, gradient_accumulation=2)
     draw, numbers = run.task.sample_batch, list[float]()
 
@@ -77,7 +77,7 @@ def test_no_number_is_drawn_twice(tmp_path: Path) -> None:
     assert len(numbers) > 500 and len(set(numbers)) > 0.999 * len(numbers)
 
 
-def test_the_file_holds_the_average_where_one_is_kept(tmp_path: Path) -> None:
+def test_the_file_holds_the_ema_weights(tmp_path: Path) -> None:
     averaged = tiny(tmp_path / "a", ema_decay=0.5)
     path = averaged.train().path
     assert averaged.step.ema is not None
@@ -142,7 +142,7 @@ def test_two_interrupts_stop_now_and_leave_the_last_checkpoint_whole(tmp_path: P
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("poison", ["nan", "inf", "gradient", "loss"])
-def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, tmp_path: Path) -> None:
+def test_a_skipped_step_changes_nothing_and_is_counted(poison: str, optimizer: str, tmp_path: Path) -> None:
     run = tiny(tmp_path, ema_decay=0.9, optimizer=optimizer)
     run.train_step()
     before = state_bits(run)
@@ -160,7 +160,7 @@ def test_a_bad_step_changes_nothing_and_is_counted(poison: str, optimizer: str, 
     assert state_bits(run) != after
 
 
-def test_bad_steps_in_a_row_stop_the_run_and_the_good_weights_are_kept(tmp_path: Path) -> None:
+def test_consecutive_skipped_steps_stop_the_run_and_keep_the_good_weights(tmp_path: Path) -> None:
     run = tiny(tmp_path, max_skipped_steps=3, log_every=100)
     for _ in range(2):
         run.train_step()
@@ -195,7 +195,7 @@ def test_half_precision_scales_the_loss_and_reports_what_it_skips(tmp_path: Path
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
-def test_a_step_that_does_not_fit_is_taken_in_pieces(limit: int, tmp_path: Path) -> None:
+def test_a_step_that_does_not_fit_is_split_into_micro_batches(limit: int, tmp_path: Path) -> None:
     settings = {"batch_size": 4, "gradient_accumulation": 2, "steps": 4, "learning_rate": 1e-3, "save_every": 2}
     whole = tiny(tmp_path / "whole", **settings)
     losses = whole.train().losses
@@ -245,7 +245,7 @@ def test_an_adapter_that_cannot_be_gathered_leaves_the_checkpoint(
     assert tiny(tmp_path, resume="auto").train().losses == [], "the steps are done; only the file was missing"
 
 
-def test_a_run_without_one_good_step_is_not_finished(tmp_path: Path) -> None:
+def test_a_run_whose_steps_were_all_skipped_is_not_finished(tmp_path: Path) -> None:
     run = tiny(tmp_path, steps=3)
     run.task.poison = "nan"
     with pytest.raises(InweaveError, match="3 steps in a row had a loss or gradients that are not finite"):
@@ -351,13 +351,13 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     assert (over.step, over.losses) == (straight.step, []), "what has ended stays ended"
 
 
-def test_without_checkpoints_it_is_validated_once_an_epoch(tmp_path: Path) -> None:
+def test_without_checkpoints_validation_runs_once_per_epoch(tmp_path: Path) -> None:
     run = tiny(tmp_path, validation_split=0.2, steps=9)
     assert len(run.task.order) == 5
     assert [step for step, _ in run.train().validation] == [5, 9]
 
 
-def test_a_share_of_no_example_is_refused(tmp_path: Path) -> None:
+def test_a_validation_split_of_no_example_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"validation_split: a share of 0.01"):
         tiny(tmp_path, validation_split=0.01)
 

@@ -147,6 +147,6 @@ def test_a_micro_step_is_a_function_of_static_tensors(tmp_path: Path) -> None:
     assert flat == (run.flat.values.data_ptr(), run.flat.grads.data_ptr(), step.loss.data_ptr())
 
 
-def test_a_run_tells_why_its_update_cannot_be_captured(tmp_path: Path) -> None:
+def test_a_run_reports_why_its_update_cannot_be_captured(tmp_path: Path) -> None:
     assert tiny(tmp_path / "a").step.capture_problems == ["device cpu: only CUDA devices have graphs"]
     assert "optimizer adafactor: " in tiny(tmp_path / "b", optimizer="adafactor").step.capture_problems[0]

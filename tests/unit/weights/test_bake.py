@@ -264,7 +264,7 @@ def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         baked(folder, tmp_path / "out")
 
 
-def test_a_full_disk_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_detected_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = write_file(tmp_path / "base.safetensors", flux())
     monkeypatch.setattr(baking.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10}))
     with pytest.raises(ConfigError, match="10 are free"):
@@ -306,7 +306,7 @@ class Injected(Exception):
 
 
 @pytest.mark.parametrize("layout", ["file", "shards", "folder"])
-def test_a_failure_at_any_piece_leaves_nothing_behind(tmp_path: Path, layout: str) -> None:
+def test_a_failure_at_any_chunk_leaves_nothing_behind(tmp_path: Path, layout: str) -> None:
     make = {"file": lambda: write_file(tmp_path / "base.safetensors", flux()),
             "shards": lambda: write_shards(tmp_path / "base", flux()),
             "folder": lambda: write_folder(tmp_path / "base", flux())}  # fmt: skip

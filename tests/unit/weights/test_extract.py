@@ -98,7 +98,7 @@ def test_the_energy_of_a_full_rank_change_is_that_of_the_exact_svd(shape: tuple[
     assert float(sigma[:rank].double().square().sum()) == pytest.approx(float(exact), rel=0.02)
 
 
-def test_the_report_says_how_much_a_rank_keeps(tmp_path: Path) -> None:
+def test_the_report_has_the_energy_a_rank_preserves(tmp_path: Path) -> None:
     before, difference = net(), torch.randn(60, 50, generator=torch.Generator().manual_seed(9))
     tuned, base = two(tmp_path, before, before | {"layer.weight": before["layer.weight"] + difference})
     result = extracted(tuned, base, rank=8, dtype=torch.float32)

@@ -115,7 +115,7 @@ def test_a_lower_rank_is_the_best_of_that_rank(lora: dict[str, Tensor], rank: in
 
 
 @pytest.mark.parametrize("energy", [0.5, 0.9, 0.99, 1.0])
-def test_energy_is_honoured_and_no_rank_is_wasted(energy: float) -> None:
+def test_the_requested_energy_is_reached_and_no_rank_is_wasted(energy: float) -> None:
     lora = pair("unet.first", 20, 14, 10, 3) | pair("unet.second", 12, 12, 6, 9)
     result = resized([(lora, 1.0)], energy=energy, dtype=torch.float32)
     exact = deltas(lora)
@@ -179,7 +179,7 @@ def test_alpha_stays_absent_where_no_source_had_one() -> None:
     assert {entry.factors.alpha for entry in mixed.adapter.entries} == {3.0}
 
 
-def test_explicit_and_stabilised_scales_are_folded() -> None:
+def test_explicit_and_rslora_scales_are_folded() -> None:
     config = {"peft_type": "LORA", "r": 6, "lora_alpha": 3, "use_rslora": True, "target_modules": ["first"]}
     tensors = {
         "base_model.model.first.lora_A.weight": random(1, 6, 14),
@@ -237,7 +237,7 @@ def test_strengths_by_component(tmp_path: Path) -> None:
         resize_stack([(adapter(lora), Strength(0.0))], index, lambda component: "original")
 
 
-def test_wishes_and_misfits_are_refused() -> None:
+def test_invalid_options_and_misfits_are_refused() -> None:
     lora = pair("unet.first", 20, 14, 6)
     for options in ({"rank": 0}, {"rank": -3}, {"energy": 0.0}, {"energy": 1.1}, {"energy": float("nan")}):
         with pytest.raises(ConfigError):

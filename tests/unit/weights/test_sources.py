@@ -251,7 +251,7 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     assert not torch.equal(net.first.weight, first)
 
 
-def test_layers_of_a_model_nobody_knows_are_saved_as_peft_and_injected_again(tmp_path: Path) -> None:
+def test_layers_of_an_unknown_model_are_saved_as_peft_and_injected_again(tmp_path: Path) -> None:
     import inweave
 
     net = inweave.inject(Net(), rank=3, alpha=6, targets=["first", "second"])

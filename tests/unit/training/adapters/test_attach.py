@@ -85,7 +85,7 @@ def plain(**settings: Any) -> TrainConfig:
 
 
 @pytest.mark.parametrize("kind", list(ATTENTION))
-def test_presets_mean_what_is_written_down(kind: str) -> None:
+def test_presets_select_the_documented_modules(kind: str) -> None:
     network = networks()[kind]
     expected = {"attention": ATTENTION[kind], "attention-mlp": ATTENTION[kind] | MLP[kind]}
     expected["all"] = expected["attention-mlp"] | REST[kind]
@@ -175,7 +175,7 @@ def test_ranks_are_of_whole_names() -> None:
         ({"conv_alpha": 2.0}, (4, 4.0), (4, 2.0)),
     ],
 )
-def test_convolutions_have_their_own_size(settings: dict[str, Any], linear: Any, wide: Any) -> None:
+def test_convolutions_have_their_own_rank(settings: dict[str, Any], linear: Any, wide: Any) -> None:
     unet = fresh_model().denoiser
     attach_adapters({"unet": unet}, plain(network="locon", **settings))
     ranks = ranks_of(unet)
@@ -196,12 +196,12 @@ def test_convolutions_have_their_own_size(settings: dict[str, Any], linear: Any,
         ({"rules": [{"pattern": ".", "skip": True}]}, "every module is skipped"),
     ],
 )
-def test_what_means_nothing_is_an_error(settings: dict[str, Any], message: str) -> None:
+def test_settings_without_effect_are_an_error(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         attach_adapters({"unet": fresh_model().denoiser}, plain(**settings))
 
 
-def test_a_target_may_mean_modules_of_one_network_only() -> None:
+def test_a_target_may_match_modules_of_one_network_only() -> None:
     model = fresh_model()
     config = plain(targets=["to_q", "q_proj"], train_text_encoders=True, cache_text=False)
     attach_adapters({"unet": model.denoiser, "te1": model.networks["text_encoder"]}, config)
@@ -239,7 +239,7 @@ def steps_on(task: Any, trained: Any, count: int = 4, rate: float = 1e-2) -> lis
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_every_kind_learns_and_goes_on_from_its_file(kind: str, tmp_path: Path) -> None:
+def test_every_kind_trains_and_continues_from_its_file(kind: str, tmp_path: Path) -> None:
     data, model = make_set(tmp_path / "set"), fresh_model()
     settings: dict[str, Any] = {"targets": "attention", **KINDS[kind], "train_text_encoders": True, "cache_text": False}
     task = task_on(data, model=model, **settings)
@@ -297,7 +297,7 @@ def denoised(model: Any, seed: int = 0) -> torch.Tensor:
     [("sd1.5", "kohya"), ("sd1.5", "diffusers"), ("sdxl", "kohya"), ("sdxl", "diffusers"), ("sd3-medium", "diffusers"),
      ("flux1-dev", "kohya"), ("flux1-dev", "diffusers")],
 )  # fmt: skip
-def test_going_on_from_another_dialect(variant: str, dialect: str, tmp_path: Path) -> None:
+def test_start_from_another_dialect(variant: str, dialect: str, tmp_path: Path) -> None:
     """Layers that learn say what the merged weights say, denoiser and text encoders."""
     fused = variant == "flux1-dev" and dialect == "kohya"  # q, k and v are one module there
     file = tiny.lora(tmp_path / "style.safetensors", variant, dialect="diffusers" if fused else dialect)
@@ -315,7 +315,7 @@ def test_going_on_from_another_dialect(variant: str, dialect: str, tmp_path: Pat
     torch.testing.assert_close(denoised(live), expected, rtol=1e-3, atol=2e-4)
 
 
-def test_peft_folders_go_on_too(tmp_path: Path) -> None:
+def test_start_from_a_peft_folder(tmp_path: Path) -> None:
     model = fresh_model()
     task = task_on(make_set(tmp_path / "set"), model=model)
     trained = attach_adapters(task.networks, task.config)
@@ -333,7 +333,7 @@ def test_peft_folders_go_on_too(tmp_path: Path) -> None:
     torch.testing.assert_close(denoised(other), denoised(model), rtol=1e-5, atol=1e-6)
 
 
-def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
+def test_start_from_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
     file = tiny.lora(tmp_path / "style.safetensors", "sd1.5", dialect="kohya")
     model = fresh_model()
     on_unet(model, file, dropout=0.25)
@@ -352,7 +352,7 @@ def test_going_on_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) 
     eject(other.denoiser)
 
 
-def test_a_network_the_file_says_nothing_about_starts_fresh(tmp_path: Path) -> None:
+def test_a_network_missing_from_the_file_is_initialized(tmp_path: Path) -> None:
     data, model = make_set(tmp_path / "set"), fresh_model()
     task = task_on(data, model=model)
     steps_on(task, attach_adapters(task.networks, task.config))
@@ -383,7 +383,7 @@ def test_a_file_for_another_base_is_refused(variant: str, tmp_path: Path) -> Non
         ("flux1-dev", {"network": "loha"}),  # kohya joins q, k and v, and products of products have no common factors
     ],
 )
-def test_what_could_not_be_written_is_refused_before_it_is_learnt(variant: str, settings: dict[str, Any]) -> None:
+def test_what_cannot_be_saved_is_refused_before_it_is_trained(variant: str, settings: dict[str, Any]) -> None:
     model = fresh_model(variant)
     with pytest.raises(ConfigError, match="dialect"):
         attach_adapters(

@@ -30,7 +30,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     assert "started with 0.05, now it is 0.1" in str(caught.value)
 
 
-def test_settings_that_change_no_number_may_differ(tmp_path: Path) -> None:
+def test_settings_that_change_no_result_may_differ(tmp_path: Path) -> None:
     straight = tiny(tmp_path / "straight", steps=4).train()
     tiny(tmp_path / "a", steps=4, save_every=2, keep_last=0).train()
     run = tiny(
@@ -68,7 +68,7 @@ def test_model_and_data_may_have_moved_but_not_changed(tmp_path: Path) -> None:
     assert file_bits(make_run(chosen).train().path) == file_bits(straight.path)
 
 
-def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_base_digest_compares_paths(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     file = tmp_path / "t-state" / "step-000002" / "state.json"
     state = json.loads(file.read_text())
@@ -79,7 +79,7 @@ def test_a_run_from_before_bases_were_noted_goes_by_the_path(tmp_path: Path) -> 
     assert tiny(tmp_path, steps=3).resume("auto") == 2
 
 
-def test_a_log_that_finds_no_room_says_so() -> None:
+def test_a_log_on_a_full_disk_is_reported() -> None:
     """A limit on the size of files stands for a disk that is full; in a process of its own, which has it for good."""
     script = (
         "import resource, sys, tempfile, pathlib\n"
@@ -97,7 +97,7 @@ def test_a_log_that_finds_no_room_says_so() -> None:
     assert "t.jsonl: the log cannot be written: File too large; free some space" in output and "with --resume" in output
 
 
-def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     report = tiny(tmp_path, steps=2).train()
     before = file_bits(report.path)
     with pytest.raises(ConfigError, match=r"checkpoints of an earlier run.*--resume.*--name"):
@@ -109,7 +109,7 @@ def test_an_earlier_run_is_not_written_over(tmp_path: Path) -> None:
     assert file_bits(report.path) == before
 
 
-def test_a_checkpoint_of_another_run_does_not_go_over_one(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_does_not_overwrite_a_run(tmp_path: Path) -> None:
     tiny(tmp_path / "one", steps=2).train()
     report = tiny(tmp_path / "two", steps=2, seed=9).train()
     before = file_bits(report.path)
@@ -120,13 +120,13 @@ def test_a_checkpoint_of_another_run_does_not_go_over_one(tmp_path: Path) -> Non
     assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own goes on"
 
 
-def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+def test_nothing_to_resume_from_is_reported(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2, resume="auto").train()
     (text,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
     assert "there is no checkpoint in" in text and "step 0" in text
 
 
-def test_a_checkpoint_that_lacks_a_file_or_has_other_words_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_missing_file_or_unexpected_state_is_named(tmp_path: Path) -> None:
     tiny(tmp_path, steps=4, save_every=1, keep_last=0).train()
     states = tmp_path / "t-state"
     (states / "step-000004" / "state.json").unlink()
@@ -179,7 +179,7 @@ def test_the_log_is_json_and_its_steps_never_go_back(tmp_path: Path) -> None:
     assert [record["text"] for record in log(tmp_path) if record.get("event") == "resumed"] == ["from step 4"]
 
 
-def test_a_run_from_the_beginning_begins_its_log(tmp_path: Path) -> None:
+def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
     tmp_path.joinpath("t.jsonl").write_text('{"step": 500}\n')
     tiny(tmp_path, steps=2).train()
     assert [record["step"] for record in log(tmp_path)] == [1, 2, 2]
@@ -211,7 +211,7 @@ def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("other/*tensorboard*"))
 
 
-def test_tensorboard_sees_every_step_once_after_going_on(tmp_path: Path) -> None:
+def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
     straight = tiny(tmp_path / "straight", steps=6, tensorboard=True).train()
     cut = tmp_path / "cut"
     tiny(cut, steps=6, tensorboard=True, save_every=2).train()
@@ -228,7 +228,7 @@ def test_tensorboard_sees_every_step_once_after_going_on(tmp_path: Path) -> None
     assert [step for step, _ in curve(cut, "loss")] == [1, 2], "a new run under the old name begins anew"
 
 
-def test_a_damaged_checkpoint_is_passed_over_told_and_replaced(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path) -> None:
     straight = tiny(tmp_path / "straight").train()
     tiny(tmp_path / "a", save_every=2, keep_last=2).train()
     newest = tmp_path / "a" / "t-state" / "step-000008" / "state.safetensors"

@@ -60,7 +60,7 @@ def test_every_bit_comes_back(tmp_path: Path) -> None:
     assert restored.facts["config"] == {"rank": 4, "name": "ö"} and names(tmp_path) == ["step-000007"]
 
 
-def test_the_last_ones_are_kept_and_none_means_all(tmp_path: Path) -> None:
+def test_keep_last_keeps_the_newest_and_none_keeps_all(tmp_path: Path) -> None:
     for step in (1, 2, 30, 4):
         save_state(tmp_path, state(step), keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-000030", "step-000004"]
@@ -69,7 +69,7 @@ def test_the_last_ones_are_kept_and_none_means_all(tmp_path: Path) -> None:
     assert len(checkpoints(tmp_path)) == 8
 
 
-def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_stays_even_if_others_claim_to_be_newer(tmp_path: Path) -> None:
     save_state(tmp_path, state(5), keep=1)
     (tmp_path / "step-000005" / "state.safetensors").write_bytes(b"")
     save_state(tmp_path, state(3), keep=1)
@@ -77,7 +77,7 @@ def test_the_one_just_written_stays_even_if_others_claim_to_be_newer(tmp_path: P
     assert newest is not None and newest.step == 3 and "step-000005" in notices[0]
 
 
-def test_one_written_again_takes_the_place_of_the_other(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     save_state(tmp_path, state(3), keep=1)
     place = save_state(tmp_path, state(3, fill=1.0), keep=1)
     assert bits(load_state(place)) == bits(state(3, fill=1.0)) and names(tmp_path) == ["step-000003"]
@@ -121,7 +121,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_one_is_passed_over_for_the_one_before(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(damage: Callable[[Path], None], tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save_state(tmp_path, state(step), keep=3)
     damage(tmp_path / "step-000003")
@@ -138,7 +138,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(damage: Callable[[Path]
     assert names(tmp_path) == ["step-000003"]
 
 
-def test_without_a_good_one_all_are_named(tmp_path: Path) -> None:
+def test_without_an_intact_checkpoint_all_are_named(tmp_path: Path) -> None:
     assert load_newest(tmp_path) == (None, []) and load_newest(tmp_path / "none") == (None, [])
     for step in (1, 2):
         save_state(tmp_path, state(step), keep=2)
@@ -178,7 +178,7 @@ def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["new", "in the place of another"])
-def test_a_death_at_any_moment_leaves_the_one_before_or_the_new_one(
+def test_a_crash_at_any_moment_leaves_the_previous_checkpoint_or_the_new_one(
     again: bool, tmp_path: Path, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with one checkpoint kept, and where the new one replaces the only one there is."""
@@ -218,7 +218,9 @@ def test_leftovers_of_other_kinds_go_and_nothing_else_does(tmp_path: Path) -> No
     recover(tmp_path / "none")
 
 
-def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_error_is_reported_and_the_previous_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_state(tmp_path, state(1), keep=1)
 
     def full(*arguments: Any) -> None:
@@ -230,7 +232,7 @@ def test_a_disk_that_refuses_is_told_and_the_one_before_stays(tmp_path: Path, mo
     assert names(tmp_path) == ["step-000001"] and load_state(tmp_path / "step-000001").step == 1
 
 
-def test_the_lock_is_one_processes_and_ends_with_it(tmp_path: Path) -> None:
+def test_the_lock_belongs_to_one_process_and_ends_with_it(tmp_path: Path) -> None:
     lock_file = lock(tmp_path / "s")
     with pytest.raises(ConfigError, match="another process"):
         lock(tmp_path / "s")

@@ -482,7 +482,7 @@ def test_the_ending_does_not_matter(tmp_path: Path) -> None:
     assert import_config(write_text(tmp_path, AI_TOOLKIT, "run.toml")).kind == "ai-toolkit"
 
 
-def test_values_that_are_wrong_are_told_under_their_names(tmp_path: Path) -> None:
+def test_invalid_values_are_reported_under_their_original_names(tmp_path: Path) -> None:
     wrong = 'train_data_dir = "x"\nnetwork_dim = -3\nunet_lr = "fast"\nresolution = "wide"\nnetwork_args = "nonsense"\n'
     with pytest.raises(ConfigError) as caught:
         import_config(write_text(tmp_path, wrong))
@@ -544,7 +544,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_files_are_refused_in_words(name: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_with_a_message(name: str, tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(InweaveError) as caught:
         import_config(write_text(tmp_path, HOSTILE[name]))
@@ -629,7 +629,7 @@ def test_weird_values_never_end_in_a_traceback(
 @pytest.mark.parametrize(
     "text", [KOHYA, AI_TOOLKIT, json.dumps(ONE_TRAINER)], ids=["kohya", "ai-toolkit", "OneTrainer"]
 )
-def test_cut_and_damaged_files_never_end_in_a_traceback(text: str, tmp_path: Path) -> None:
+def test_truncated_and_damaged_files_never_end_in_a_traceback(text: str, tmp_path: Path) -> None:
     for at in range(0, len(text), max(1, len(text) // 40)):
         for damaged in (text[:at], text[:at] + "\x01[{=" + text[at + 3 :]):
             try:

@@ -62,7 +62,7 @@ def test_the_dataset_is_needed() -> None:
 
 
 @pytest.mark.parametrize("family", PRESETS)
-def test_presets_fill_what_was_not_said(family: str) -> None:
+def test_presets_fill_unset_fields(family: str) -> None:
     filled = of().with_preset(family)
     for name, value in PRESETS[family].items():
         assert getattr(filled, name) == value
@@ -272,7 +272,7 @@ def test_names_that_need_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["xformers", "sdpa", "max_data_loader_n_workers", "save_state", "console_log_level"])
-def test_what_does_not_matter_is_noted(name: str) -> None:
+def test_ignored_settings_are_reported(name: str) -> None:
     with pytest.warns(UserWarning, match=name):
         TrainConfig.of(dataset="x", **{name: True})
 
@@ -291,12 +291,12 @@ def test_what_does_not_matter_is_noted(name: str) -> None:
         ("text_encoder_lr", [1e-4, 1e-5], "share one learning rate"),
     ],
 )
-def test_what_has_no_equivalent_is_refused(name: str, value: Any, message: str) -> None:
+def test_settings_without_an_equivalent_are_refused(name: str, value: Any, message: str) -> None:
     assert message in problems(**{name: value})
     of(fp8_base=False, multires_noise_iterations=0, max_timestep=1000)  # switched off, they ask for nothing
 
 
-def test_one_thing_said_twice() -> None:
+def test_conflicting_aliases() -> None:
     assert "rank and network_dim set rank to different values" in problems(rank=8, network_dim=16)
     assert of(rank=8, network_dim=8).rank == 8
 
@@ -482,7 +482,7 @@ def test_reading_a_configuration_needs_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_what_is_given_besides_a_file_goes_before_it(tmp_path: Path) -> None:
+def test_options_override_the_file(tmp_path: Path) -> None:
     file = tmp_path / "style.toml"
     file.write_text("rank = 4\nepochs = 1\nlearning_rate = 1e-3\n")
     result = TrainConfig.load(file, dataset="d", network_dim=8, max_train_steps=5)

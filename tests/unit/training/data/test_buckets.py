@@ -59,7 +59,7 @@ def test_buckets_keep_to_the_rules(rules: BucketRules) -> None:
 
 @FAST
 @given(SIDES, SIDES, some_rules())
-def test_every_picture_is_cut_from_a_cover_of_one_bucket(width: int, height: int, rules: BucketRules) -> None:
+def test_every_image_is_cropped_from_a_cover_of_one_bucket(width: int, height: int, rules: BucketRules) -> None:
     if not rules.upscale and min(width, height) < rules.step:
         try:
             placement = assign((width, height), rules)
@@ -88,7 +88,7 @@ def test_every_picture_is_cut_from_a_cover_of_one_bucket(width: int, height: int
             assert max(mine, 1 / mine) <= max(theirs, 1 / theirs) * (1 + 1e-9)
 
 
-def test_small_pictures_get_a_bucket_of_their_own_only_where_nothing_is_enlarged() -> None:
+def test_small_images_get_a_bucket_of_their_own_only_without_upscaling() -> None:
     own = assign((300, 200), BucketRules(512, 64, upscale=False))
     assert (own.bucket, own.own_bucket) == (Bucket(256, 192), True)
     grown = assign((300, 200), BucketRules(512, 64))
@@ -99,7 +99,7 @@ def test_small_pictures_get_a_bucket_of_their_own_only_where_nothing_is_enlarged
         assign((300, 40), BucketRules(512, 64, upscale=False))
 
 
-def test_a_very_long_picture_stays_inside_the_area_and_the_limits() -> None:
+def test_a_very_long_image_stays_inside_the_area_and_the_limits() -> None:
     placement = assign((20000, 100), BucketRules(512, 64, 256, 1024, upscale=False))
     assert placement.bucket == Bucket(1024, 64) and placement.scale <= 1
     assert placement.cropped_fraction > 0.25
@@ -180,7 +180,7 @@ def test_two_processes_merged_are_one_with_twice_the_accumulation() -> None:
 
 @FAST
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
-def test_regularization_is_spread_over_all_batches(subjects: int, priors: int, size: int, seed: int) -> None:
+def test_regularization_is_distributed_over_all_batches(subjects: int, priors: int, size: int, seed: int) -> None:
     kinds = (False,) * subjects + (True,) * priors
     share = priors / (subjects + priors)
     for batch in epoch_batches((0,) * len(kinds), (1,) * len(kinds), size, seed, 0, regularization=kinds):

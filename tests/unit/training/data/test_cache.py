@@ -66,7 +66,7 @@ def test_without_a_folder_it_stays_in_memory() -> None:
 
 
 @pytest.mark.parametrize("left", [0, 4, 100, -1])
-def test_a_file_that_was_cut_is_made_again(tmp_path: Path, left: int) -> None:
+def test_a_truncated_file_is_rebuilt(tmp_path: Path, left: int) -> None:
     TensorCache(tmp_path).get("x", two)
     (file,) = files(tmp_path)
     whole = file.read_bytes()
@@ -94,7 +94,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("harm", ["other tensors", "a bit"])
-def test_what_is_not_what_was_written_is_made_again(harm: str, tmp_path: Path) -> None:
+def test_a_changed_cache_entry_is_rebuilt(harm: str, tmp_path: Path) -> None:
     TensorCache(tmp_path).get("x", two)
     (place,) = tmp_path.rglob("*.safetensors")
     if harm == "a bit":
@@ -151,7 +151,7 @@ def counted(model: Any) -> Iterator[dict[str, int]]:
             handle.remove()
 
 
-def test_every_picture_and_text_is_encoded_once(tmp_path: Path) -> None:
+def test_every_image_and_text_is_encoded_once(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set")
     with counted(shared_model()) as calls:
         task = task_on(data, cache_at=tmp_path / "cache")
@@ -179,7 +179,7 @@ def test_without_caching_every_step_encodes(tmp_path: Path) -> None:
     assert all(same(sample_inputs(cached, step), loose[step]) for step in range(2))
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     message: list[tuple[str, int, int]] = []
     task_on(make_set(tmp_path / "set")).prepare(lambda *each: message.append(each))
     assert [number for _, number, _ in message] == [1, 2, 3, 4, 5] and {total for *_, total in message} == {5}
@@ -192,7 +192,7 @@ def made_by(place: Path, cache_at: Path, model: Any = None, **fields: Any) -> in
     return task.cache.misses
 
 
-def test_what_decides_the_numbers_makes_a_new_key(tmp_path: Path) -> None:
+def test_what_determines_the_result_makes_a_new_key(tmp_path: Path) -> None:
     data, store = make_set(tmp_path / "set", size=(96, 64)), tmp_path / "cache"
     assert made_by(data, store) == 5
     assert made_by(data, store) == 0
@@ -205,7 +205,7 @@ def test_what_decides_the_numbers_makes_a_new_key(tmp_path: Path) -> None:
     assert made_by(data, store) == 0, "nothing was replaced"
 
 
-def test_a_changed_picture_or_caption_is_encoded_anew_and_a_renamed_one_is_not(tmp_path: Path) -> None:
+def test_a_changed_image_or_caption_is_encoded_again_and_a_renamed_one_is_not(tmp_path: Path) -> None:
     data, store = make_set(tmp_path / "set"), tmp_path / "cache"
     assert made_by(data, store) == 5
     for ending in (".png", ".txt"):
@@ -230,7 +230,7 @@ def test_other_weights_make_other_keys(network: str, calls_made: int, tmp_path: 
     assert made_by(data, store, model) == calls_made
 
 
-def test_a_cut_cache_file_is_made_again_with_the_same_numbers(tmp_path: Path) -> None:
+def test_a_truncated_cache_file_is_rebuilt_with_the_same_values(tmp_path: Path) -> None:
     data, store = make_set(tmp_path / "set"), tmp_path / "cache"
     task = task_on(data, cache_at=store)
     task.prepare()
@@ -280,7 +280,7 @@ def test_dropped_captions_are_the_empty_one(tmp_path: Path) -> None:
     assert empty not in texts_of(task_on(make_set(tmp_path / "set")), 10)
 
 
-def test_flips_are_cached_and_mirror_the_picture(tmp_path: Path) -> None:
+def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
     data = make_set(tmp_path / "set", {"a": CAPTIONS["a"]})
     task = task_on(data, flip=True, batch_size=1)
     with counted(shared_model()) as calls:

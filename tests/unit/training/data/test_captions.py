@@ -51,11 +51,11 @@ def test_shuffles_differ_by_number_and_seed_and_are_the_same_everywhere() -> Non
     assert variants[0] == "b, g, a, c, e, d, f"
 
 
-def test_nothing_left_to_chance_is_one_text_with_its_punctuation() -> None:
+def test_without_randomness_there_is_one_variant_with_its_punctuation() -> None:
     assert caption_variants("A cat,  sleeping, on {one} mat.", count=5) == ["A cat,  sleeping, on {one} mat."]
 
 
-def test_bars_hold_both_ends() -> None:
+def test_bars_keep_both_ends_in_place() -> None:
     variants = caption_variants(
         "girl, red hair ||| a, b, c, d ||| masterpiece, best", shuffle=True, count=6, keep_tokens=3
     )
@@ -120,7 +120,7 @@ def test_tags_that_belong_together_stay_together() -> None:
     assert caption_variants("a. b. c", separator=". ", shuffle=True, keep_tokens=3) == ["a. b. c"]
 
 
-def test_settings_that_mean_nothing_are_all_named() -> None:
+def test_settings_without_effect_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         caption_variants("a", count=0, tag_dropout=1.5, keep_tokens=-1, separator="")
     assert len(caught.value.problems) == 4
@@ -149,7 +149,7 @@ def test_tags_are_counted_by_folder() -> None:
     assert result == {"10_cat": {"1girl": 2, "red hair": 1, "smile": 1}, "5_other": {"sks": 1}}
 
 
-def test_captions_beside_a_picture(tmp_path: Path) -> None:
+def test_sidecar_captions(tmp_path: Path) -> None:
     def find(*endings: str) -> tuple[str, ...]:
         files = list(tmp_path.iterdir())
         return sidecar_captions(

@@ -44,7 +44,7 @@ def alpha_masked(folder: Path) -> Path:
     return toml(folder, "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '.'\nalpha_mask = true\n")
 
 
-def test_a_folder_of_pictures(tmp_path: Path) -> None:
+def test_a_folder_of_images(tmp_path: Path) -> None:
     captioned(tmp_path / "b.PNG", "one\ntwo\n", size=(20, 10))
     captioned(tmp_path / "a.jpg")
     picture(tmp_path / "c.webp").with_suffix(".caption").write_text("by .caption")
@@ -83,7 +83,7 @@ def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:
     assert [path.name for path in dataset.report.ignored] == ["0_never", "other"]
 
 
-def test_regularization_pictures_lie_in_reg(tmp_path: Path) -> None:
+def test_regularization_images_lie_in_reg(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png")
     picture(tmp_path / "reg" / "2_dog" / "r.png")
     captioned(tmp_path / "reg" / "s.png", "any dog")
@@ -100,7 +100,7 @@ def test_regularization_pictures_lie_in_reg(tmp_path: Path) -> None:
         read_dataset(tmp_path)
 
 
-def test_metadata_says_what_belongs_to_the_set(tmp_path: Path) -> None:
+def test_metadata_lists_what_belongs_to_the_dataset(tmp_path: Path) -> None:
     picture(tmp_path / "images" / "a.png")
     captioned(tmp_path / "b.png", "next to it, not listed")
     picture(tmp_path / "c.png")
@@ -231,7 +231,7 @@ def test_files_that_are_no_dataset_file(tmp_path: Path, text: str) -> None:
         read_dataset(toml(tmp_path, text))
 
 
-def test_masks_beside_the_picture_or_in_its_alpha(tmp_path: Path) -> None:
+def test_masks_from_sidecar_files_or_the_alpha_channel(tmp_path: Path) -> None:
     captioned(tmp_path / "a.jpg")
     picture(tmp_path / "a-masklabel.png", mode="L", color=9)
     captioned(tmp_path / "b.png", mode="RGBA", color=(1, 2, 3, 4))
@@ -268,7 +268,7 @@ def turned(path: Path, size: tuple[int, int], orientation: int, mode: str = "RGB
         ((64, 64), (128, 96), False),
     ],
 )
-def test_a_mask_has_the_shape_of_its_picture(
+def test_a_mask_has_the_shape_of_its_image(
     mask: tuple[int, int], picture_size: tuple[int, int], fits: bool, tmp_path: Path
 ) -> None:
     captioned(tmp_path / "a.png", size=picture_size)
@@ -287,7 +287,7 @@ def test_a_mask_has_the_shape_of_its_picture(
     assert path.name == "a.png" and message in why
 
 
-def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
+def test_masks_of_images_that_exif_rotates(tmp_path: Path) -> None:
     for name, orientation in (("a", 6), ("b", 8), ("c", 6), ("d", 3), ("e", 1)):
         turned(tmp_path / f"{name}.jpg", (12, 8), orientation)
     for name, size in (("a", (12, 8)), ("b", (8, 12)), ("d", (12, 8))):
@@ -304,7 +304,7 @@ def test_masks_of_pictures_that_exif_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_orientations_that_mean_nothing_turn_nothing(orientation: int, tmp_path: Path) -> None:
+def test_invalid_orientations_rotate_nothing(orientation: int, tmp_path: Path) -> None:
     turned(tmp_path / "a.jpg", (12, 8), orientation)
     picture(tmp_path / "a-masklabel.png", (12, 8), 255, "L")
     result = read_dataset(tmp_path, caption="x")
@@ -389,7 +389,7 @@ def test_a_fingerprint_holds_the_settings_that_count() -> None:
     assert fingerprint_fields(Subset(keep_tokens=2), run) == open_fields | {"keep_tokens": 2}
 
 
-def test_sizes_and_hashes_are_those_of_the_upright_picture(tmp_path: Path) -> None:
+def test_sizes_and_hashes_are_those_of_the_upright_image(tmp_path: Path) -> None:
     image = Image.new("RGB", (4, 2))
     image.putdata([(n, 0, 0) for n in range(8)])
     turned = image.transpose(Image.Transpose.ROTATE_90)
@@ -405,7 +405,7 @@ def test_sizes_and_hashes_are_those_of_the_upright_picture(tmp_path: Path) -> No
     assert [[path.name for path in group] for group in dataset.report.duplicates] == [["a.png", "b.bmp"]]
 
 
-def test_deep_pictures_and_palettes_are_read(tmp_path: Path) -> None:
+def test_16_bit_images_and_palettes_are_read(tmp_path: Path) -> None:
     Image.new("I;16", (3, 3), 256).save(tmp_path / "a.png")
     Image.new("I;16", (3, 3), 511).save(tmp_path / "b.png")
     Image.new("P", (3, 3)).save(tmp_path / "c.png", transparency=0)
@@ -472,7 +472,7 @@ def test_names_that_are_no_text_can_be_read_and_printed(tmp_path: Path) -> None:
     assert "bad\\udcff.png" in str(caught.value).encode().decode()
 
 
-def test_nothing_to_train_on_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_empty_dataset_reports_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder of images or a dataset \.toml"):
         read_dataset(tmp_path / "nowhere")
     (tmp_path / "a.gif").write_bytes(b"")

@@ -30,7 +30,7 @@ def dataset(*examples: Example) -> Dataset:
     return Dataset(examples, ReadReport())
 
 
-def test_numbers_of_a_set_on_disk(tmp_path: Path) -> None:
+def test_statistics_of_a_dataset_on_disk(tmp_path: Path) -> None:
     sizes = {"a": (128, 128), "b": (256, 256), "c": (400, 100), "d": (40, 40), "e": (160, 96), "f": (1000, 128)}
     (tmp_path / "2_cat").mkdir()
     for number, (name, size) in enumerate(sizes.items()):
@@ -76,7 +76,7 @@ def test_steps_round_up_over_the_whole_run_and_not_in_every_epoch() -> None:
     assert check_dataset(five, RULES, accumulation=2, steps=7).total_steps == 7
 
 
-def test_small_pictures_where_nothing_is_enlarged() -> None:
+def test_small_images_without_upscaling() -> None:
     some = dataset(example("tiny", (20, 200)), example("small", (70, 70)), example("fine", (300, 300)))
     report = check_dataset(some, BucketRules(128, 32, 64, 256, upscale=False), epochs=1)
     assert (report.too_small, report.own_bucket, report.upscaled) == (["tiny"], ["small"], 0)
@@ -106,7 +106,7 @@ def test_buckets_that_never_fill_a_batch_are_named() -> None:
     assert any("never fills a batch" in line and "alone" in line for line in report.lines())
 
 
-def test_what_a_subset_says_outweighs_the_run() -> None:
+def test_a_subset_setting_overrides_the_run_setting() -> None:
     own = Subset(resolution=(64, 64), batch_size=3, bucket_step=16, buckets=False)
     some = dataset(
         *(example(f"{n}", (300, 200), subset=own) for n in range(4)), *(example(f"x{n}", (300, 300)) for n in range(2))

@@ -43,7 +43,7 @@ def test_blocks_of_a_network_that_says_nothing() -> None:
     assert blocks(TinyNetwork()) == []
 
 
-def test_frozen_bytes_leave_out_what_learns(tmp_path: Path) -> None:
+def test_frozen_bytes_exclude_trainable_weights(tmp_path: Path) -> None:
     run = tiny(tmp_path)
     network = run.task.networks["model"]
     assert frozen_bytes(network) == (2 * (8 * 8 + 8) * 4,) * 2
@@ -63,7 +63,7 @@ def test_turns(count: int, size: int) -> None:
     ("settings", "problem"),
     [({"vram": "8GiB"}, "leave vram out"), ({"train_denoiser": False, "train_text_encoders": True}, "train_denoiser = true")],
 )  # fmt: skip
-def test_what_does_not_go_with_it(settings: dict[str, object], problem: str) -> None:
+def test_incompatible_settings(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         TrainConfig.of(dataset="-", shard=True, **settings)
 

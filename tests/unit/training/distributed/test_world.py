@@ -42,7 +42,7 @@ def test_one_process_instead_of_several_is_refused(monkeypatch: pytest.MonkeyPat
         join("cpu")
 
 
-def test_a_launcher_that_says_cpu_is_heard_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_from_the_launcher_is_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert World().device(None) is None and World().device("auto") == "auto"
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert World().device(None) == World().device("auto") == "cpu"

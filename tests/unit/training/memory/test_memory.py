@@ -163,7 +163,7 @@ def test_saved_tensors_shrink_with_full_checkpointing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_language_models_compute_again_without_their_cache_or_their_dropout(mode: str) -> None:
+def test_gradient_checkpointing_of_language_models_disables_cache_and_dropout(mode: str) -> None:
     grads, calls = {}, {}
     for each in ("off", mode):
         torch.manual_seed(0)
@@ -298,7 +298,7 @@ def test_precision_is_the_last_resort(sizes: Any) -> None:
     } and "changes results" in "\n".join(plan.reasons)
 
 
-def test_what_fits_in_no_way_says_what_would_help(sizes: Any) -> None:
+def test_a_plan_that_cannot_fit_suggests_what_would_help(sizes: Any) -> None:
     with pytest.raises(MemoryBudgetError, match=r"2\.00 GiB is not enough.*lower resolution.*raise the limit"):
         plan_memory(published("sdxl"), config(batch_size=4), 2 * GIB)
     with pytest.raises(MemoryBudgetError, match="the weights alone are too large"):
@@ -325,7 +325,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev", "z-image-turbo"])
-def test_what_is_measured_is_what_a_real_step_keeps(variant: str, tmp_path: Path) -> None:
+def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
     settings = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}

@@ -60,7 +60,7 @@ def test_backward_adds_into_the_buffer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_masters_are_float32(dtype: torch.dtype) -> None:
+def test_master_weights_are_float32(dtype: torch.dtype) -> None:
     named_parameters = parameters(dtype)
     before = {name: parameter.detach().float() for name, parameter in named_parameters.items()}
     FlatParameters(named_parameters)

@@ -183,7 +183,7 @@ def test_state_of_8_bits_is_a_quarter() -> None:
 
 
 @pytest.mark.parametrize("groups", [{}, GROUPS])
-def test_8_bits_take_the_multipliers(groups: dict[str, float]) -> None:
+def test_adamw8bit_uses_the_per_module_learning_rates(groups: dict[str, float]) -> None:
     (one, eight), (two, full) = built("adamw8bit", groups), built("adamw", groups)
     for _ in zip(gradients(one.parameters, 1), gradients(two.parameters, 1), strict=True):
         eight.step(LR, ONE, YES)
@@ -191,7 +191,7 @@ def test_8_bits_take_the_multipliers(groups: dict[str, float]) -> None:
     assert ((one.values - two.values).abs() <= EPS * (2 * two.values.abs() + 16 * 16 * LR)).all()
 
 
-def test_schedulefree_evaluates_the_average_and_trains_on() -> None:
+def test_schedulefree_evaluates_the_average_and_continues() -> None:
     pytest.importorskip("schedulefree")
     flat, optimizer = built("schedulefree", weight_decay=0.0)
     start = flat.values.clone()
@@ -213,7 +213,7 @@ def test_schedulefree_evaluates_the_average_and_trains_on() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_optimizer_tells_whether_its_step_can_be_captured(name: str) -> None:
+def test_an_optimizer_reports_whether_its_step_can_be_captured(name: str) -> None:
     _, optimizer = built(name)
     assert optimizer.capturable is (name in ("adamw", "adamw8bit"))
     assert bool(optimizer.capture_problem) is not optimizer.capturable

@@ -57,7 +57,7 @@ def test_where_a_flag_begins(line: str, text: str, flags: dict[str, Any]) -> Non
     assert fields == {"prompt": text, **flags}
 
 
-def test_a_line_goes_before_the_configuration_and_that_before_the_model(tmp_path: Path) -> None:
+def test_a_line_overrides_the_configuration_and_that_the_model(tmp_path: Path) -> None:
     lines = ("cat", "dog --d 7", "fox --s 3 --l 2")
     own = {"seed": 1, "steps": 9, "guidance": 5.0}
     assert requested(tmp_path, *lines, sample_seed=1, sample_steps=9, sample_guidance=5.0) == [
@@ -92,7 +92,7 @@ def test_kohyas_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(
         "# good\na cat\na dog --q 3 --w wide\n--n blurry\na cat --w 500 --w 512\na fox --w 500 --s 0 --d -1\n"
@@ -123,7 +123,7 @@ def test_everything_wrong_in_a_file_is_told_at_once_with_its_line(tmp_path: Path
         ("nowhere.txt", "nowhere.txt: no such file; a prompt itself cannot end in .txt, .toml, .json"),
     ],
 )
-def test_what_is_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_invalid_lines_are_refused(line: str, message: str, tmp_path: Path) -> None:
     (problem,) = refused(tmp_path, line)
     assert message in problem and problem.startswith("sample_prompts: ")
 
@@ -153,7 +153,7 @@ def test_files_that_are_refused(name: str, text: str, message: str, tmp_path: Pa
     assert message in problem and str(tmp_path / name) in problem
 
 
-def test_the_pictures_are_what_the_lines_ask_for(tmp_path: Path) -> None:
+def test_samples_follow_their_prompt_lines(tmp_path: Path) -> None:
     model = load_model("inweave/emoji", device="cpu")
     lines = ("a red apple --w 64 --h 128 --d 7 --s 2 --l 3 --n blue", "a cat", "a cat --d 42")
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)

@@ -26,7 +26,7 @@ FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell"
 
 @pytest.mark.parametrize("clip_skip", [None, 2])
 @pytest.mark.parametrize("variant", FAMILIES)
-def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None) -> None:
+def test_text_conditioning_is_that_of_generation(variant: str, clip_skip: int | None) -> None:
     model = shared_model(variant)
     text = "a red apple on a wooden table"
     guidance = 0.0 if model.family.is_guided(model, 1.0) else 1.0
@@ -41,7 +41,7 @@ def test_text_is_what_generating_makes_of_it(variant: str, clip_skip: int | None
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
-def test_latents_are_drawn_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
+def test_latents_are_sampled_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
     model, task = shared_model(variant), task_on(make_set(tmp_path / "set"), model=shared_model(variant))
     pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
     config, frames = model.vae.config, variant == "qwen-image"  # which has a frame axis and values per channel
@@ -117,7 +117,7 @@ def test_a_masked_loss_without_masks_is_refused(tmp_path: Path) -> None:
         task_on(make_set(tmp_path / "set"), masked_loss=True)
 
 
-def test_deep_masks_are_scaled_and_stored_ones_turned(tmp_path: Path) -> None:
+def test_16_bit_masks_are_scaled_and_rotated_by_exif(tmp_path: Path) -> None:
     """The same mask in 8 and 16 bits, and as it lies in the file of a picture that EXIF turns."""
     data = make_set(tmp_path / "set", {name: name for name in "abc"}, size=(96, 64))
     mask = np.zeros((64, 96), np.uint8)
@@ -153,7 +153,7 @@ def test_masks_that_are_all_black_are_refused(tmp_path: Path) -> None:
     task_on(data, masked_loss=True)
 
 
-def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path) -> None:
+def test_a_table_with_alpha_masks_the_loss_of_its_images_only(tmp_path: Path) -> None:
     half = np.full((64, 64, 4), 90, np.uint8)
     half[:, :, 3] = np.where(np.arange(64) < 32, 255, 0)
     for name, number in (("x", 0), ("y", 9)):
@@ -186,7 +186,7 @@ def test_a_table_with_alpha_masks_the_loss_of_its_pictures_alone(tmp_path: Path)
     assert not torch.isclose(rows[0], each[0]) and torch.allclose(torch.stack(rows[1:]), torch.stack(each[1:]))
 
 
-def test_transparent_pictures_stand_on_white_and_deep_ones_are_scaled(tmp_path: Path) -> None:
+def test_transparent_images_are_composed_on_white_and_16_bit_ones_scaled(tmp_path: Path) -> None:
     data = tmp_path / "set"
     data.mkdir()
     half = np.zeros((64, 64, 4), np.uint8)
@@ -219,7 +219,7 @@ def test_the_tables_of_a_dataset_file_count(tmp_path: Path) -> None:
     assert len(texts) > 1 and all(text.startswith("art of one; two; three; ") for text in texts)
 
 
-def test_a_tables_word_outweighs_the_runs(tmp_path: Path) -> None:
+def test_a_subset_setting_overrides_the_run(tmp_path: Path) -> None:
     """Also where it asks for less; what it leaves open is the run's."""
     data = make_set(tmp_path / "set", {"a": "one, two, three, four"}, size=(96, 64))
     file, open_file = tmp_path / "set.toml", tmp_path / "open.toml"
@@ -279,7 +279,7 @@ def test_inpainting_models_are_refused_with_a_way_out(variant: str, tmp_path: Pa
         ("flux1-dev", {"unet", "te1"}),
     ],
 )
-def test_clip_learns_and_t5_does_not(variant: str, components: set[str], tmp_path: Path) -> None:
+def test_clip_is_trained_and_t5_is_not(variant: str, components: set[str], tmp_path: Path) -> None:
     """Token numbers travel; what T5 says is kept; the loss is that of cached text."""
     data, model = make_set(tmp_path / "set"), shared_model(variant)
     task = task_on(data, model=model, train_text_encoders=True)
@@ -303,7 +303,7 @@ def test_clip_learns_and_t5_does_not(variant: str, components: set[str], tmp_pat
         torch.testing.assert_close(cached.loss(sample_inputs(cached)), loss, rtol=1e-5, atol=1e-6)
 
 
-def test_sdxl_is_told_sizes_and_crops_exactly(tmp_path: Path) -> None:
+def test_sdxl_is_conditioned_on_exact_sizes_and_crops(tmp_path: Path) -> None:
     model = shared_model("sdxl")
     task = task_on(make_set(tmp_path / "set", size=(1365, 70)), model=model, buckets=False)
     text = {"encoder_hidden_states": torch.zeros(2, 77, 40)}
@@ -346,7 +346,7 @@ def test_what_is_cached_leaves_the_device(tmp_path: Path, monkeypatch: pytest.Mo
     assert lora_layers(model.denoiser), "a network with adapters is not moved: the optimizer knows its addresses"
 
 
-def test_what_came_for_a_while_leaves_again_also_when_something_does_not_fit(
+def test_offloaded_networks_leave_the_device_even_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = fresh_model("sdxl")

@@ -75,7 +75,7 @@ def configured(model: Path, dataset: Path, output: Path, **settings: Any) -> Tra
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_it_learns_and_peft_reads_the_same_logits(
+def test_a_language_run_trains_and_peft_reproduces_the_logits(
     kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     from peft import PeftModel
@@ -99,7 +99,7 @@ def test_it_learns_and_peft_reads_the_same_logits(
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
+def test_only_the_completion_and_its_end_count_in_the_loss(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     rows = [{"prompt": "the cat sat", "completion": " on the mat"}, {"text": "the dog"}]
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
@@ -126,7 +126,7 @@ def test_only_the_completion_and_its_end_are_judged(kind: str, folders: dict[str
     assert float(loss) == pytest.approx(sum(by_hand) / 2, rel=1e-5)
 
 
-def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_long_texts_are_truncated_and_padding_does_not_count(folders: dict[str, Path], tmp_path: Path) -> None:
     network, tokenizer = load_language_model(folders["gpt2"], CPU, torch.float32)
     text = " ".join(SONG)
     config = configured(folders["gpt2"], tmp_path, tmp_path)
@@ -139,7 +139,7 @@ def test_long_texts_are_cut_and_what_fills_a_row_does_not_count(folders: dict[st
     assert float(task.loss(single)) == pytest.approx(float(task.loss(row)), rel=1e-5)
 
 
-def test_a_run_goes_on_exactly(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_exactly(folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 6, "dropout": 0.1, "validation_split": 0.25, "save_every": 2, "keep_last": 0}
     straight = train(configured(folders["llama"], texts, tmp_path / "a", **settings))
     again = train(
@@ -175,7 +175,7 @@ def test_a_check_reads_everything_and_writes_nothing(folders: dict[str, Path], t
         ({"dataset": Path("folder")}, r"\.txt or \.jsonl"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_the_model_is_read(
+def test_invalid_settings_are_refused_before_the_model_is_read(
     settings: dict[str, Any], message: str, folders: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -202,7 +202,9 @@ def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_limit_is_kept_by_smaller_batches(kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path) -> None:
+def test_a_memory_limit_is_met_with_smaller_batches(
+    kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path
+) -> None:
     """The plan is told, the second step is measured against it, and the adapter is that of the same batches by hand."""
     settings = {
         "model": str(folders[kind]),

@@ -216,7 +216,7 @@ def test_a_mask_counts_only_its_open_part() -> None:
     )
 
 
-def test_weights_count_pictures() -> None:
+def test_loss_weights_apply_per_image() -> None:
     torch.manual_seed(4)
     prediction, target = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
     each = [mse_loss(prediction[i : i + 1], target[i : i + 1], None, None) for i in range(3)]
@@ -224,7 +224,7 @@ def test_weights_count_pictures() -> None:
     torch.testing.assert_close(loss, (each[0] + 0.5 * each[1]) / 3)
 
 
-def test_half_precision_is_judged_in_float32() -> None:
+def test_the_loss_of_half_precision_is_computed_in_float32() -> None:
     prediction, target = torch.full((1, 1, 64, 64), 300.0), torch.zeros(1, 1, 64, 64)
     assert float(mse_loss(prediction.half(), target.half(), None, None)) == 90000.0, "float16 ends at 65504"
 

@@ -1,4 +1,4 @@
-"""Everything that is not an adapter but may stand where one was expected, made on demand.
+"""Everything that is not an adapter but may appear where one is expected, created on demand.
 
 Each kind is a function of an empty directory that returns the path to try, with a part of the message that
 must come back. Nothing here is a mock: the pickles are real (and armed), the pipes and links too.
@@ -50,7 +50,7 @@ class Payload:
 
 
 def armed(directory: Path) -> dict[str, object]:
-    """What a checkpoint looks like, with a payload inside; `executed` tells whether it went off."""
+    """What a checkpoint looks like, with a payload inside; `executed` reports whether it ran."""
     return {"weight": [1.0, 2.0], "payload": Payload(directory / "executed")}
 
 
@@ -200,8 +200,8 @@ def shards(weight_map: object, **files: object) -> Callable[[Path], Path]:
 @dataclass(frozen=True, slots=True)
 class Bad:
     make: Callable[[Path], Path]
-    says: str
-    but: tuple[str, ...] = ()  # verbs that have a good answer for it nevertheless
+    message: str
+    accepted_by: tuple[str, ...] = ()  # commands that accept it nevertheless
 
 
 _WHOLE = pack(PAIR, PAIR_BYTES)
@@ -219,7 +219,7 @@ BAD: dict[str, Bad] = {
     "gguf": Bad(content("model.safetensors", b"GGUF\x03\0\0\0" + bytes(56)), "a GGUF file"),
     "noise": Bad(content("noise.safetensors", bytes(range(255, 127, -1))), "header claims"),
     "dunder-name": Bad(content("dunder.safetensors", pack(_DUNDER, bytes(8))), "__class__"),
-    "no-tensors": Bad(content("none.safetensors", pack({})), "no tensors", but=("hash",)),
+    "no-tensors": Bad(content("none.safetensors", pack({})), "no tensors", accepted_by=("hash",)),
     "missing": Bad(_missing, "no such file or directory"),
     "under-a-file": Bad(_under_a_file, "no such file or directory"),
     "broken-link": Bad(_broken_link, "no such file or directory"),
@@ -228,13 +228,13 @@ BAD: dict[str, Bad] = {
     "socket": Bad(_socket, "a socket"),
     "device": Bad(lambda directory: Path("/dev/zero"), "a device"),
     "directory-without": Bad(_empty_directory, "without an adapter"),
-    "directory-of-several": Bad(_several, "holds 2 .safetensors files", but=("inspect",)),
-    "directory-of-named": Bad(_named_adapters, "character, style", but=("inspect",)),
+    "directory-of-several": Bad(_several, "holds 2 .safetensors files", accepted_by=("inspect",)),
+    "directory-of-named": Bad(_named_adapters, "character, style", accepted_by=("inspect",)),
     "peft-with-pickle": Bad(_pickled_peft, HOW_TO_CONVERT),
-    "config-not-json": Bad(broken_config(b"{'peft_type': 'LORA'}"), "adapter_config.json: not valid JSON", but=("hash",)),
-    "config-a-list": Bad(broken_config(b"[]"), "a JSON object was expected", but=("hash",)),
-    "config-not-text": Bad(broken_config(b'{"a": "\xff"}'), "not valid JSON", but=("hash",)),
-    "config-too-deep": Bad(broken_config(b"[" * 100_000), "not valid JSON", but=("hash",)),
+    "config-not-json": Bad(broken_config(b"{'peft_type': 'LORA'}"), "adapter_config.json: not valid JSON", accepted_by=("hash",)),
+    "config-a-list": Bad(broken_config(b"[]"), "a JSON object was expected", accepted_by=("hash",)),
+    "config-not-text": Bad(broken_config(b'{"a": "\xff"}'), "not valid JSON", accepted_by=("hash",)),
+    "config-too-deep": Bad(broken_config(b"[" * 100_000), "not valid JSON", accepted_by=("hash",)),
     "shard-missing": Bad(shards({"a": "one.safetensors", "b": "two.safetensors"}, one=["a"]), "two.safetensors: no such"),
     "shard-outside": Bad(shards({"a": "../one.safetensors"}), "beside the index"),
     "shard-absolute": Bad(shards({"a": "/etc/one.safetensors"}), "beside the index"),

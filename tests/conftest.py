@@ -1,6 +1,6 @@
 """What every test shares: the size of the suite, and an environment that is the same on every machine.
 
-`pytest` runs a sample of what takes long: fewer fuzzed files, fewer drawn examples, one of several variants. `pytest
+`pytest` runs a sample of what takes long: fewer fuzzed files, fewer generated examples, one of several variants. `pytest
 --full` (`make test-all`) runs all of it. Two means: `@pytest.mark.full` (also on one `pytest.param`) for tests that run
 with `--full` only, and `tests.support.sized(sample, full)` for numbers.
 """

@@ -82,7 +82,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def violations(rule: Callable[[Path], Iterator[str]]) -> list[str]:
-    """What every file says against a rule: one test reports all of them."""
+    """Every violation of a rule, in all files: one test reports all of them."""
     return [f"{path.relative_to(SRC)}: {what}" for path in FILES for what in rule(path)]
 
 

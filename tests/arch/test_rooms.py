@@ -25,7 +25,7 @@ MODULES = {module_of(path): path for path in sorted(SRC.rglob("*.py"))}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Modules of this package that a file imports, also inside functions; imports for type checkers alone do not count."""
+    """Modules of this package that a file imports, also inside functions; imports for type checkers only do not count."""
     pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while pending:
         node = pending.pop()

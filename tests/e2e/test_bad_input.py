@@ -34,7 +34,7 @@ VARIED = (
     "cut-in-h",
 )
 FAILING = [
-    [(verb, kind) for verb in (("check",) if kind.startswith(VARIED) else VERBS) if verb not in BAD[kind].but]
+    [(verb, kind) for verb in (("check",) if kind.startswith(VARIED) else VERBS) if verb not in BAD[kind].accepted_by]
     for kind in KINDS
 ]
 #: every kind with one verb, each verb in turn; the other pairs with --full
@@ -78,8 +78,8 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
     path = BAD[kind].make(place)
     message = one_line(inweave(*arguments(verb, path, out)))
     assert str(path.parent) in message
-    if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file: of a directory it says that instead
-        assert BAD[kind].says in message
+    if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file; for a directory the message says so
+        assert BAD[kind].message in message
     assert list(tmp_path.iterdir()) == [place]  # nothing was written
     assert not executed(place)
 
@@ -93,7 +93,7 @@ def test_json_has_the_error(verb: str, kind: str, tmp_path: Path) -> None:
     assert result.stderr == ""
     document = json.loads(result.stdout)
     assert document["ok"] is False
-    assert BAD[kind].says in document["error"]
+    assert BAD[kind].message in document["error"]
     assert str(path) in document["error"]
 
 
@@ -189,7 +189,7 @@ def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-# -- what a file says is data
+# -- the contents of a file are data
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_names_with_double_underscores_are_refused(name: str, tmp_path: Path) ->
 
 
 def test_names_are_only_looked_up(tmp_path: Path) -> None:
-    """Names that any module object answers to are no modules of a base: they end as unplaced, exit code 1."""
+    """Attributes that any module object has are not modules of a base: they end up unplaced, exit code 1."""
     names = ("forward", "to", "state_dict", "load_state_dict", "_modules", "parameters", "conv_in.forward", "train.apply",
              "conv_in.weight.data", "eval", "os.system", "../../etc/passwd", "{x}", "%s", "$(id)", "conv_in;id", "a b")  # fmt: skip
     header: dict[str, object] = {}

@@ -62,7 +62,7 @@ def test_json_names_every_file_and_setting(tmp_path: Path) -> None:
 
 
 def test_a_pipe_gets_png_and_nothing_else(tmp_path: Path) -> None:
-    """A real process: standard input is the prompt, standard output the picture, no bar on standard error."""
+    """A real process: standard input is the prompt, standard output the image, no progress bar on standard error."""
     result = subprocess.run(
         [sys.executable, "-m", "inweave", "generate", "-", "--steps", "2", "--seed", "1", "-o", "-"],
         input=b"red apple\n", capture_output=True, check=True, cwd=tmp_path,

@@ -1,4 +1,4 @@
-"""`--vram`: what is chosen is told, measured, and changes no number that need not change."""
+"""`--vram`: the plan is reported, measured, and changes no result that need not change."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_limit_is_met_with_smaller_batches_and_reported(tmp_path: Path, cache:
     invoked(*on_emoji(by_hand, cache, "--steps", 2, "-b", 2, "--set", "gradient_accumulation=2"))
     assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
 
-    # more memory on another day: the run goes on with the numbers it began with
+    # more memory on another day: the run resumes with the plan it started with
     invoked(*on_emoji(planned, cache, "--steps", 3, "-b", 4, "--vram", "64GiB", "--resume", "auto"))
     invoked(*on_emoji(by_hand, cache, "--steps", 3, "-b", 2, "--set", "gradient_accumulation=2", "--resume", "auto"))
     assert bits(planned / "lora.safetensors") == bits(by_hand / "lora.safetensors")
@@ -81,7 +81,7 @@ def test_a_limit_is_refused_where_the_dataset_decides_the_batches(tmp_path: Path
 
 
 def test_the_check_counts_what_the_run_does(tmp_path: Path, cache: Path) -> None:
-    """Pictures held out are not trained on, several processes share the batches, larger pictures take more."""
+    """Held-out images are not trained on, several processes share the batches, larger images take more memory."""
     whole = needed(tmp_path, cache, "-b", 2)
     assert whole["steps"] == 2
     epochs = on_emoji(tmp_path, cache, "-b", 2, "--check", "--json", "--set", "epochs=2")

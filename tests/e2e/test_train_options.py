@@ -1,4 +1,4 @@
-"""inweave train: what is asked for twice, for nothing, or against an adapter to go on from is told, not dropped."""
+"""inweave train: options that are duplicated, have no effect or contradict `start_from` are reported, not dropped."""
 
 from __future__ import annotations
 
@@ -36,21 +36,18 @@ def starting_from(first: Path, output: Path, cache: Path, *more: object) -> tupl
 
 
 def test_start_from_brings_its_own_settings_and_others_are_refused(first: Path, tmp_path: Path, cache: Path) -> None:
-    wishes = (
-        "--rank",
-        16,
-        "--alpha",
-        3,
-        "--set",
-        "network=loha",
-        "--set",
-        "rslora=true",
-        "--set",
-        'targets=["to_k"]',
-    )
-    report = invoked(*starting_from(first, tmp_path / "out", cache, *wishes), code=2)
-    for name in ("network", "rank", "alpha", "rslora", "targets"):
-        assert f"{name}: start_from " in report, report
+    options = (
+        "--rank", 16, "--alpha", 3, "--set", "network=loha", "--set", "rslora=true", "--set", 'targets=["to_k"]',
+    )  # fmt: skip
+    report = invoked(*starting_from(first, tmp_path / "out", cache, *options), code=2)
+    for problem in (
+        "network: start_from has 'lora', but 'loha' is set",
+        "rank: start_from has 2, but 16 is set",
+        "alpha: start_from has 2.0, but 3.0 is set",
+        "rslora: start_from has False, but True is set",
+        "targets: start_from adapts 14 modules, which are not the 14 of to_k",
+    ):
+        assert f"{problem}; leave it out, or train without start_from" in report, report
     assert not (tmp_path / "out" / "lora.safetensors").exists()
 
 

@@ -24,7 +24,7 @@ from tests.unit.training.tiny import EVERYTHING, file_bits, tiny
 
 ROOT = Path(__file__).parents[2]
 
-#: what each of them runs: it says what it drew, and only the first one may write
+#: what each process runs: it records the batches it sampled, and only the first one may write
 WORKER = """
 import json, sys
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
         **{**settings, "gradient_accumulation": 2},
         resume=str(tmp_path / "two" / "t-state" / "step-000003"),
     )
-    assert again.train().losses == report.losses[3:], "one process goes on from what two began"
+    assert again.train().losses == report.losses[3:], "one process resumes what two started"
 
 
 # the real command on the embedded model, by every launcher
@@ -138,7 +138,7 @@ def test_every_launcher_makes_the_adapter_of_one_process(
     assert len(lines) == 2, "one process keeps the log"
 
 
-# the launcher alone: a package of the same name stands in for the real one
+# only the launcher: a package of the same name replaces the real one
 
 
 @pytest.fixture

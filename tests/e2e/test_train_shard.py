@@ -1,4 +1,4 @@
-"""A base spread over two processes: the adapter of two that hold all of it, in half the memory, also after a kill."""
+"""A base sharded over two processes: the adapter of two that hold all of it, in half the memory, also after a kill."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.training.pictures import make_set
 
 ROOT = Path(__file__).parents[2]
 
-#: what each process runs: it says which bytes it holds at the end, by its own count and by all tensors there are
+#: what each process runs: it reports how many bytes it holds at the end, by its own count and by all tensors there are
 WORKER = """
 import gc, json, os, signal, sys
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
         base = before[1]
         assert before[0] == base == after[1] and 0.5 <= after[0] / base < 0.55
     freed = [before[2] - after[2] for before, after in zip(whole, sharded, strict=True)]
-    assert freed[0] > 0.45 * whole[0][1], "nobody else holds what was given away"
+    assert freed[0] > 0.45 * whole[0][1], "no other reference keeps the released weights alive"
     if "sample_every" in settings:  # the second one draws too, which leaves it with things it had no use for before
         pictures = [sorted((tmp_path / name / "samples").iterdir()) for name in ("whole", "spread")]
         assert [p.name for p in pictures[0]] == [p.name for p in pictures[1]] == ["t-000002-0.png", "t-000002-1.png"]

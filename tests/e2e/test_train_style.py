@@ -1,4 +1,4 @@
-"""A short training run on a shipped style moves pictures toward it, as measured by the embedded benchmark."""
+"""A short training run on a bundled style moves images toward it, as measured by the embedded benchmark."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
     assert TrainConfig.load(again).dataset == "pixel", "a path by its last name"
     assert not any(
         str(where) in text for where in (tmp_path, style_folder("pixel").parent) for text in header.values()
-    ), "where its maker keeps things is nobody's business"
+    ), "local paths of the author are not published"
     assert header["modelspec.resolution"] == "64x64"
     assert CliRunner().invoke(app, ["check", str(file), "--base", "inweave/emoji"]).exit_code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -108,7 +108,7 @@ def test_a_configuration_becomes_a_file_that_other_programs_know(tmp_path: Path,
 
 
 def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
-    """Its own code: the file as it would be with the ss_* metadata alone, in memory."""
+    """Kohya's own code: the file as it would be with only the ss_* metadata, in memory."""
     import io
 
     import safetensors.torch
@@ -143,7 +143,10 @@ def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Pat
     samples = sorted((tmp_path / "b" / "samples").iterdir())
     assert [path.name for path in samples] == ["lora-000004-0.png", "lora-000004-1.png"]
     by_prompt = dict(zip(("red apple", "cat"), samples, strict=True))
-    for loras in ((f"--lora={again['path']}",), ()):  # the file of that step draws the same picture, the base another
+    for loras in (
+        (f"--lora={again['path']}",),
+        (),
+    ):  # the file of that step generates the same image, the base another one
         for prompt, path in by_prompt.items():
             other = tmp_path / "other.png"
             result = CliRunner().invoke(
@@ -152,7 +155,7 @@ def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Pat
             assert result.exit_code == 0, result.output
             with Image.open(path) as left, Image.open(other) as right:
                 apart = np.abs(np.asarray(left, dtype=int) - np.asarray(right, dtype=int)).max()
-            # merged into the weights or added beside them: the same numbers up to a rounding, a level of 256 at most
+            # merged into the weights or added to the output: the same values up to rounding, a level of 256 at most
             assert apart <= 1 if loras else apart > 1, (prompt, loras, apart)
 
 

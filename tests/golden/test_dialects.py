@@ -1,4 +1,4 @@
-"""Every spelling of section 3 and 7 of the format notes: one small test each, to the exact module it means."""
+"""Every dialect of sections 3 and 7 of the format notes: one small test each, to the exact module it addresses."""
 
 from __future__ import annotations
 

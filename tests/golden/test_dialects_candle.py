@@ -1,4 +1,4 @@
-"""candle-lora's spelling: every prefix its models use, with and without the dot, and what its files do not record."""
+"""candle-lora's dialect: every prefix its models use, with and without the dot, and what its files do not record."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def candle(path: str, out: int, into: int, *kernel: int, identity: int = 0, rank
 
 @pytest.mark.parametrize(
     ("kind", "dot"),
-    # of a plain path without the dot nothing says where it ends
+    # nothing marks the end of a plain path without the dot
     [(kind, dot) for kind in CANDLE for dot in (".", "") if (kind, dot) != ("plain path", "")],
 )
 def test_candle_prefixes(kind: str, dot: str) -> None:
-    """The module is in the path; alpha is nowhere, and that is said. Early files lack the dot."""
+    """The module is in the path; alpha is not recorded, and that is reported. Early files lack the dot."""
     path, module, shape = CANDLE[kind]
     shapes = {"net.other.weight": (3, 3), f"{module}.weight": shape}
     base = torch_base(shapes)

@@ -1,4 +1,4 @@
-"""Several spellings in one file, tensors that only travel along, and files that are something else."""
+"""Several dialects in one file, tensors that only travel along, and files that are something else."""
 
 from __future__ import annotations
 

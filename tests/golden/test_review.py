@@ -28,7 +28,7 @@ def dotted_pair(module: str, out: int, into: int, seed: int = 0) -> dict[str, Te
 
 
 def test_a_quantized_checkpoint_keeps_its_family(tmp_path: Path) -> None:
-    """Scales beside fp8 weights are no weights: the model is still Flux."""
+    """Scales of fp8 weights are not weights: the model is still FLUX.1."""
     shapes = {name: ("F8_E4M3", shape) for name, shape in base_listing("flux1_dev_bfl").items()}
     for name in list(shapes):
         if name.endswith(".weight"):

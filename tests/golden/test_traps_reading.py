@@ -112,7 +112,9 @@ def test_t40_pickles_are_refused_by_content(kind: str, suffix: str, tmp_path: Pa
     path = tmp_path / f"file{suffix}"
     path.write_bytes(PICKLES[kind])
     if kind in ("protocol 0", "protocol 1") and suffix in (".safetensors", ""):
-        expected = "safetensors"  # these begin with ordinary letters: only not being safetensors can be said
+        expected = (
+            "safetensors"  # these begin with ordinary letters: the message can only say that they are not safetensors
+        )
     else:
         expected = "pickle"
     with pytest.raises(FormatError, match=expected):
@@ -194,7 +196,7 @@ def test_t44_lora_bias_is_added_with_the_scale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_t45_fan_in_fan_out_transposes_the_change(use_dora: bool, tmp_path: Path) -> None:
-    """A square layer shows it: nothing but the configuration tells which way it lies."""
+    """A square layer proves it: only the configuration determines its orientation."""
     base, expected = saved_by_peft(tmp_path, target_modules=["wide", "even"], fan_in_fan_out=True, use_dora=use_dora)
     assert assert_merges_alike(tmp_path, base, expected) == {"wide.weight", "even.weight"}
 

@@ -100,7 +100,7 @@ def lokr(alpha: float) -> tuple[dict[str, Tensor], torch.Tensor]:
 
 @pytest.mark.parametrize(("dim", "scale"), [(None, 1.0), ("2", 1.0), ("8", 0.25)])
 def test_t05_full_lokr_has_no_rank(dim: str | None, scale: float) -> None:
-    """... unless the file says another dimension than alpha: then its trainer divided by it."""
+    """... unless the file records a dimension other than alpha: then its trainer divided by it."""
     tensors, expected = lokr(2.0)
     adapter = read(tensors, {"ss_network_dim": dim} if dim else {})
     assert any("ss_network_dim" in warning for warning in adapter.warnings) == (scale != 1)
@@ -243,7 +243,7 @@ def test_t24_a_one_dimensional_magnitude_is_one_number_per_row(suffix: str) -> N
 
 
 def rotation(blocks: torch.Tensor, limit: float, strength: float = 1.0) -> torch.Tensor:
-    """blockdiag(R)^T, the matrix that stands left of the weight."""
+    """blockdiag(R)^T, the matrix to the left of the weight."""
     skew = blocks - blocks.mT
     norm = skew.norm()
     skew = skew * limit / norm if 0 < limit < norm else skew

@@ -59,7 +59,7 @@ _SIZES = {
 
 def lora(module: str, out: int, into: int, rank: int = 3, *, spelling: str = "kohya", alpha: float | None = None,
          kernel: Sequence[int] = (), dtype: str = "F32", seed: int | None = None, empty: bool = False) -> dict[str, Tensor]:  # fmt: skip
-    """A pair of random factors (or of shapes alone) under any spelling of its suffixes."""
+    """A pair of random factors (or of shapes only) with any suffixes."""
     down, up = SPELLINGS[spelling]
     seed = zlib.crc32(module.encode()) % 10_000 if seed is None else seed
     shapes = {f"{module}.{down}": (rank, into, *kernel), f"{module}.{up}": (out, rank, *(1 for _ in kernel))}
@@ -91,7 +91,7 @@ def halves(rows: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Base:
-    """A model with random weights, made when they are first looked at, or with given ones."""
+    """A model with random weights, created on first access, or with the weights that are passed."""
 
     index: ModelIndex
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Pictures on a GPU: those of the CPU in float32, with LoRAs woven in, and close to them in half precision."""
+"""Images on a GPU: those of the CPU in float32, with LoRAs woven in, and close to them in half precision."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Laws of the layers: merged = unmerged, zero is the base, and every way back ends at the same bits.
 
-They hold for LoRA, LoHa and LoKr alike, alone and on one layer together.
+They hold for LoRA, LoHa and LoKr alike, each by itself and together on one layer.
 
 The tolerance of the first law is derived, not chosen. The truth is the formula in float64 on the stored numbers.
 Plain torch computes the same layer twice in the layer's own dtype, as a textbook would: with the change beside the
@@ -137,7 +137,7 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
 
 
 def applied(layer: LoraLayer, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The layer's own function with another weight (out, in, ...) and no bias, by torch alone."""
+    """The layer's own function with another weight (out, in, ...) and no bias, by torch only."""
     if layer.kind.embedding:
         return weight.T[x]
     if weight.dim() == 2:

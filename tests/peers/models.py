@@ -1,4 +1,4 @@
-"""Small real models, adapters for them, and merging by our own formula, to hold beside what peers compute."""
+"""Small real models, adapters for them, and merging by our own formula, to compare with what peers compute."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def random_lora(
     prefix: str, module: torch.nn.Module, select: Callable[[str], bool], *, alpha: float | None, dtype: str = "F32",
     ranks: tuple[int, ...] = (4,), vary: bool = False,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """LoRA pairs in diffusers' spelling for every Linear and Conv2d that is wanted."""
+    """LoRA pairs in diffusers' dialect for every selected Linear and Conv2d."""
     rng = np.random.default_rng(len(prefix))
     pairs: dict[str, Tensor] = {}
     layers = [

@@ -27,7 +27,7 @@ def everything(name: str) -> bool:
 
 
 def plain(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A module's state after peft's wrappers are merged and taken off."""
+    """A module's state after peft's wrappers are merged and removed."""
     state = {}
     for name, value in module.state_dict().items():
         if ".lora_" not in name:

@@ -1,6 +1,6 @@
-"""The same picture as diffusers, for every family: text to image, LoRAs, image to image, inpainting, samplers.
+"""The same image as diffusers, for every family: text to image, LoRAs, image to image, inpainting, samplers.
 
-Both sides read one folder and one seed. Nothing here knows how a picture comes about: whatever differs in tokens,
+Both sides read one folder and one seed. Nothing here knows how an image is generated: whatever differs in tokens,
 encoders, noise, schedule, guidance, merging or decoding shows in the pixels.
 """
 
@@ -30,9 +30,9 @@ SEED, STEPS, SIDE = 7, 3, 64
 #: memory, another processor's vectors and fused multiply-adds) differ by about 1e-5 of the range, and a value that lies
 #: that close to the border of two levels is rounded to the other one
 CLOSE = 1
-#: so of all values only 2 * 255 * 1e-5, half a percent, are expected to differ; a wrong picture differs in most of them
+#: so of all values only 2 * 255 * 1e-5, half a percent, are expected to differ; a wrong image differs in most of them
 FEW = 0.01
-FAR = 8  #: the largest difference of two pictures, where it should show
+FAR = 8  #: the largest difference of two images, where a change must be visible
 
 GUIDED = {"sdxl-turbo": 0.0, "flux1-schnell": 0.0, "flux1-dev": 3.5, "z-image-turbo": 0.0}
 TEXT_TO_IMAGE = tuple(variant for variant in tiny.VARIANTS if "inpaint" not in variant)
@@ -108,8 +108,8 @@ def difference(one: Image.Image, other: Image.Image) -> np.ndarray:
 
 
 def assert_same(mine: Image.Image, other: Image.Image) -> None:
-    """The same picture as a peer's, up to rounding."""
-    assert float(pixels(mine).std()) > 20, "a picture of one color proves nothing"
+    """The same image as a peer's, up to rounding."""
+    assert float(pixels(mine).std()) > 20, "an image of one color proves nothing"
     apart = difference(mine, other)
     assert apart.max() <= CLOSE
     assert (apart > 0).mean() < FEW
@@ -162,7 +162,7 @@ def test_a_non_square_image(variant: str) -> None:
     ],
 )
 def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
-    """On the denoiser and its CLIPs; the picture without it is another one."""
+    """On the denoiser and its CLIPs; the image without it is another one."""
     file = tiny.lora(tmp_path / "style.safetensors", variant, dialect=dialect)
     mine, other = requests(variant)
     pipe = theirs(variant)
@@ -188,7 +188,7 @@ def test_lora(variant: str, dialect: str, tmp_path: Path) -> None:
 def test_image_to_image(variant: str, strength: float) -> None:
     mine, other = requests(variant, steps=4, strength=strength)
     if variant.startswith("sd") and not variant.startswith("sd3"):
-        del other["width"], other["height"]  # taken from the picture
+        del other["width"], other["height"]  # the size of the image
     actual = ours(variant)(PROMPT, init=picture(), **mine).images[0]
     assert_same(actual, theirs(variant, "Img2Img")(PROMPT, image=picture(), **other).images[0])
     if strength < 1:

@@ -125,7 +125,7 @@ def test_the_language_model_is_not_trained(variant: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_an_adapter_changes_the_prediction_as_it_does_in_diffusers(variant: str, tmp_path: Path) -> None:
-    """The same change from a merge here as from layers beside the weights there."""
+    """The same change from a merge here as from adapter layers there."""
     file = tiny.lora(tmp_path / "style.safetensors", variant, dialect="diffusers")
     plain = shared_model(variant)
     merged = load_model(plain.blueprint, loras=[(file, 1.0)], device="cpu", dtype="fp32")

@@ -1,4 +1,4 @@
-"""Every family learns, and diffusers draws with the file what inweave draws with it.
+"""Every family trains, and diffusers generates with the file what inweave generates with it.
 
 Three steps of a real run on tiny models, always the same batch with the same noise, so that the loss has to fall.
 """
@@ -107,7 +107,7 @@ def test_kohya_keys_are_those_other_programs_look_for(variant: str, roots: set[s
 
 @pytest.mark.parametrize("variant", ["sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image"])
 def test_kohya_files_of_transformers_give_the_same_image(variant: str, tmp_path: Path) -> None:
-    """Fused in the file, apart in the model: the same picture as from diffusers' dialect."""
+    """Fused in the file, apart in the model: the same image as from diffusers' dialect."""
     pictures = []
     for dialect in ("kohya", "diffusers"):
         file, _ = trained(variant, tmp_path / dialect, dialect=dialect)

@@ -1,4 +1,4 @@
-"""The loss of every step is that of diffusers and peft: the embedded model, the same pictures, the same noise.
+"""The loss of every step is that of diffusers and peft: the embedded model, the same images, the same noise.
 
 Theirs is a plain training loop: diffusers' UNet with peft's LoRA, transformers' CLIP, diffusers' DDPM schedule, torch's
 AdamW and clipping. Ours is a whole run. Both start from the same factors and see the same latents, noise and times.
@@ -83,7 +83,7 @@ class Theirs:
 
 
 def ours(place: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.Tensor]]]]:
-    """(a run that has not begun, what it will have drawn)."""
+    """(a run that has not started, the noise and times it will sample)."""
     data = place / "set"
     data.mkdir()
     for picture in sorted(embedded.style_folder("ink").glob("*.png"))[:PICTURES]:

@@ -77,7 +77,7 @@ def folder(variant: str) -> Path:
 
 @cache
 def pipeline(variant: str) -> Any:
-    """The pipeline that is saved; nobody changes it."""
+    """The pipeline that is saved; it must not be changed."""
     known = find_variant(variant)
     assert known is not None
     parts: dict[str, Any] = {}
@@ -169,7 +169,7 @@ def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 
     networks = {"unet": getattr(pipe, prefix[:-1])}
     tensors = random_lora(prefix, networks["unet"], _layer, alpha=rank / 2, ranks=(rank,))
     clips = {part: clip for part in ENCODERS if isinstance(clip := getattr(pipe, part, None), _CLIPS)}
-    encoders: dict[str, Tensor] = {}  # encoders in kohya's spelling, which is theirs by number
+    encoders: dict[str, Tensor] = {}  # encoders in kohya's dialect, which numbers them
     for number, (part, clip) in enumerate(clips.items(), 1):
         inside = getattr(clip, "text_model", clip)
         pairs = random_lora(f"{part}.text_model.", inside, _encoder_layer, alpha=rank / 2, ranks=(rank,))

@@ -1,4 +1,4 @@
-"""The numbers that judge the embedded model: they must tell names apart, and styles apart."""
+"""The metrics of the embedded model: they must distinguish names, and styles."""
 
 from __future__ import annotations
 

@@ -47,13 +47,13 @@ def test_what_is_not_an_adapter_is_refused(kind: str, tmp_path: Path) -> None:
     path = bad.make(tmp_path)
     with pytest.raises(FormatError) as caught:
         inweave.load(path)
-    assert bad.says in str(caught.value)
+    assert bad.message in str(caught.value)
     assert str(path) in str(caught.value) or path.name.endswith(".index.json")  # an index may name its shard instead
     assert "\n" not in str(caught.value)
     assert not executed(tmp_path)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if "hash" not in bad.but])
+@pytest.mark.parametrize("kind", [kind for kind, bad in BAD.items() if "hash" not in bad.accepted_by])
 def test_reading_only_the_header_refuses_the_same(kind: str, tmp_path: Path) -> None:
     path = BAD[kind].make(tmp_path)
     with pytest.raises(FormatError):
@@ -63,7 +63,7 @@ def test_reading_only_the_header_refuses_the_same(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("where", ["", "sub"])
 def test_a_named_pipe_never_blocks(where: str, tmp_path: Path) -> None:
-    """Nobody writes to it, so opening it would wait for ever."""
+    """Nothing writes to it, so opening it would block forever."""
     directory = tmp_path / where
     directory.mkdir(exist_ok=True)
     pipe = directory / "adapter_model.safetensors"
@@ -168,7 +168,7 @@ def test_a_renamed_safetensors_file_is_read(suffix: str, tmp_path: Path) -> None
     "width", [0x3C, 0x13C, 0x3C20, 0x3C09, 0x3C0A, 0x280, 0x480, 0x580, 0x7128, 0x717D, 0x715D, 0x6428]
 )
 def test_a_header_length_that_looks_like_something_else(width: int, tmp_path: Path) -> None:
-    """The first bytes of a good file are a number: it may spell `<`, white space and `<`, or a pickle's mark."""
+    """The first bytes of a good file are a number: it may read as `<`, white space and `<`, or as a pickle's mark."""
     path = tmp_path / "x.safetensors"
     header: dict[str, object] = PAIR if width > 300 else {"__metadata__": {}}
     path.write_bytes(pack(header, PAIR_BYTES if width > 300 else b"", width=width))
@@ -387,7 +387,7 @@ def test_a_killed_writer_leaves_the_old_file(end: signal.Signals, tmp_path: Path
         writer.send_signal(end)
         assert writer.wait(30) != 0
     assert path.read_bytes() == before
-    assert list(open_container(tmp_path).tensors) == ["a"]  # what is left of the other is not taken for an adapter
+    assert list(open_container(tmp_path).tensors) == ["a"]  # a leftover of the other is not mistaken for an adapter
     if end == signal.SIGINT:
         assert list(tmp_path.iterdir()) == [path]
     write_file(path, TWO)

@@ -1,4 +1,4 @@
-"""NaN, infinity and zero are told from the bits alone, exactly as torch and numpy tell them from the numbers."""
+"""NaN, infinity and zero are detected from the bits, exactly as torch and numpy detect them from the values."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_nothing_to_look_at() -> None:
 
 @pytest.mark.parametrize("dtype", PATTERNS)
 def test_only_a_sample_is_read(dtype: str) -> None:
-    """What lies behind the limit is not seen, and nothing is said about zeros."""
+    """Values beyond the limit are not scanned, and nothing is reported about zeros."""
     width = BITS[dtype] // 8
     bad = PATTERNS[dtype][0][0]
     data = bytes(15 * width) + bad

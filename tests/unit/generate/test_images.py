@@ -1,4 +1,4 @@
-"""Pictures of any size in, multiples of a patch inside, and untouched pixels out."""
+"""Images of any size in, multiples of a patch inside, and untouched pixels out."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_numbers_and_pixels_are_inverse() -> None:
 def test_transparency_is_white_and_masks_are_black_and_white() -> None:
     clear = Image.new("RGBA", (8, 8), (10, 20, 30, 0))
     assert open_image(clear, "init").getpixel((0, 0)) == (255, 255, 255)
-    grey = Image.new("L", (4, 4), 127)
-    grey.putpixel((1, 1), 128)
-    mask = open_mask(grey, (8, 8))
+    gray = Image.new("L", (4, 4), 127)
+    gray.putpixel((1, 1), 128)
+    mask = open_mask(gray, (8, 8))
     assert mask.size == (8, 8) and sorted({v for _, v in mask.getcolors()}) == [0, 255]
 
 
@@ -82,7 +82,7 @@ def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
 def test_a_sheet_has_room_for_every_cell_and_label() -> None:
     cells = [[noise((32, 32), i * 3 + j) for j in range(3)] for i in range(2)]
     plain = Sheet(cells, [], []).render()
-    labelled = Sheet(cells, ["a", "b", "c"], ["first row", "second"], "a title").render()
-    assert labelled.width > plain.width and labelled.height > plain.height
+    labeled = Sheet(cells, ["a", "b", "c"], ["first row", "second"], "a title").render()
+    assert labeled.width > plain.width and labeled.height > plain.height
     raw = plain.tobytes()
     assert all(cell.crop((0, 0, 32, 1)).tobytes() in raw for row in cells for cell in row)

@@ -1,4 +1,4 @@
-"""Requests on the model inside the package: seeds, stacks, pictures in, progress, cancelling, errors before work."""
+"""Requests to the bundled model: seeds, stacks, input images, progress, cancellation, errors before work."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_out_of_memory_while_decoding_falls_back_to_tiles_and_is_reported(pipe: 
         assert tiles.warnings == [
             "not enough memory to decode the image at once; it was decoded in tiles of 128 pixels"
         ]
-        assert np.abs(pixels(tiles.images[0]) - pixels(whole.images[0])).mean() < 12, "seams, not another picture"
+        assert np.abs(pixels(tiles.images[0]) - pixels(whole.images[0])).mean() < 12, "seams, not another image"
         with pytest.raises(torch.OutOfMemoryError):
             scale = 1000
             pipe("cat face", **options)
@@ -154,7 +154,7 @@ def test_out_of_memory_while_decoding_falls_back_to_tiles_and_is_reported(pipe: 
     assert pipe("cat face", **options).images[0].tobytes() == whole.images[0].tobytes(), "and whole again afterwards"
 
 
-def test_cancelling_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
+def test_cancellation_stops_between_steps_and_leaves_the_pipeline_usable(pipe: Pipeline) -> None:
     steps: list[int] = []
     with pytest.raises(CancelledError):
         pipe(

@@ -1,4 +1,4 @@
-"""What made a picture is in the picture: for us as JSON, for other front ends as they write it."""
+"""The settings of an image are in the image: for us as JSON, for other front ends as they write them."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_unknown_names_say_what_there_is(act) -> None:
 
 
 def test_adapters_on_different_layers() -> None:
-    """What one layer does not have is left alone there; a name no layer has is an error."""
+    """A layer without the name is left unchanged; a name no layer has is an error."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     inject(model, 2, targets=["0"], name="front")
     inject(model, 2, targets=["1"], name="back")

@@ -45,7 +45,7 @@ def same_factors(one: Adapter, two: Adapter) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_collect_then_resolve_gives_the_merged_weight(kind: str, dtype: torch.dtype) -> None:
-    """The adapter by its names and the formula alone = the merged layer, bit for bit."""
+    """The adapter by its names and the formula = the merged layer, bit for bit."""
     model = adapted(kind, dora=dtype == torch.float32, dtype=dtype)
     adapter = collect(model)
     plan = resolve(adapter, model_index(model))
@@ -255,7 +255,7 @@ def test_swapped_halves() -> None:
 
 
 def test_parts_that_have_no_common_pair_are_refused() -> None:
-    """DoRA on q alone: the magnitude would have to leave k and v as they are."""
+    """DoRA on q only: the magnitude would have to leave k and v as they are."""
     name = "transformer.transformer_blocks.3.attn.to_q"
     tensors = {
         f"{name}.lora_A.weight": random(0, 2, 3072), f"{name}.lora_B.weight": random(1, 3072, 2),

@@ -1,4 +1,4 @@
-"""Which modules are meant, what is refused and how it is said, and where the first numbers come from."""
+"""Which modules are selected, what is refused with which message, and where the initial values come from."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_entry_of_a_list_is_whole_segments_and_no_regex(entry: str) -> None:
 
 
 def refused(model: nn.Module, **options: object) -> ConfigError | TargetError:
-    """The error, after a check that the model was left alone."""
+    """The error, after a check that the model is unchanged."""
     before = {name: id(module) for name, module in model.named_modules()}
     flags = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises((ConfigError, TargetError)) as caught:

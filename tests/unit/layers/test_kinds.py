@@ -222,7 +222,7 @@ class ScaledEmbedding(nn.Embedding):
 
 
 class OtherLinear(nn.Linear):
-    """As Falcon has it: the same function, spelt out."""
+    """As Falcon has it: the same function, written out."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x @ self.weight.T + self.bias

@@ -116,7 +116,7 @@ def test_initial_values_have_the_same_standard_deviation(case: str) -> None:
     assert ours.keys() == theirs.keys()
     for role, value in ours.items():
         assert value.shape == theirs[role].shape
-        if value.numel() > 100:  # fewer say nothing of a spread
+        if value.numel() > 100:  # too few for a standard deviation
             assert float(value.detach().std()) == pytest.approx(float(theirs[role].std()), rel=0.1), role
         assert bool(value.any()) == bool(theirs[role].any())
 

@@ -1,4 +1,4 @@
-"""LoHa and LoKr in files: written as LyCORIS spells them, read back by every road, cut, refused."""
+"""LoHa and LoKr in files: written in LyCORIS' dialect, read back by every path, split, refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def saved(model: nn.Module, path: Path) -> Adapter:
-    """Through a file in kohya's spelling, as if the model were somebody's own denoiser."""
+    """Through a file in kohya's dialect, as if the model were a custom denoiser."""
     index = model_index(model)
     (component,) = index.components.values()
     denoiser = ModelIndex({"unet": replace(component, name="unet")})
@@ -51,7 +51,7 @@ def saved(model: nn.Module, path: Path) -> Adapter:
 
 
 def one_network() -> nn.Module:
-    """Every kind with a name of its own; Conv1D has no spelling in kohya's dialect."""
+    """Every kind with a name of its own; Conv1D cannot be expressed in kohya's dialect."""
     kinds = [kind for kind in OPERATORS if not kind.startswith("conv1D")]
     return nn.ModuleDict({kind.replace("-", "_"): KINDS[kind].module()["layer"] for kind in kinds})
 

@@ -1,4 +1,4 @@
-"""Training trains the adapters and nothing else; chosen base weights along with them, when asked."""
+"""Training trains the adapters and nothing else; chosen base weights along with them, on request."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
 
 
 def test_gradients_pass_through_a_frozen_base() -> None:
-    """x needs gradients too: a layer below must learn through this one."""
+    """x needs gradients too: a layer below must be trained through this one."""
     model, x = adapted("linear", dora=True), KINDS["linear"].input().requires_grad_()
     model["layer"](x).sum().backward()
     unmerged = x.grad.clone()

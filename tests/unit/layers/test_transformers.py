@@ -161,7 +161,7 @@ def test_a_family_from_injection_to_peft_and_back(name: str, tmp_path: Path) -> 
 
 
 def test_gpt2_is_recognized_without_importing_transformers() -> None:
-    """The structure tells: a subprocess with only the class's text has no transformers loaded."""
+    """Recognized by structure: a subprocess with only the class's text has no transformers loaded."""
     import subprocess
     import sys
 

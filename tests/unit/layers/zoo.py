@@ -20,7 +20,7 @@ from inweave.layers.lokr import LokrBranch
 
 
 class Conv1D(nn.Module):
-    """GPT-2's layer as transformers defines it; known to inweave by its structure alone."""
+    """GPT-2's layer as transformers defines it; recognized by its structure only."""
 
     def __init__(self, nf: int, nx: int) -> None:
         super().__init__()

@@ -72,7 +72,7 @@ def test_autoencoders_are_those_of_the_files(variant: str, file: str) -> None:
 
 @pytest.mark.parametrize("name", bundled.variants())
 def test_published_values(name: str) -> None:
-    """The numbers that make pictures wrong without an error."""
+    """The values that make images wrong without an error."""
     variant = find_variant(name)
     assert variant is not None
     class_name, vae = bundled.component_config(name, "vae")

@@ -1,4 +1,4 @@
-"""Prompts become the tokens their tokenizer makes of them, in chunks, weighted only where a weight says so."""
+"""Prompts become the tokens their tokenizer makes of them, in chunks, weighted only where there is a weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A single file's variant is told from its tensors; what tensors cannot tell is said to be assumed."""
+"""A single file's variant is identified from its tensors; what tensors cannot tell is reported as assumed."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_a_lora_of_another_model_is_refused_before_anything_is_built(loras: tupl
 
 # ---- single files ------------------------------------------------------------------------------------------------
 
-#: variant -> (part, table, prefix in a single file); "" stands for names that are the same in both
+#: variant -> (part, table, prefix in a single file); "" means that the names are the same in both
 SINGLE = {
     "sd1.5": (
         ("unet", "unet", "model.diffusion_model."), ("vae", "vae", "first_stage_model."),

@@ -56,7 +56,7 @@ def test_published_files_have_these_names(variant: str, file: str) -> None:
 
 @pytest.mark.parametrize("variant", ["sd1.5", "flux1-dev"])
 def test_diffusers_converts_the_same_way(variant: str) -> None:
-    """Each tensor is one number that says which it is."""
+    """Each tensor holds one number that identifies it."""
     parts, config = autoencoder(variant)
     ldm = as_ldm(parts)
     numbered = {

@@ -99,7 +99,7 @@ def test_the_sign_of_the_first_moment_survives() -> None:
     for count in range(1, 6):
         take(values, grads, moments, count)
     take(values, torch.zeros(600), moments, 6)
-    assert torch.equal(values.sign(), -grads.sign()), "also by memory alone"
+    assert torch.equal(values.sign(), -grads.sign()), "also by memory only"
     assert (values.abs() > 0.05).all()
 
 

@@ -19,7 +19,7 @@ FLOATS = (0.0, -1.5, 3.25, 1024.0, -0.0078125, 7.0)
 
 @pytest.fixture
 def every_warning() -> Iterator[None]:
-    """torch gives the read-only warning once a process unless told otherwise."""
+    """torch gives the read-only warning once per process by default."""
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Small sets of pictures, and tasks on the tiny models of `tests.peers.tiny_models`."""
+"""Small image datasets, and tasks on the tiny models of `tests.peers.tiny_models`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPTIONS = {"a": "a red apple, table, still life", "b": "a blue boat, sea, sail,
 
 
 def picture(seed: int, width: int = 64, height: int = 64) -> Image.Image:
-    """Something with edges and colours."""
+    """An image with edges and colors."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
     return small.resize((width, height), Image.Resampling.BICUBIC)
@@ -43,13 +43,13 @@ def make_set(
 
 @cache
 def shared_model(variant: str = "sd1.5") -> Model:
-    """One that nobody changes."""
+    """A shared model that must not be changed."""
     with tiny.quick_tokenizers():
         return load_model(tiny.folder(variant), device="cpu", dtype="fp32", keep="file")
 
 
 def fresh_model(variant: str = "sd1.5") -> Model:
-    """One nobody else holds; copied, which is quicker than loading. It has no weaver."""
+    """A model of one's own; copied, which is quicker than loading. It has no weaver."""
     shared, nothing = shared_model(variant), cast("Any", None)
     return replace(
         shared, networks={name: deepcopy(network) for name, network in shared.networks.items()}, weaver=nothing

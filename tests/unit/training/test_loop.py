@@ -1,4 +1,4 @@
-"""A run ends with the same bits however often it was stopped, and says what it does."""
+"""A run ends with the same bits however often it was stopped, and logs what it does."""
 
 from __future__ import annotations
 
@@ -210,7 +210,9 @@ def test_a_step_that_does_not_fit_is_split_into_micro_batches(limit: int, tmp_pa
     assert apart.max() <= 2 * 4 * 1e-3 and (apart > 1e-5).float().mean() < 0.02
     assert {record["split"] for record in log(tmp_path / "small") if "loss" in record} == {2 if limit > 1 else 4}
     again = tiny(tmp_path / "small", resume=str(tmp_path / "small" / "t-state" / "step-000002"), **settings)
-    assert again.train().losses == report.losses[2:], "a resumed run takes the same pieces, without running out again"
+    assert again.train().losses == report.losses[2:], (
+        "a resumed run uses the same micro-batches, without running out of memory again"
+    )
 
 
 def test_one_example_that_does_not_fit_says_what_to_change(tmp_path: Path) -> None:
@@ -363,7 +365,7 @@ def test_a_validation_split_of_no_example_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
-    """They are computed beside the run, which ends with them."""
+    """They are computed in the background, and the run waits for them at the end."""
     base = tmp_path / "base.safetensors"
     save_file({"weight": torch.arange(400_000, dtype=torch.float32)}, base)
     run = tiny(tmp_path / "out", steps=1)
@@ -378,7 +380,7 @@ def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
 
 
 def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
-    """A run in a shell's background does not end with the Ctrl-C that was meant for another."""
+    """A run in a shell's background does not end with the Ctrl-C that was meant for another process."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run = tiny(tmp_path, steps=2)

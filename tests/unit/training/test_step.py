@@ -1,4 +1,4 @@
-"""One update: pieces and micro-batches add up to the large batch, and several processes to one."""
+"""One update: split batches and micro-batches add up to the large batch, and several processes to one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_
 
 @pytest.mark.parametrize("split", [2, 3, 4])
 def test_parts_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
-    """Of five rows no pieces are equal: each counts by its rows."""
+    """Five rows cannot be split evenly: each micro-batch counts by its rows."""
     run = tiny(tmp_path)
     for _ in range(2):
         run.train_step()

@@ -45,7 +45,7 @@ def write_file(path: Path, tensors: Mapping[str, torch.Tensor], **metadata: str)
 
 
 def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], count: int = 3, stem: str = "model") -> Path:
-    """Shards that part neighbours, and their index."""
+    """Shards that separate neighboring tensors, and their index."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [f"{stem}-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
     mapping = {name: files[number % count] for number, name in enumerate(tensors)}
@@ -57,7 +57,7 @@ def write_shards(folder: Path, tensors: Mapping[str, torch.Tensor], count: int =
 
 
 def write_folder(folder: Path, tensors: Mapping[str, torch.Tensor]) -> Path:
-    """The same model as a diffusers folder: parts under their own names, other files beside them."""
+    """The same model as a diffusers folder: components under their own names, along with other files."""
     folder.mkdir()
     single = write_file(folder.parent / f"{folder.name}-single.safetensors", tensors)
     index = open_base(single)

@@ -1,4 +1,4 @@
-"""Extraction: what was added comes back, and the report says how much of it."""
+"""Extraction: what was added comes back, and the report states how much of it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_exact_low_rank_change_comes_back(tmp_path: Path, rank: int) -> None:
 
 @pytest.mark.parametrize("shape", [(700, 640), (300, 260), (64, 40, 3, 3)])
 def test_the_energy_of_a_full_rank_change_is_that_of_the_exact_svd(shape: tuple[int, ...]) -> None:
-    """A flat spectrum is the hardest case; the first shape takes the randomised road, the others the exact one."""
+    """A flat spectrum is the hardest case; the first shape takes the randomized SVD, the others the exact one."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1)).flatten(1)
     rank = 12
     _, sigma, _ = truncated_svd(matrix, rank, 5)
@@ -154,7 +154,7 @@ def test_norms_biases_and_tables(tmp_path: Path) -> None:
 
 
 def test_only_what_differs_beyond_rounding(tmp_path: Path) -> None:
-    """A tuned file in another dtype differs everywhere by rounding, which nobody wants to extract."""
+    """A tuned file in another dtype differs everywhere by rounding, which should not be extracted."""
     before = net()
     after = before | {"layer.weight": before["layer.weight"] + change(2, (60, 50), 2)}
     for dtype in (torch.float16, torch.bfloat16):
@@ -173,7 +173,7 @@ def test_the_same_numbers_every_time(tmp_path: Path) -> None:
     torch.manual_seed(2)
     state = torch.get_rng_state()
     two_ = extracted(tuned, base, rank=4)
-    assert torch.equal(state, torch.get_rng_state())  # nobody else's dice are touched
+    assert torch.equal(state, torch.get_rng_state())  # the global generator is untouched
     assert all(t.same(two_.adapter.tensors[key]) for key, t in one.adapter.tensors.items())
 
 

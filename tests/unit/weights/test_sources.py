@@ -114,7 +114,7 @@ print(high() - before)
 def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path, stored: str, target: str) -> None:
     """The base in the model's dtype, the adapter, one tensor as float32, and 4 MB for the interpreter's own needs.
 
-    Whatever the allocator: nothing large is taken from it and given back, so it has nothing to hold on to.
+    Whatever the allocator: nothing large is allocated and freed, so it has nothing to retain.
     """
     layers, size, rank = 16, 2048, 8
     weights = {f"layer{i}.weight": torch.randn(size, size).to(getattr(torch, stored)) for i in range(layers)}
@@ -137,7 +137,7 @@ def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path
 
 
 def test_rows_and_owned_memory_of_every_source(tmp_path: Path) -> None:
-    """Each view gives the same numbers whole, by rows and owned; what is owned can be written to and nobody notices."""
+    """Each view gives the same values whole, by rows and owned; writing to an owned tensor changes nothing else."""
     shapes = {name: shape for name, shape in BFL.items() if len(shape) == 2}
     original = numbers(shapes)
     save_file(original, tmp_path / "flux.safetensors")

@@ -1,4 +1,4 @@
-"""Which modules learn, with what, and going on from a file."""
+"""Which modules are trained, with which network, and `start_from`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REST = {
     "qwen-image": {"img_mod.1", "txt_mod.1"},
     "clip": set(), "t5": set(), "llama": set(), "gpt2": set(),
 }  # fmt: skip
-#: ends that stay out: what stands before and after the blocks
+#: layers that are excluded: those before and after the blocks
 NEVER = ("conv_in", "conv_out", "time_embedding", "add_embedding", "x_embedder", "context_embedder", "norm_out", "lm_head",
          "img_in", "txt_in", "cap_embedder", "t_embedder", "all_x_embedder", "all_final_layer", "time_text_embed", "pos_embed", "embed_tokens", "shared", "text_projection", "relative_attention_bias")  # fmt: skip
 _NUMBERED = re.compile(
@@ -211,7 +211,7 @@ def test_a_target_may_match_modules_of_one_network_only() -> None:
         attach_adapters({"unet": other.denoiser, "te1": other.networks["text_encoder"]}, lonely)
 
 
-# every kind of network, trained, saved and taken up again
+# every kind of network, trained, saved and continued
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {},
@@ -298,7 +298,7 @@ def denoised(model: Any, seed: int = 0) -> torch.Tensor:
      ("flux1-dev", "kohya"), ("flux1-dev", "diffusers")],
 )  # fmt: skip
 def test_start_from_another_dialect(variant: str, dialect: str, tmp_path: Path) -> None:
-    """Layers that learn say what the merged weights say, denoiser and text encoders."""
+    """Trainable layers predict what the merged weights predict, denoiser and text encoders."""
     fused = variant == "flux1-dev" and dialect == "kohya"  # q, k and v are one module there
     file = tiny.lora(tmp_path / "style.safetensors", variant, dialect="diffusers" if fused else dialect)
     if fused:

@@ -1,4 +1,4 @@
-"""Going on: with which settings, from where, and what the log says of it."""
+"""Resuming: with which settings, from where, and what is logged."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_base_digest_compares_paths(tmp_path: Path) -> No
 
 
 def test_a_log_on_a_full_disk_is_reported() -> None:
-    """A limit on the size of files stands for a disk that is full; in a process of its own, which has it for good."""
+    """A limit on the size of files simulates a full disk; in a process of its own, since it cannot be raised again."""
     script = (
         "import resource, sys, tempfile, pathlib\n"
         "from inweave.errors import FormatError\n"
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_run_does_not_overwrite_a_run(tmp_path: Path) ->
     with pytest.raises(ConfigError, match="checkpoints of an earlier run"):
         tiny(tmp_path / "two", steps=4, resume=step).resume(step)
     assert file_bits(report.path) == before
-    assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own goes on"
+    assert tiny(tmp_path / "one", steps=4, resume=step).train().step == 4, "its own run resumes"
 
 
 def test_nothing_to_resume_from_is_reported(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
     shutil.rmtree(cut / "t-state")
     shutil.rmtree(cut / "t")
     tiny(cut, steps=2, tensorboard=True).train()
-    assert [step for step, _ in curve(cut, "loss")] == [1, 2], "a new run under the old name begins anew"
+    assert [step for step, _ in curve(cut, "loss")] == [1, 2], "a new run under the old name starts from scratch"
 
 
 def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def write_text(folder: Path, text: str, name: str = "run.txt") -> Path:
 
 
 def accounted(result: Imported, name: str) -> bool:
-    """A setting is taken, missed or noted, itself or piece by piece."""
+    """A setting is translated, unsupported or ignored, as a whole or entry by entry."""
     names = [*result.mapping, *(each.split(": ")[0] for each in (*result.no_equivalent, *result.notes))]
     return any(each == name or each.startswith(f"{name}.") for each in names)
 
@@ -363,7 +363,7 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
         1.0,
         "attention-mlp",
     )
-    assert (c.train_text_encoders, c.cache_text, c.buckets) == (False, True, True)  # the dataset says how it is cut
+    assert (c.train_text_encoders, c.cache_text, c.buckets) == (False, True, True)  # the dataset decides the crop
     assert [each.split(":")[0] for each in result.no_equivalent] == ["network_args.train_blocks"]
     again = write_text(tmp_path, c.to_toml(), "ours.toml")
     assert TrainConfig.load(again) == c == import_config(again).config

@@ -109,7 +109,7 @@ def test_a_very_long_image_stays_inside_the_area_and_the_limits() -> None:
 
 
 def test_ratios_are_compared_alike_in_both_directions() -> None:
-    # 448x576 keeps more of 200x228 than 512x512; the plain difference of ratios says otherwise
+    # 448x576 keeps more of 200x228 than 512x512; the plain difference of ratios would choose the other
     assert assign((200, 228), BucketRules(512)).bucket == Bucket(448, 576)
     assert assign((228, 200), BucketRules(512)).bucket == Bucket(576, 448)
 

@@ -156,7 +156,7 @@ def test_every_image_and_text_is_encoded_once(tmp_path: Path) -> None:
     with counted(shared_model()) as calls:
         task = task_on(data, cache_at=tmp_path / "cache")
         task.prepare()
-        assert calls == {"vae": 2, "text_encoder": 3}, "two pictures; two captions and the empty one"
+        assert calls == {"vae": 2, "text_encoder": 3}, "two images; two captions and the empty one"
         first = [sample_inputs(task, step) for step in range(5)]
         other = task_on(data, cache_at=tmp_path / "cache")  # the next run
         other.prepare()
@@ -306,6 +306,6 @@ def test_random_crops_are_a_few_cached_places(tmp_path: Path) -> None:
     lefts = {int(each[3]) for each in facts}
     assert 2 <= len(lefts) <= 8 and all(0 <= left <= 96 for left in lefts)
     assert {(int(each[0]), int(each[1]), int(each[4]), int(each[5])) for each in facts} == {(64, 160, 64, 64)}
-    for crop in range(1, 5):  # where a mirrored picture is cut is counted from its other side
+    for crop in range(1, 5):  # the crop of a mirrored image is counted from its other side
         plain, mirrored = (int(task._latents(0, flip, crop)["sizes"][3]) for flip in (False, True))
         assert plain + mirrored == 160 - 64

@@ -162,7 +162,7 @@ def test_sidecar_captions(tmp_path: Path) -> None:
     (tmp_path / "a.b.TXT").write_bytes(b"\xef\xbb\xbf first \r\n\r\nsecond\r\n")
     assert find(".txt", ".caption") == ("first", "second")
     (tmp_path / "a.b.caption").write_text(" \n")
-    assert find(".caption", ".txt") == ("first", "second")  # an empty file says nothing
+    assert find(".caption", ".txt") == ("first", "second")  # an empty file is no caption
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9")
     with pytest.raises(FormatError, match=r"a\.b\.caption: captions must be readable UTF-8"):
         find(".caption")

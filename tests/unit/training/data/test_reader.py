@@ -295,7 +295,7 @@ def test_masks_of_images_that_exif_rotates(tmp_path: Path) -> None:
     turned(tmp_path / "c-masklabel.png", (12, 8), 8, "L", 255)
     turned(tmp_path / "e-masklabel.png", (8, 12), 6, "L", 255)
     result = read_dataset(tmp_path, caption="x")
-    # as stored; upright already; turned by its own word; the size does not say; turned though the picture is not
+    # as stored; upright already; rotated by its own EXIF; ambiguous size; rotated although the image is not
     assert [example.mask_orientation for example in result.examples] == [6, 1, 8, 1, 6]
     assert [path.name for path in result.report.ambiguous_masks] == ["d-masklabel.png"]
     picture(tmp_path / "a-masklabel.png", (6, 4), 255, "L")
@@ -348,7 +348,7 @@ def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
 
     report = read_dataset(tmp_path).report
     assert below(report.unsupported_formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
-    assert below(report.orphan_captions) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its picture
+    assert below(report.orphan_captions) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its image
     assert below(report.ignored) == {"x-masklabel.PNG", "10_cat/more", "raw/one", "raw/two/three"}
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.JPG", "text": "B"}')
     report = read_dataset(tmp_path).report

@@ -87,7 +87,7 @@ def test_small_images_without_upscaling() -> None:
 
 
 def test_crops_are_counted_above_each_mark() -> None:
-    # 128x128 without buckets: a picture of width w loses 1 - 128 / w
+    # 128x128 without buckets: an image of width w loses 1 - 128 / w
     widths = (128, 140, 145, 165, 175)
     some = dataset(*(example(f"{width}", (width, 128)) for width in widths))
     report = check_dataset(some, BucketRules(128, 32, enabled=False), epochs=1)

@@ -1,4 +1,4 @@
-"""What a spread base asks of a run: several processes that go through the network equally often."""
+"""What a sharded base requires of a run: several processes that call the network equally often."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_process_has_nobody_to_share_with() -> None:
 
 
 def test_no_memory_is_an_error_at_once(tmp_path: Path) -> None:
-    """Otherwise a batch is cut in pieces; the other processes know nothing of it and wait for this one."""
+    """Otherwise the batch is split into micro-batches; the other processes do not know and wait for this one."""
     run = tiny(tmp_path, shard=True)
     run.task.limit = 1  # type: ignore[attr-defined]
     with pytest.raises(MemoryBudgetError, match="lower batch_size"):

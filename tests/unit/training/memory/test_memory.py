@@ -1,4 +1,4 @@
-"""Computing again gives the same gradients and really saves memory; a plan fits its limit and says why."""
+"""Gradient checkpointing gives the same gradients and saves memory; a plan fits its limit and gives its reasons."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Watch(TorchDispatchMode):
         there = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
         self._there = {tensor.untyped_storage()._cdata for tensor in there}
         self.operations: Counter[str] = Counter()
-        self.frozen: Counter[str] = Counter()  # products with a weight that does not learn
+        self.frozen: Counter[str] = Counter()  # products with a frozen weight
         self._storages: dict[int, tuple[Any, int]] = {}
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ def block_calls(network: nn.Module, kinds: tuple[str, ...]) -> list[str]:
 
 
 def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
-    """Forward, then backward, on a fresh model; text encoders learn too where there are few."""
+    """Forward, then backward, on a fresh model; text encoders are trained too where there are few."""
     model = fresh_model(variant)
     settings: dict[str, Any] = {"targets": "attention-mlp", "rank": 4}
     if variant == "sd1.5":
@@ -142,7 +142,7 @@ def test_checkpointing(variant: str, tmp_path: Path) -> None:
 
 
 def test_saved_tensors_shrink_with_full_checkpointing(tmp_path: Path) -> None:
-    """What autograd itself holds; selective keeps its products beside it, which only the count of storages sees."""
+    """What autograd itself holds; selective saves its products elsewhere, which only the count of storages sees."""
     data, sizes = make_set(tmp_path / "set"), {}
     for mode in MODES:
         model = fresh_model()
@@ -219,7 +219,7 @@ def test_sdxl_takes_what_is_published() -> None:
     """About 13 GiB in bfloat16 at 1024 pixels, batch 1, rank 32; about 6.5 with checkpointing and cached text."""
     without = estimate(published("sdxl"), config())
     assert 13 / 2 < without["total_bytes"] / GIB < 13 * 2
-    assert 11 < without["total_bytes"] / GIB < 16, "nearer than asked for, and it should stay so"
+    assert 11 < without["total_bytes"] / GIB < 16, "closer than required, and it should stay so"
     staged_estimate = estimate(published("sdxl"), config(gradient_checkpointing="full"), staged=True)
     assert 6.5 / 2 < staged_estimate["total_bytes"] / GIB < 6.5 * 2
     assert 5 < staged_estimate["total_bytes"] / GIB < 8
@@ -232,7 +232,7 @@ def test_sdxl_takes_what_is_published() -> None:
 
 def test_flux_needs_more_than_24_gb() -> None:
     plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
-    assert plan.staged and plan.changes == {}, "with T5 beside it 34 would be needed"
+    assert plan.staged and plan.changes == {}, "with T5 on the device 34 would be needed"
     assert plan.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
     assert 24e9 < plan.estimate["total_bytes"] < 2 * 24e9
 
@@ -272,7 +272,7 @@ def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: d
     assert dict(plan.changes) == changes and plan.staged is staged
     assert plan.estimate["total_bytes"] <= limit * GIB
     assert plan.config == requested.model_copy(update=changes)
-    assert plan.config.batch_size * plan.config.gradient_accumulation == 4, "as many pictures an update"
+    assert plan.config.batch_size * plan.config.gradient_accumulation == 4, "as many images per update"
     reasons = "\n".join(plan.reasons)
     assert all(name in reasons for name in changes)
 
@@ -285,7 +285,7 @@ def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
     loose = plan_memory(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
     assert loose.config.cache_latents and loose.config.cache_text, "what leaves the device is cached"
     text = plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))
-    assert not text.config.cache_text and text.estimate["weights_bytes"] == 1.75 * GIB, "encoders that learn stay"
+    assert not text.config.cache_text and text.estimate["weights_bytes"] == 1.75 * GIB, "encoders that are trained stay"
 
 
 def test_precision_is_the_last_resort(sizes: Any) -> None:

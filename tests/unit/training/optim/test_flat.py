@@ -1,4 +1,4 @@
-"""Flat parameters: views of two buffers, aligned, one learning rate a block, saved and loaded by name."""
+"""Flat parameters: views of two buffers, aligned, one learning rate per block, saved and loaded by name."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_clip_is_clip_grad_norm(max_norm: float, scale: float) -> None:
     their_norm = nn.utils.clip_grad_norm_(theirs.values(), max_norm)
     grad_scale, ok, our_norm = clip(flat.grads, max_norm, torch.tensor(scale))
     assert bool(ok) and all(t.dim() == 0 for t in (grad_scale, ok, our_norm))
-    # two sums of n squares, and their 1e-6 beside the norm
+    # two sums of n squares, and their 1e-6 added to the norm
     off = EPS * flat.grads.numel() ** 0.5 + 1e-6 / float(their_norm)
     assert float(our_norm) == pytest.approx(float(their_norm), rel=off)
     for name, parameter in flat.parameters.items():

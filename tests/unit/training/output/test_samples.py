@@ -1,4 +1,4 @@
-"""Prompts of samples as kohya's scripts take them, and the pictures they ask for."""
+"""Sample prompts as kohya's scripts accept them, and the images they produce."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.training.tiny import config
 
 
 def requested(tmp_path: Path, *prompts: str, **settings: Any) -> list[dict[str, Any]]:
-    """What would be drawn, without what is left to the model."""
+    """The requests that would be generated, without the model's defaults."""
     requests = sample_requests(config(tmp_path, sample_prompts=prompts, **settings))
     fields = ("prompt", "negative_prompt", "width", "height", "seed", "guidance", "steps", "sampler")
     return [
@@ -165,7 +165,7 @@ def test_samples_follow_their_prompt_lines(tmp_path: Path) -> None:
     assert first.size == (64, 128) and second.size == (model.size, model.size)
     record = read_record(paths[0])["config"]
     assert (record["seed"], record["steps"], record["guidance"], record["negative_prompt"]) == (7, 2, 3.0, "blue")
-    assert second.tobytes() == third.tobytes(), "42 is the seed where none is said"
+    assert second.tobytes() == third.tobytes(), "42 is the default seed"
     assert Sampler(model, config(tmp_path / "other", sample_prompts=lines[1:2], sample_steps=1), writes=False)(20) == []
     assert not (tmp_path / "other").exists()
     with pytest.raises(ConfigError, match="sample_prompts: prompt 2: schedule: ddpm has no karras schedule"):

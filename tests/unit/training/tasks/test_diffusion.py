@@ -118,7 +118,7 @@ def test_a_masked_loss_without_masks_is_refused(tmp_path: Path) -> None:
 
 
 def test_16_bit_masks_are_scaled_and_rotated_by_exif(tmp_path: Path) -> None:
-    """The same mask in 8 and 16 bits, and as it lies in the file of a picture that EXIF turns."""
+    """The same mask in 8 and 16 bits, and as stored next to an image that EXIF rotates."""
     data = make_set(tmp_path / "set", {name: name for name in "abc"}, size=(96, 64))
     mask = np.zeros((64, 96), np.uint8)
     mask[:32, :32], mask[32:, 64:] = 255, 60
@@ -280,7 +280,7 @@ def test_inpainting_models_are_refused_with_a_way_out(variant: str, tmp_path: Pa
     ],
 )
 def test_clip_is_trained_and_t5_is_not(variant: str, components: set[str], tmp_path: Path) -> None:
-    """Token numbers travel; what T5 says is kept; the loss is that of cached text."""
+    """Token ids are batched; T5's embeddings are cached; the loss is that of cached text."""
     data, model = make_set(tmp_path / "set"), shared_model(variant)
     task = task_on(data, model=model, train_text_encoders=True)
     assert task.networks.keys() == components

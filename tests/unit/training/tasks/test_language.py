@@ -112,7 +112,7 @@ def test_only_the_completion_and_its_end_count_in_the_loss(kind: str, folders: d
     assert tokenizer.decode([label for label in labels[0].tolist() if label >= 0]) == " on the mat</s>"
     assert tokenizer.decode([label for label in labels[1].tolist() if label >= 0]) == "the dog</s>"
     assert (labels[1] < 0).sum() == len(begins) + int((batch["attention_mask"][1] == 0).sum())
-    # tokens that are not judged change nothing by being answered well or badly
+    # predictions of tokens outside the loss change nothing, good or bad
     loss = task.loss(batch)
     trained_labels = labels.clone()
     trained_labels[0, 1] = ids[0, 1]
@@ -205,7 +205,7 @@ def test_a_folder_that_lacks_weights_is_refused(folders: dict[str, Path], tmp_pa
 def test_a_memory_limit_is_met_with_smaller_batches(
     kind: str, folders: dict[str, Path], texts: Path, tmp_path: Path
 ) -> None:
-    """The plan is told, the second step is measured against it, and the adapter is that of the same batches by hand."""
+    """The plan is reported, the second step is measured against it, and the adapter is that of the same batches by hand."""
     settings = {
         "model": str(folders[kind]),
         "dataset": str(texts),

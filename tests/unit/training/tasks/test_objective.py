@@ -1,4 +1,4 @@
-"""What is asked of the denoiser is what diffusers' schedulers ask, the draws have the moments of their formulas, and the
+"""The target of the denoiser is that of diffusers' schedulers, samples have the moments of their formulas, and the
 loss has the gradient it should.
 """
 
@@ -113,7 +113,7 @@ def test_offset_noise() -> None:
         for size in (0.0, 0.5)
     )
     shift = moved - plain
-    assert torch.allclose(shift, shift[..., :1, :1], atol=1e-6), "one number a channel"
+    assert torch.allclose(shift, shift[..., :1, :1], atol=1e-6), "one number per channel"
     assert shift[:, :, 0, 0].std() == pytest.approx(0.5, rel=0.05)
     assert shift[:, :, 0, 0].flatten().unique().numel() == 500 * 4
     assert plain.std() == pytest.approx(1.0, rel=0.01)
@@ -179,7 +179,7 @@ def test_the_line_is_the_models_own() -> None:
     assert make_objective(schnell, "auto", CPU).shift == 1.0, "schnell was never shifted by size"
     sd3 = model("FlowMatchEulerDiscreteScheduler", "sd3", shift=3.0)
     assert make_objective(sd3, "auto", CPU, timesteps="shift").shift == 3.0
-    assert make_objective(sd3, "auto", CPU, shift=2.0).timesteps == "shift", "a shift that is given is used"
+    assert make_objective(sd3, "auto", CPU, shift=2.0).timesteps == "shift", "an explicit shift is used"
     assert make_objective(sd3, "auto", CPU).timesteps == "logit_normal"
 
 

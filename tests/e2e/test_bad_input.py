@@ -108,7 +108,7 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
     printout = inweave("inspect", tmp_path, "--json")
     rows = {Path(row["path"]).stem: row for row in json.loads(printout.stdout)}
     assert printout.returncode == 2 and printout.stderr == ""
-    assert "web page" in rows["skipped_steps"]["error"] and "empty" in rows["worse"]["error"]
+    assert "web page" in rows["bad"]["error"] and "empty" in rows["worse"]["error"]
     assert rows["good"]["tensors"] == 2 and "error" not in rows["good"]
 
 

@@ -131,7 +131,10 @@ def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path: Path, c
     whole = in_subprocess(settings(tmp_path / "whole", cache, **common))
     share = 0.6 * whole["peak"] / torch.cuda.get_device_properties(0).total_memory
     cut = in_subprocess(settings(tmp_path / "cut", cache, **common), share)
-    assert any("it ran out; from now on a batch is computed in" in str(record.get("text")) for record in cut["records"])
+    assert any(
+        "out of memory; from now on micro-batches are split into" in str(record.get("text"))
+        for record in cut["records"]
+    )
     assert cut["losses"] == pytest.approx(whole["losses"], rel=1e-3)
     assert apart(Path(whole["path"]), Path(cut["path"])) < 0.02
 

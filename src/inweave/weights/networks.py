@@ -26,8 +26,8 @@ def networks_of(model: object) -> dict[str, nn.Module]:
         return {"unet": model}
     if isinstance(model, Mapping):
         wrong = [f"{name!r}: {type(part).__name__}" for name, part in model.items() if not isinstance(part, nn.Module)]
-        if wrong or not model:
-            raise ConfigError(f"a mapping of networks holds torch modules by component, got {', '.join(wrong) or '{}'}")
+        if wrong:
+            raise ConfigError(f"a mapping of networks holds torch modules by component, got {', '.join(wrong)}")
         return dict(model)
     parts = getattr(model, "components", None)
     if isinstance(parts, Mapping):

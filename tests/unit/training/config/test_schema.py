@@ -559,3 +559,10 @@ def test_every_setting_is_documented() -> None:
     assert update_markdown(page) == page, "run tools/settings_table.py"
     rows = {name: words for name, _, words in re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*) \|$", page, re.MULTILINE)}
     assert rows == {name: field.description for name, field in TrainConfig.model_fields.items()}
+
+
+def test_text_in_optimizer_args_stays_text(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('dataset = "a"\noptimizer_args = { x = "0", y = 0 }\n')
+    assert TrainConfig.load(path).optimizer_args == {"x": "0", "y": 0}
+    assert TrainConfig.of(dataset="a", optimizer_args=["x=0"]).optimizer_args == {"x": 0}  # kohya's notation

@@ -228,7 +228,9 @@ def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[st
         elif key in ("weight_decay", "eps"):
             out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), parse_number(argument))
         else:
-            rest[key] = parse_scalar(argument)
+            rest[key] = (
+                argument if isinstance(value, Mapping) else parse_scalar(argument)
+            )  # a table has types of its own
     out.mapping[name] = "optimizer_args"
     if rest or not value:
         out.put(name, "optimizer_args", rest)

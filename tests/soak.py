@@ -93,7 +93,7 @@ def check(output: Path, expected: dict[str, bytes]) -> None:
     """Everything a user would see, as after a run that was never killed."""
     assert file_bits(output / "t") == expected, "the adapter has other bits"
     states = output / "t-state"
-    steps_kept = [load_state(place).step for place in checkpoints(states)]
+    steps_kept = [load_state(checkpoint).step for checkpoint in checkpoints(states)]
     assert steps_kept == [12, 11], f"checkpoints {steps_kept}"
     left = [path.name for path in (*states.iterdir(), *output.iterdir()) if path.name.startswith(".")]
     assert left == [".lock"], f"left behind: {left}"
@@ -113,16 +113,16 @@ def main() -> None:
         importlib.import_module(name)  # once, and not in every process
     chance = random.Random(options.seed)
     kills = 0
-    with tempfile.TemporaryDirectory(prefix="inweave-soak-") as place:
+    with tempfile.TemporaryDirectory(prefix="inweave-soak-") as folder:
         straight: dict[str, tuple[dict[str, bytes], float]] = {}
         for number in range(options.rounds):
             optimizer = OPTIMIZERS[number % len(OPTIMIZERS)]
             if optimizer not in straight:
-                whole, begun = Path(place) / optimizer, time.perf_counter()
+                whole, started = Path(folder) / optimizer, time.perf_counter()
                 assert ended(start(whole, optimizer)) == 0
-                straight[optimizer] = file_bits(whole / "t"), time.perf_counter() - begun
+                straight[optimizer] = file_bits(whole / "t"), time.perf_counter() - started
             expected, seconds = straight[optimizer]
-            output = Path(place) / str(number)
+            output = Path(folder) / str(number)
             killed = 0
             while True:
                 in_save = number % 2 == 0 and killed < MOST_KILLS

@@ -73,15 +73,15 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize(("verb", "kind"), PAIRS)
 def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
-    place, out = tmp_path / "in", tmp_path / "out.safetensors"
-    place.mkdir()
-    path = BAD[kind].make(place)
+    folder, out = tmp_path / "in", tmp_path / "out.safetensors"
+    folder.mkdir()
+    path = BAD[kind].make(folder)
     message = one_line(inweave(*arguments(verb, path, out)))
     assert str(path.parent) in message
     if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file; for a directory the message says so
         assert BAD[kind].message in message
-    assert list(tmp_path.iterdir()) == [place]  # nothing was written
-    assert not executed(place)
+    assert list(tmp_path.iterdir()) == [folder]  # nothing was written
+    assert not executed(folder)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -115,12 +115,12 @@ def test_a_folder_with_bad_files_reports_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_file_without_read_permission(verb: str) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to others
-        place = Path(name)
-        place.chmod(0o777)
-        path = good_file(place / "x.safetensors")
-        command = [str(each) for each in arguments(verb, path, place / "out.safetensors")]
+        folder = Path(name)
+        folder.chmod(0o777)
+        path = good_file(folder / "x.safetensors")
+        command = [str(each) for each in arguments(verb, path, folder / "out.safetensors")]
         assert CliRunner().invoke(app, command).exit_code in (0, 1)  # and everything is imported
-        (place / "out.safetensors").unlink(missing_ok=True)
+        (folder / "out.safetensors").unlink(missing_ok=True)
         path.chmod(0)
         with without_root():
             result = CliRunner().invoke(app, command)
@@ -153,12 +153,12 @@ def test_a_check_needs_a_base(tmp_path: Path) -> None:
     "kind", ["missing", "directory-without", "torch-zip-pt", "named-pipe", "cut-in-header", "shard-outside"]
 )
 def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
-    place = tmp_path / "base"
-    place.mkdir()
-    base = BAD[kind].make(place)
+    folder = tmp_path / "base"
+    folder.mkdir()
+    base = BAD[kind].make(folder)
     message = one_line(inweave("check", good_file(tmp_path / "x.safetensors"), "--base", base))
-    assert str(place) in message
-    assert not executed(place)
+    assert str(folder) in message
+    assert not executed(folder)
 
 
 @pytest.mark.parametrize(

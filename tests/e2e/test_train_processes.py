@@ -180,9 +180,9 @@ def test_a_failing_process_ends_the_others_and_its_error_is_printed(
         "if os.environ['RANK'] == '1':\n    print('error: no memory', file=sys.stderr)\n    sys.exit(1)\n"
         "time.sleep(100)\n"
     )
-    begun = time.monotonic()
+    started = time.monotonic()
     assert launcher.launch(2, "", False) == 1
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     assert "error: no memory" in capfd.readouterr().err
 
 

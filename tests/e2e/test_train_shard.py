@@ -51,20 +51,20 @@ world.leave()
 """
 
 
-def launched(place: Path, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    place.mkdir(parents=True, exist_ok=True)
-    script = place / "worker.py"
+def launched(folder: Path, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "worker.py"
     script.write_text(WORKER)
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         json.dumps({"output": str(place), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **settings})],
-        cwd=place, capture_output=True, text=True, check=False, timeout=600,
+         json.dumps({"output": str(folder), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **settings})],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
 
 
-def reports(place: Path) -> list[list[Any]]:
-    return [json.loads((place / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+def reports(folder: Path) -> list[list[Any]]:
+    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def bits(file: Path) -> dict[str, bytes]:
@@ -131,18 +131,18 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert sharded[0] == other[0] == whole[0] / 2
 
 
-def llama(place: Path) -> Path:
+def llama(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     letters = {letter: number for number, letter in enumerate(["</s>", *pre_tokenizers.ByteLevel.alphabet()])}
     words = Tokenizer(models.BPE(letters, []))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>").save_pretrained(folder)
     torch.manual_seed(0)
     size = LlamaConfig(
         vocab_size=len(letters) + 1, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, eos_token_id=0, tie_word_embeddings=True,
     )  # fmt: skip
-    LlamaForCausalLM(size).save_pretrained(place)
-    return place
+    LlamaForCausalLM(size).save_pretrained(folder)
+    return folder

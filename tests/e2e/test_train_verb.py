@@ -116,8 +116,8 @@ def test_kohyas_hashes_are_those_kohya_computes(tmp_path: Path) -> None:
     from inweave.formats.files import write_file
     from inweave.training.output.adapter_file import _add_hashes
 
-    draw = np.random.default_rng(0)
-    arrays = {f"m{n}.lora_up.weight": draw.standard_normal((600, 300)).astype("<f4") for n in range(3)}
+    rng = np.random.default_rng(0)
+    arrays = {f"m{n}.lora_up.weight": rng.standard_normal((600, 300)).astype("<f4") for n in range(3)}
     tensors = {name: Tensor("F32", value.shape, value.tobytes()) for name, value in arrays.items()}
     header = {"ss_steps": "4", "ss_x": "1", "modelspec.title": "t"}
     file = write_file(tmp_path / "a.safetensors", tensors, header)
@@ -134,8 +134,8 @@ def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Pat
             "--set", "gradient_accumulation=2", "--set", "caption_dropout=0.5")  # fmt: skip
     straight = json.loads(invoked(*quick(tmp_path / "a", cache, *more), "--json"))
     sampled = ("--set", "sample_every=2", "--set", 'sample_prompts=["red apple", "cat"]', "--set", "sample_steps=2")
-    place = tmp_path / "a" / "lora-state" / "step-000002"
-    again = json.loads(invoked(*quick(tmp_path / "b", cache, *more, *sampled), "--resume", place, "--json"))
+    checkpoint = tmp_path / "a" / "lora-state" / "step-000002"
+    again = json.loads(invoked(*quick(tmp_path / "b", cache, *more, *sampled), "--resume", checkpoint, "--json"))
     assert again["losses"] == straight["losses"][2:]
     assert bits(Path(again["path"])) == bits(Path(straight["path"]))
     one, two = (load_state(tmp_path / name / "lora-state" / "step-000004").tensors for name in "ab")
@@ -258,19 +258,19 @@ def not_finite(adapter_file: Any) -> None:
     adapter_file.tensors[name] = Tensor(tensor.dtype, tensor.shape, b"\xff" * len(tensor.data))
 
 
-@pytest.mark.parametrize("harm", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
+@pytest.mark.parametrize("damage", [dropped, dropped_module, dropped_alpha, other_numbers, not_finite])
 def test_a_file_that_is_not_what_was_trained_is_detected(
-    harm: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    damage: Any, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = type(WRITERS["kohya"])
     write = writer.write
 
-    def harmed(self: Any, *arguments: Any) -> Any:
+    def write_damaged(self: Any, *arguments: Any) -> Any:
         adapter_file = write(self, *arguments)
-        harm(adapter_file)
+        damage(adapter_file)
         return adapter_file
 
-    monkeypatch.setattr(writer, "write", harmed)
+    monkeypatch.setattr(writer, "write", write_damaged)
     report = invoked(*quick(tmp_path, cache, "--steps", 1, "--alpha", 1), code=1)
     assert "lora.new.safetensors" in report or "lora.safetensors" in report
     assert not (tmp_path / "lora.safetensors").exists() and not list(tmp_path.glob(".lora*"))

@@ -34,7 +34,7 @@ def test_places_completely(name: str, naming: str) -> None:
     plan = resolve(adapter, known_index(lora_listing(name)["base"], naming))  # strict: raises on anything left over
     report = plan.report
     assert report.placed + report.carried == report.tensors == len(lora_listing(name)["tensors"])
-    used = {key for place in plan.placements for key in place.keys}
+    used = {key for placement in plan.placements for key in placement.keys}
     assert used | set(adapter.carried) == set(lora_listing(name)["tensors"])
 
 
@@ -125,8 +125,8 @@ def test_a_single_file_checkpoint_is_recognized(file: str, base: str, tmp_path: 
     assert index.naming == "original"
     known = known_index(base, "original").components["unet"]
     assert index.components["unet"].parts == known.parts
-    places = {p: (h.start, h.length, h.swap, h.transpose) for p, h in index.components["unet"].homes.items()}
-    assert places == {p: (h.start, h.length, h.swap, h.transpose) for p, h in known.homes.items()}
+    homes = {p: (h.start, h.length, h.swap, h.transpose) for p, h in index.components["unet"].homes.items()}
+    assert homes == {p: (h.start, h.length, h.swap, h.transpose) for p, h in known.homes.items()}
 
 
 @pytest.mark.parametrize("name", ["gen_kohya_sdxl_lora", "gen_kohya_sd21_lora", "invokeai_flux_lora_kohya_format"])

@@ -49,8 +49,8 @@ def merged(adapter: Adapter, base: dict[str, torch.Tensor], strength: float) -> 
     index = index_from_names({name: tuple(weight.shape) for name, weight in base.items()})
     plan = resolve(adapter, index)
     result = dict(base)
-    for place in plan.placements:
-        result[place.tensor] = base[place.tensor] + change(place.factors, base[place.tensor], strength)
+    for placement in plan.placements:
+        result[placement.tensor] = base[placement.tensor] + change(placement.factors, base[placement.tensor], strength)
     return result
 
 

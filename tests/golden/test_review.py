@@ -67,7 +67,7 @@ def test_duplicates_do_not_depend_on_the_order_of_keys_and_never_mix() -> None:
         used = set()
         for order in itertools.permutations(one | other):
             plan = resolve(read({key: (one | other)[key] for key in order}), known_index("sd1.5"), strict=False)
-            used.add(frozenset(key for place in plan.placements for key in place.keys))
+            used.add(frozenset(key for placement in plan.placements for key in placement.keys))
         assert len(used) == 1
         assert next(iter(used)) in (frozenset(one), frozenset(other))
 

@@ -339,11 +339,11 @@ def test_t27_ia3_as_its_trainers_merge_it(name: str) -> None:
 
 def test_t29_the_sparse_bias_is_a_residual_of_the_weight() -> None:
     pair = lora("lora_unet_net_conv", 6, 4, kernel=(3, 3), alpha=2.0)
-    places, values = torch.tensor([[0, 2, 5], [1, 35, 7]]), random(3, 3)
-    residual = {"bias_indices": pack(places), "bias_values": values, "bias_size": pack(torch.tensor([6, 36]))}
+    indices, values = torch.tensor([[0, 2, 5], [1, 35, 7]]), random(3, 3)
+    residual = {"bias_indices": pack(indices), "bias_values": values, "bias_size": pack(torch.tensor([6, 36]))}
     tensors = pair | {f"lora_unet_net_conv.{role}": value for role, value in residual.items()}
     dense = torch.zeros(6, 36, dtype=torch.float64)
-    dense[places[0], places[1]] = numbers(values)
+    dense[indices[0], indices[1]] = numbers(values)
     changes = CONV.changes(tensors)
     assert set(changes) == {CONVOLVED}
     close(changes[CONVOLVED], 2 / 3 * (product(pair) + dense).reshape(6, 4, 3, 3))
@@ -373,8 +373,8 @@ def test_t35_converting_a_block_sparse_qkv_keeps_the_loaders_scale(tmp_path: Pat
     pair = lora(module, 9216, 3072, 3 * rank, alpha=3.0)
     dense, sparse = numbers(pair[f"{module}.lora_up.weight"]).float(), torch.zeros(9216, 3 * rank)
     for n in range(3):
-        place = slice(n * 3072, (n + 1) * 3072), slice(n * rank, (n + 1) * rank)
-        sparse[place] = dense[place]
+        region = slice(n * 3072, (n + 1) * 3072), slice(n * rank, (n + 1) * rank)
+        sparse[region] = dense[region]
     pair[f"{module}.lora_up.weight"] = pack(sparse)
     metadata = {"ss_network_args": json.dumps({"split_qkv": "True"})}
     source = write(tmp_path / "in.safetensors", pair, metadata)

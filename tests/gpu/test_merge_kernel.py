@@ -82,9 +82,9 @@ def test_offsets_beyond_two_to_the_31() -> None:
     first.normal_()
     last.normal_()
     targets = []
-    for base, place in ((first, out[: 256 * 256]), (last, out[-256 * 256 :])):
+    for base, output in ((first, out[: 256 * 256]), (last, out[-256 * 256 :])):
         up, down = (torch.randn(s, device="cuda", dtype=torch.bfloat16) * 0.1 for s in ((256, 8), (8, 256)))
-        targets.append(Target(base, place.view(256, 256), (Product(up, down, 0.5),)))
+        targets.append(Target(base, output.view(256, 256), (Product(up, down, 0.5),)))
     kernel.merge_products(targets)
     ours, theirs = worst(targets)
     assert ours <= 2 * max(theirs, 0.5)

@@ -31,9 +31,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def settings(place: Path, cache: Path, **more: Any) -> Any:
+def settings(folder: Path, cache: Path, **more: Any) -> Any:
     usual: dict[str, Any] = {
-        "dataset": "inweave/pixel", "output": str(place / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
+        "dataset": "inweave/pixel", "output": str(folder / "out"), "steps": 3, "seed": 1, "device": "cuda", "log_every": 1,
         "cache_dir": str(cache), "batch_size": 4, "save_dtype": "fp32", "lr_scheduler": "constant", "warmup": 0,
     }  # fmt: skip
     return inweave.TrainConfig.of(**{**usual, **more})

@@ -101,8 +101,8 @@ def cases(draw: st.DrawFn, kind: str, dtype: torch.dtype) -> Case:
     """One layer with one or two filled adapters."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
 
-    def noise(shape: tuple[int, ...] | torch.Size, spread: float = 1.0) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * spread
+    def noise(shape: tuple[int, ...] | torch.Size, std: float = 1.0) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) * std
 
     layer, shape = shaped(draw, kind)
     for parameter in layer.parameters():
@@ -273,7 +273,7 @@ def test_merging_is_the_formula_at_the_resolved_place(data: st.DataObject) -> No
     total = weight.to(torch.float32)
     for name in layer.active:
         plan = resolve(collect(case.model, name), model_index(case.model))
-        assert plan.report.clean and [place.tensor for place in plan.placements] == ["layer.weight"]
+        assert plan.report.clean and [placement.tensor for placement in plan.placements] == ["layer.weight"]
         total = total + change(plan.placements[0].factors, weight, layer.strengths[name])
     merge(case.model)
     assert bits(layer.weight) == bits(total.to(weight.dtype))

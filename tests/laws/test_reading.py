@@ -161,15 +161,15 @@ def test_both_namings_receive_the_same_change(sample: tuple[str, dict[str, Tenso
         index = known_index(base, naming)
         unet = index.components["unet"]
         whole: dict[str, torch.Tensor] = {}
-        for place in resolve(adapter, index).placements:
-            start, length = place.source or (0, None)
-            rows = change(place.factors, None)
+        for placement in resolve(adapter, index).placements:
+            start, length = placement.source or (0, None)
+            rows = change(placement.factors, None)
             rows = rows[start : None if length is None else start + length]
-            if place.swap:
+            if placement.swap:
                 rows = torch.cat(rows.chunk(2)[::-1])
-            target = whole.setdefault(place.tensor, torch.zeros(place.shape))
-            first = place.rows()[0]
-            target[first : first + rows.shape[0]] += rows.reshape(rows.shape[0], *place.shape[1:])
+            target = whole.setdefault(placement.tensor, torch.zeros(placement.shape))
+            first = placement.rows()[0]
+            target[first : first + rows.shape[0]] += rows.reshape(rows.shape[0], *placement.shape[1:])
         parts = {}
         for part, home in unet.homes.items():
             if home.tensor in whole:

@@ -105,10 +105,10 @@ def test_merged_source_is_the_formula_rounded_once(dtype: torch.dtype) -> None:
     merged = MergedSource(base, [(plans[0], 0.7), (plans[1], -0.4)])
     wide: dict[str, torch.Tensor] = {name: base.get(name).double() for name in base.names()}
     for plan, strength in zip(plans, (0.7, -0.4), strict=True):
-        for place in plan.placements:
-            wide[place.tensor] = wide[place.tensor] + change(
-                place.factors, base.get(place.tensor).double(), strength
-            ).reshape(wide[place.tensor].shape)
+        for placement in plan.placements:
+            wide[placement.tensor] = wide[placement.tensor] + change(
+                placement.factors, base.get(placement.tensor).double(), strength
+            ).reshape(wide[placement.tensor].shape)
     for name, exact in wide.items():
         got = merged.get(name)
         assert got.dtype == dtype
@@ -337,9 +337,9 @@ def test_strength_by_component_and_block() -> None:
     tensors = {f"lora_unet_{module}.lora_down.weight": random(1, 2, 1280), f"lora_unet_{module}.lora_up.weight": random(2, 1280, 2),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_down.weight": random(1, 2, 768),
             "lora_te_text_model_encoder_layers_0_mlp_fc1.lora_up.weight": random(1, 3072, 2)}  # fmt: skip
-    places = resolve(read(tensors), index).placements
+    placements = resolve(read(tensors), index).placements
     strength = Strength(0.5, {"te": 0.2}, by_block)
-    values = {place.component: strength.at(place, blocks) for place in places}
+    values = {placement.component: strength.at(placement, blocks) for placement in placements}
     assert values["unet"] == 0.0
     assert values["te1"] == pytest.approx(0.1)
     with pytest.raises(ConfigError, match="18 block weights"):
@@ -349,9 +349,9 @@ def test_strength_by_component_and_block() -> None:
     flux = known_index("flux1-dev")
     inner = {"transformer.transformer_blocks.3.attn.to_q.lora_A.weight": random(1, 2, 3072),
              "transformer.transformer_blocks.3.attn.to_q.lora_B.weight": random(1, 3072, 2)}  # fmt: skip
-    place = resolve(read(inner), flux).placements[0]
+    placement = resolve(read(inner), flux).placements[0]
     assert (
-        Strength(blocks={"transformer_blocks.3": 0.25, "transformer_blocks.30": 9.0}).at(place, block_names(flux))
+        Strength(blocks={"transformer_blocks.3": 0.25, "transformer_blocks.30": 9.0}).at(placement, block_names(flux))
         == 0.25
     )
 

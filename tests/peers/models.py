@@ -93,15 +93,15 @@ def adapter_from(tensors: dict[str, Tensor]) -> Adapter:
 def merged(adapter: Adapter, index: ModelIndex, component: str, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The module's state with the adapter merged by our formula."""
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    for place in resolve(adapter, index).placements:
-        if place.component != component:
+    for placement in resolve(adapter, index).placements:
+        if placement.component != component:
             continue
-        name = place.tensor if place.tensor in state else place.tensor.removeprefix("text_model.")
-        delta = change(place.factors, state[name] if place.factors.needs_base() else None)
-        start, length = place.source or (0, delta.shape[0])
-        assert not place.transpose and place.target is None
+        name = placement.tensor if placement.tensor in state else placement.tensor.removeprefix("text_model.")
+        delta = change(placement.factors, state[name] if placement.factors.needs_base() else None)
+        start, length = placement.source or (0, delta.shape[0])
+        assert not placement.transpose and placement.target is None
         rows = delta[start : start + length]
-        if place.swap:
+        if placement.swap:
             rows = torch.cat(rows.chunk(2)[::-1])
         state[name] += rows.reshape(state[name].shape)
     return state

@@ -149,9 +149,9 @@ def test_an_adapter_changes_the_prediction_as_it_does_in_diffusers(variant: str,
 # how files are laid out
 
 
-def sharded(variant: str, place: Path, class_name: str, rename: Any) -> Path:
+def sharded(variant: str, output: Path, class_name: str, rename: Any) -> Path:
     """The same model with its text encoder in shards, under other names, saved as another class."""
-    folder = Path(shutil.copytree(tiny.folder(variant), place / "model"))
+    folder = Path(shutil.copytree(tiny.folder(variant), output / "model"))
     encoder = folder / "text_encoder"
     tensors = {rename(name): tensor for name, tensor in load_file(encoder / "model.safetensors").items()}
     (encoder / "model.safetensors").unlink()
@@ -191,7 +191,7 @@ def test_only_the_text_model_of_qwen2_5_vl_is_built() -> None:
     assert any(name.startswith("visual.") for name in encoder_source(model).names())
 
 
-def single_file(variant: str, place: Path) -> tuple[Path, dict[str, Path]]:
+def single_file(variant: str, output: Path) -> tuple[Path, dict[str, Path]]:
     """The transformer as ComfyUI has it, and every other part as a file or folder of its own."""
     folder = tiny.folder(variant)
     weights = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -200,13 +200,13 @@ def single_file(variant: str, place: Path) -> tuple[Path, dict[str, Path]]:
     for link in table.links({name: tuple(tensor.shape) for name, tensor in weights.items()}, "diffusers"):
         rows = [original[link.original]] if link.original in original else []
         original[link.original] = torch.cat([*rows, weights[link.part]])
-    file = place / "comfy.safetensors"
+    file = output / "comfy.safetensors"
     save_file({f"model.diffusion_model.{name}": tensor for name, tensor in original.items()}, file)
     vae = folder / "vae" / "diffusion_pytorch_model.safetensors"
     if variant == "qwen-image":  # in the names of Wan's own code
         tensors = load_file(vae)
         links = TABLES["causal-vae"].links({name: tuple(t.shape) for name, t in tensors.items()}, "diffusers")
-        vae = place / "vae.safetensors"
+        vae = output / "vae.safetensors"
         save_file({link.original: tensors[link.part] for link in links}, vae)
     parts = {
         "vae": vae,

@@ -31,9 +31,9 @@ def base_file(module: torch.nn.Module, path: Path) -> Path:
 
 def merged(adapter: Adapter, index: ModelIndex, module: torch.nn.Module) -> dict[str, torch.Tensor]:
     state = {name: value.clone() for name, value in module.state_dict().items()}
-    for place in resolve(adapter, index).placements:
-        weight = state[place.tensor]
-        state[place.tensor] = weight + change(place.factors, weight)
+    for placement in resolve(adapter, index).placements:
+        weight = state[placement.tensor]
+        state[placement.tensor] = weight + change(placement.factors, weight)
     return state
 
 

@@ -29,10 +29,10 @@ VARIANTS = (
 STEPS = 3
 
 
-def trained(variant: str, place: Path, **settings: Any) -> tuple[Path, list[float]]:
+def trained(variant: str, folder: Path, **settings: Any) -> tuple[Path, list[float]]:
     """(the file, the loss at every step)."""
-    data, model = make_set(place / "set"), fresh_model(variant)
-    settings = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(place / "out"), **settings}  # fmt: skip
+    data, model = make_set(folder / "set"), fresh_model(variant)
+    settings = {"targets": "attention-mlp", "steps": STEPS, "learning_rate": 1e-2, "max_grad_norm": 0, "output": str(folder / "out"), **settings}  # fmt: skip
     task = task_on(data, model=model, **settings)
     task.prepare()
     same = sample_inputs(task)

@@ -40,15 +40,15 @@ class Theirs:
     """A training loop as the examples of diffusers have it."""
 
     def __init__(self) -> None:
-        place = embedded.folder()
+        folder = embedded.folder()
         self.unet = diffusers.UNet2DConditionModel.from_pretrained(
-            place / "unet", torch_dtype=torch.float32
+            folder / "unet", torch_dtype=torch.float32
         ).requires_grad_(False)
         self.text = transformers.CLIPTextModel.from_pretrained(
-            place / "text_encoder", dtype=torch.float32
+            folder / "text_encoder", dtype=torch.float32
         ).requires_grad_(False)
-        self.tokenizer = transformers.CLIPTokenizer.from_pretrained(place / "tokenizer")
-        self.schedule = diffusers.DDPMScheduler.from_pretrained(place / "scheduler")
+        self.tokenizer = transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer")
+        self.schedule = diffusers.DDPMScheduler.from_pretrained(folder / "scheduler")
         self.unet.add_adapter(peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=TARGETS))
         self.trainable = [parameter for parameter in self.unet.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trainable, lr=RATE, weight_decay=DECAY)
@@ -82,25 +82,25 @@ class Theirs:
         return float(loss)
 
 
-def ours(place: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.Tensor]]]]:
+def ours(folder: Path) -> tuple[Run, list[tuple[tuple[int, ...], dict[str, torch.Tensor]]]]:
     """(a run that has not started, the noise and times it will sample)."""
-    data = place / "set"
+    data = folder / "set"
     data.mkdir()
     for picture in sorted(embedded.style_folder("ink").glob("*.png"))[:PICTURES]:
         shutil.copy(picture, data)
         shutil.copy(picture.with_suffix(".txt"), data)
     model = load_model(embedded.NAME, device="cpu", dtype="fp32", keep="file")
     config = TrainConfig.of(
-        model=embedded.NAME, dataset=str(data), output=str(place / "out"), steps=STEPS, batch_size=2, rank=RANK,
+        model=embedded.NAME, dataset=str(data), output=str(folder / "out"), steps=STEPS, batch_size=2, rank=RANK,
         learning_rate=RATE, weight_decay=DECAY, max_grad_norm=CLIP, targets=TARGETS, precision="fp32", resolution=SIDE,
         min_bucket=32, bucket_step=32, save_dtype="fp32",
     )  # fmt: skip
     task = DiffusionTask(model, read_dataset(data), config, TensorCache(None))
     batches: list[tuple[tuple[int, ...], dict[str, torch.Tensor]]] = []
-    draw = task.sample_batch
+    sample_batch = task.sample_batch
 
     def recording(batch: tuple[int, ...], generator: torch.Generator) -> dict[str, torch.Tensor]:
-        inputs = draw(batch, generator)
+        inputs = sample_batch(batch, generator)
         batches.append((batch, inputs))
         return inputs
 

@@ -68,11 +68,11 @@ _KEEP = tempfile.TemporaryDirectory(prefix="inweave-tiny-")  # until the process
 @cache
 def folder(variant: str) -> Path:
     """A model of this variant as diffusers saves it."""
-    place = Path(_KEEP.name) / f"tiny-{variant}"
+    path = Path(_KEEP.name) / f"tiny-{variant}"
     for library in (diffusers, transformers):
         library.utils.logging.disable_progress_bar()
-    pipeline(variant).save_pretrained(place, safe_serialization=True)
-    return place
+    pipeline(variant).save_pretrained(path, safe_serialization=True)
+    return path
 
 
 @cache
@@ -110,11 +110,11 @@ def quick_tokenizers() -> Iterator[None]:
     """Reading a vocabulary takes longer than all else in a tiny model, and there are three: each is read once."""
     real = reading._tokenizer
 
-    def remembered(place: Path, class_name: str) -> Any:
-        pad = json.loads((place / "tokenizer_config.json").read_text())["pad_token"]
+    def remembered(folder: Path, class_name: str) -> Any:
+        pad = json.loads((folder / "tokenizer_config.json").read_text())["pad_token"]
         key = f"{class_name} {pad}"
         if key not in _TOKENIZERS:
-            _TOKENIZERS[key] = real(place, class_name)
+            _TOKENIZERS[key] = real(folder, class_name)
         return _TOKENIZERS[key]
 
     reading._tokenizer = remembered
@@ -162,7 +162,7 @@ def randomise(network: torch.nn.Module, seed: int) -> None:
                 weight.copy_(noise / weight[0].numel() ** 0.5)
 
 
-def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 4) -> Path:
+def lora(folder: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 4) -> Path:
     """A LoRA on attention and feed-forward of the denoiser and of every CLIP, with an alpha of half its rank."""
     pipe = pipeline(variant)
     prefix = "unet." if hasattr(pipe, "unet") else "transformer."
@@ -185,7 +185,7 @@ def lora(place: Path, variant: str, *, dialect: str, seed: int = 0, rank: int = 
     stirred = {key: _stirred(value, seed, number) for number, (key, value) in enumerate(sorted(both.items()))}
     downs = ("lora_A.weight", "lora_down.weight")
     assert sum(key.endswith(downs) for key in stirred) == sum(key.endswith(downs) for key in (*tensors, *encoders))
-    return write_file(place, stirred, output.metadata)
+    return write_file(folder, stirred, output.metadata)
 
 
 def _kohya(key: str) -> str:

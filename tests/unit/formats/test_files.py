@@ -88,13 +88,13 @@ def test_a_named_pipe_never_blocks(where: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["file", "index", "shard", "config", "directory"])
 def test_what_may_not_be_read(kind: str) -> None:
     with tempfile.TemporaryDirectory() as name:  # pytest's own directories are closed to others
-        place = Path(name)
-        place.chmod(0o755)
+        folder = Path(name)
+        folder.chmod(0o755)
         if kind in ("index", "shard"):
-            path = shards({"a": "one.safetensors"}, one=["a"])(place)
+            path = shards({"a": "one.safetensors"}, one=["a"])(folder)
         else:
-            path = good_file(place / "x.safetensors") if kind == "file" else peft_directory(place / "peft")
-        closed = {"shard": place / "one.safetensors", "config": path / "adapter_config.json"}.get(kind, path)
+            path = good_file(folder / "x.safetensors") if kind == "file" else peft_directory(folder / "peft")
+        closed = {"shard": folder / "one.safetensors", "config": path / "adapter_config.json"}.get(kind, path)
         open_container(path)
         closed.chmod(0o000)
         try:
@@ -110,10 +110,10 @@ def test_what_may_not_be_read(kind: str) -> None:
 def test_the_payload_is_live(tmp_path: Path) -> None:
     """The traps in these tests would go off if anything opened them."""
     for protocol in range(6):
-        place = tmp_path / str(protocol)
-        place.mkdir()
-        pickle.loads(pickled(protocol, "x.pt")(place).read_bytes())
-        assert executed(place)
+        folder = tmp_path / str(protocol)
+        folder.mkdir()
+        pickle.loads(pickled(protocol, "x.pt")(folder).read_bytes())
+        assert executed(folder)
 
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".PT", "")
@@ -269,9 +269,9 @@ def test_shards_are_joined(tmp_path: Path) -> None:
 def test_a_shard_is_a_file_next_to_the_index(name: object, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
     inner.mkdir()
-    for place in (tmp_path, inner / "a"):
-        place.mkdir(exist_ok=True)
-        (place / "x.safetensors").write_bytes(pack({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"1"))
+    for folder in (tmp_path, inner / "a"):
+        folder.mkdir(exist_ok=True)
+        (folder / "x.safetensors").write_bytes(pack({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"1"))
     with pytest.raises(FormatError):
         open_container(shards({"a": name})(inner))
 

@@ -46,18 +46,18 @@ def test_at_the_borders_of_chunks(dtype: str) -> None:
     width = BITS[dtype] // 8
     per_chunk = CHUNK // width
     count = 2 * per_chunk + 3
-    places = (0, 1, per_chunk - 1, per_chunk, 2 * per_chunk - 1, 2 * per_chunk, count - 1)
+    indices = (0, 1, per_chunk - 1, per_chunk, 2 * per_chunk - 1, 2 * per_chunk, count - 1)
     base = bytearray(good[-1] * count)
     assert scan(Tensor(dtype, (count,), bytes(base))) == Values(0, False)
-    for number, place in enumerate(places):
+    for number, index in enumerate(indices):
         data = memoryview(base)
-        original = bytes(data[place * width : (place + 1) * width])
-        data[place * width : (place + 1) * width] = bad[number % len(bad)]
-        assert scan(Tensor(dtype, (count,), data.toreadonly())) == Values(1, False), place
-        data[place * width : (place + 1) * width] = original
-    for number, place in enumerate(places):
-        base[place * width : (place + 1) * width] = bad[number % len(bad)]
-    assert scan(Tensor(dtype, (count,), bytes(base))) == Values(len(places), False)
+        original = bytes(data[index * width : (index + 1) * width])
+        data[index * width : (index + 1) * width] = bad[number % len(bad)]
+        assert scan(Tensor(dtype, (count,), data.toreadonly())) == Values(1, False), index
+        data[index * width : (index + 1) * width] = original
+    for number, index in enumerate(indices):
+        base[index * width : (index + 1) * width] = bad[number % len(bad)]
+    assert scan(Tensor(dtype, (count,), bytes(base))) == Values(len(indices), False)
 
 
 @pytest.mark.parametrize("dtype", PATTERNS)

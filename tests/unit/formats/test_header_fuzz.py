@@ -224,7 +224,7 @@ def test_the_seeds_are_good(raw: bytes, size: int) -> None:
 def test_damage_reaches_every_rule() -> None:
     """The fuzzer is worth its time: the messages it provokes cover the whole gate."""
     rng = random.Random("rules")
-    seen: set[str] = set()
+    reached: set[str] = set()
     rules = {"not valid JSON", "nested too deeply", "twice", "which is not JSON", "not an object of strings",
              "only strings are allowed", "needs exactly", "has dtype", "has shape", "has data_offsets", "takes",
              "characters; 1 to", "control or unprintable", "two underscores", "overlaps", "leaves a gap", "cut short",
@@ -236,10 +236,10 @@ def test_damage_reaches_every_rule() -> None:
         try:
             parse_header(file[8 : 8 + header_length(file[:64], len(file))], len(file))
         except FormatError as error:
-            seen |= {rule for rule in rules - seen if rule in str(error)}
-        if seen == rules:
+            reached |= {rule for rule in rules - reached if rule in str(error)}
+        if reached == rules:
             break
-    assert rules - seen == set()
+    assert rules - reached == set()
 
 
 # -- whole files, through everything that reads them

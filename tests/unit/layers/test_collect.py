@@ -50,10 +50,10 @@ def test_collect_then_resolve_gives_the_merged_weight(kind: str, dtype: torch.dt
     adapter = collect(model)
     plan = resolve(adapter, model_index(model))
     assert plan.report.clean
-    (place,) = plan.placements
-    assert place.tensor == "layer.weight"
+    (placement,) = plan.placements
+    assert placement.tensor == "layer.weight"
     weight = layer_of(model).weight.detach().clone()
-    expected = (weight + change(place.factors, weight)).to(weight.dtype)
+    expected = (weight + change(placement.factors, weight)).to(weight.dtype)
     merge(model)
     assert torch.equal(layer_of(model).weight, expected)
 

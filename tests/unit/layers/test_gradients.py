@@ -43,8 +43,8 @@ def as_function(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., torch.
     free = x.is_floating_point()
 
     def function(*inputs: torch.Tensor) -> torch.Tensor:
-        seen, parameters = (inputs[0], inputs[1:]) if free else (x, inputs)
-        return functional_call(model["layer"], dict(zip(names, parameters, strict=True)), (seen,))
+        input_, parameters = (inputs[0], inputs[1:]) if free else (x, inputs)
+        return functional_call(model["layer"], dict(zip(names, parameters, strict=True)), (input_,))
 
     return function, [x.clone().requires_grad_(), *values] if free else values
 

@@ -307,7 +307,7 @@ def test_the_fast_path_of_torchs_encoder_layer_does_not_lose_the_adapter() -> No
 def test_values_that_overflow_are_refused_and_nothing_changes() -> None:
     model = KINDS["linear"].module(dtype=torch.float16)
     inject(model, 2, targets=["layer"])
-    fill(model, spread=400.0)
+    fill(model, std=400.0)
     before = bits(layer_of(model).weight)
     with pytest.raises(TargetError, match="float16 cannot hold"):
         merge(model)

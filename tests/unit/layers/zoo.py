@@ -101,12 +101,12 @@ def layer_of(model: nn.Module) -> LoraLayer:
     return next(iter(lora_layers(model).values()))
 
 
-def fill(model: nn.Module, seed: int = 3, spread: float = 0.5, name: str = "default") -> None:
+def fill(model: nn.Module, seed: int = 3, std: float = 0.5, name: str = "default") -> None:
     """Give every number of an adapter a value, so that nothing is proved on zeros."""
     generator = torch.Generator().manual_seed(seed)
     for layer in lora_layers(model).values():
         for role, parameter in layer.branch(name).named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator) * spread
+            noise = torch.randn(parameter.shape, generator=generator) * std
             with torch.no_grad():
                 parameter.copy_(parameter.float().abs() + noise.abs() if role == "magnitude" else noise)
 

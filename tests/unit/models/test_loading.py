@@ -50,10 +50,10 @@ def rewritten(file: Path, change: Any) -> None:
 
 @pytest.fixture(scope="module")
 def loras(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    place = tmp_path_factory.mktemp("loras")
+    folder = tmp_path_factory.mktemp("loras")
     return (
-        tiny.lora(place / "one.safetensors", "sdxl", dialect="kohya", seed=1),
-        tiny.lora(place / "two.safetensors", "sdxl", dialect="kohya", seed=2),
+        tiny.lora(folder / "one.safetensors", "sdxl", dialect="kohya", seed=1),
+        tiny.lora(folder / "two.safetensors", "sdxl", dialect="kohya", seed=2),
     )
 
 
@@ -150,7 +150,7 @@ def original(folder: Path, part: str, table: str, prefix: str) -> dict[str, torc
 
 @pytest.fixture(scope="module")
 def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("single")
+    folder = tmp_path_factory.mktemp("single")
     for variant, parts in SINGLE.items():
         tensors: dict[str, torch.Tensor] = {}
         for part in parts:
@@ -165,8 +165,8 @@ def singles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             tensors["model_ema.decay"] = torch.tensor(0.99)
         if variant == "sd1.5":
             tensors["cond_stage_model.transformer.text_model.embeddings.position_ids"] = torch.arange(77)[None]
-        save_file(tensors, place / f"{variant}.safetensors")
-    return {variant: place / f"{variant}.safetensors" for variant in SINGLE}
+        save_file(tensors, folder / f"{variant}.safetensors")
+    return {variant: folder / f"{variant}.safetensors" for variant in SINGLE}
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sd2.1", "sdxl", "sd3.5-medium"])

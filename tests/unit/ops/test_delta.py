@@ -32,8 +32,8 @@ def seeded() -> None:
     GENERATOR.manual_seed(0)
 
 
-def numbers(*shape: int, spread: float = 1.0) -> torch.Tensor:
-    return spread * torch.randn(shape, generator=GENERATOR, dtype=torch.float64)
+def numbers(*shape: int, std: float = 1.0) -> torch.Tensor:
+    return std * torch.randn(shape, generator=GENERATOR, dtype=torch.float64)
 
 
 def built(kind: type[Any], **fields: Any) -> Any:
@@ -136,11 +136,11 @@ def test_vera_cuts_the_shared_pair() -> None:
 
 def test_sparse_residual_belongs_to_the_weight() -> None:
     up, down = numbers(7, 2), numbers(2, 6)
-    places = torch.tensor([[0, 6, 3, 3], [5, 0, 2, 2]], dtype=torch.int16)
+    indices = torch.tensor([[0, 6, 3, 3], [5, 0, 2, 2]], dtype=torch.int16)
     values = torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.float64)
-    residual = Residual(pack(places), pack(values), pack(torch.tensor([7, 6], dtype=torch.int16)))
+    residual = Residual(pack(indices), pack(values), pack(torch.tensor([7, 6], dtype=torch.int16)))
     expected = up @ down
-    for row, column, value in zip(*places.tolist(), values.tolist(), strict=True):
+    for row, column, value in zip(*indices.tolist(), values.tolist(), strict=True):
         expected[row, column] += value
     lora = built(wa.Lora, up=up, down=down, alpha=3.0, residual=residual)
     close(change(lora, numbers(7, 2, 3, 1), 0.5), 0.75 * expected.reshape(7, 2, 3, 1))
@@ -273,7 +273,7 @@ def test_boft_as_lycoris(alpha: float | None, strength: float, stages: int, coun
 @pytest.mark.parametrize("shape", [(7, 12), (7, 4, 3, 1)])
 def test_oft_on_inputs_as_peft(terms: int | None, share: bool, shape: Shape) -> None:
     peft = pytest.importorskip("peft.tuners.oft.layer")
-    entries, weight = numbers(1 if share else 3, 6, spread=0.3).float(), numbers(*shape).float()
+    entries, weight = numbers(1 if share else 3, 6, std=0.3).float(), numbers(*shape).float()
     series = {"use_cayley_neumann": terms is not None, "num_cayley_neumann_terms": terms or 5}
     module = peft.OFTRotationModule(len(entries), 6, 4, 12, block_share=share, **series)
     module.weight.data = entries

@@ -32,13 +32,13 @@ def picture(seed: int, width: int = 64, height: int = 64) -> Image.Image:
 
 
 def make_set(
-    place: Path, captions: Mapping[str, str] = CAPTIONS, size: tuple[int, int] = (64, 64), first: int = 0
+    folder: Path, captions: Mapping[str, str] = CAPTIONS, size: tuple[int, int] = (64, 64), first: int = 0
 ) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, (name, text) in enumerate(captions.items()):
-        picture(first + number, *size).save(place / f"{name}.png")
-        (place / f"{name}.txt").write_text(text, "utf-8")
-    return place
+        picture(first + number, *size).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(text, "utf-8")
+    return folder
 
 
 @cache

@@ -34,11 +34,11 @@ def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_pa
         "the order must have something to get wrong"
     )
     for k in range(1, 8):
-        place = tmp_path / f"from-{k}"
-        (place / "t-state").mkdir(parents=True)
-        shutil.copytree(tmp_path / "straight" / "t-state" / f"step-{k:06d}", place / "t-state" / f"step-{k:06d}")
+        folder = tmp_path / f"from-{k}"
+        (folder / "t-state").mkdir(parents=True)
+        shutil.copytree(tmp_path / "straight" / "t-state" / f"step-{k:06d}", folder / "t-state" / f"step-{k:06d}")
         torch.manual_seed(k)  # a new process has another global generator
-        run = tiny(place, resume="auto", **settings)
+        run = tiny(folder, resume="auto", **settings)
         again = run.train()
         assert run.task.sampled_batches == straight.task.sampled_batches[2 * k :]
         assert again.losses == report.losses[k:]
@@ -65,10 +65,10 @@ def test_the_steps_change_something_and_so_does_every_source_of_randomness(tmp_p
 
 def test_no_random_value_is_sampled_twice(tmp_path: Path) -> None:
     run = tiny(tmp_path, gradient_accumulation=2)
-    draw, numbers = run.task.sample_batch, list[float]()
+    original, numbers = run.task.sample_batch, list[float]()
 
     def sample_batch(*arguments: Any) -> Any:
-        inputs = draw(*arguments)
+        inputs = original(*arguments)
         numbers.extend(inputs["noise"].flatten().tolist())
         return inputs
 
@@ -104,13 +104,13 @@ def test_training_leaves_the_global_generator_alone(tmp_path: Path) -> None:
 
 
 def interrupting(run: Run, at: int, times: int) -> None:
-    draw, count = run.task.sample_batch, iter(range(10**6))
+    original, count = run.task.sample_batch, iter(range(10**6))
 
     def sample_batch(*arguments: Any) -> Any:
         if next(count) == at:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
-        return draw(*arguments)
+        return original(*arguments)
 
     run.task.sample_batch = sample_batch  # type: ignore[method-assign]
 
@@ -345,8 +345,8 @@ def test_patience_ends_a_run_that_gets_no_better_also_after_a_resume(tmp_path: P
     then = tmp_path / "straight" / f"t-{straight.validation[best][0]:06d}"
     assert file_bits(tmp_path / "straight" / "t-best") == file_bits(then)
     middle = straight.step - 1
-    place = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
-    resumed = tiny(tmp_path / "resumed", resume=str(place), **settings).train()
+    checkpoint = tmp_path / "straight" / "t-state" / f"step-{middle:06d}"
+    resumed = tiny(tmp_path / "resumed", resume=str(checkpoint), **settings).train()
     assert (resumed.step, resumed.validation) == (straight.step, straight.validation)
     assert straight.reason == f"{resumed.reason}, saved as t-best", "the resumed run started in another folder"
     over = tiny(tmp_path / "straight", **{**settings, "resume": "auto"}).train()
@@ -391,9 +391,9 @@ def test_what_was_to_be_ignored_stays_ignored(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _interrupting(draw: Any) -> Any:
+def _interrupting(original: Any) -> Any:
     def sample_batch(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return draw(*arguments)
+        return original(*arguments)
 
     return sample_batch

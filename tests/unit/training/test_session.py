@@ -105,6 +105,6 @@ def test_a_resumed_run_reads_its_checkpoint_once(llama: Path, tmp_path: Path, mo
     train(configured("language", llama, tmp_path / "out", **settings))
     reads: list[Path] = []
     load_state = store.load_state
-    monkeypatch.setattr(store, "load_state", lambda place: (reads.append(place), load_state(place))[1])
+    monkeypatch.setattr(store, "load_state", lambda checkpoint: (reads.append(checkpoint), load_state(checkpoint))[1])
     report = train(configured("language", llama, tmp_path / "out", steps=2, resume="auto", **settings))
     assert (report.step, [path.name for path in reads]) == (2, ["step-000001"])

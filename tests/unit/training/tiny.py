@@ -31,10 +31,10 @@ EVERYTHING: dict[str, Any] = {  # all that a resumed run could get wrong
 class TinyNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        draw = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         self.to_q, self.to_k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=draw) / WIDTH**0.5
+            parameter.data = torch.randn(parameter.shape, generator=generator) / WIDTH**0.5
 
     def forward(self, x: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.to_k(torch.tanh(self.to_q(x)) + text)
@@ -47,9 +47,9 @@ class TinyTask:
     def __init__(self, config: TrainConfig, *, examples: int = 10, dtype: torch.dtype = torch.float32) -> None:
         self.config, self.dtype, self.device = config, dtype, torch.device("cpu")
         self.networks: Mapping[str, nn.Module] = {"model": TinyNetwork().requires_grad_(False)}
-        draw = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(1)
         lengths = [3 if number % 3 else 2 for number in range(examples)]
-        self.examples = [torch.randn(length, WIDTH, generator=draw) for length in lengths]
+        self.examples = [torch.randn(length, WIDTH, generator=generator) for length in lengths]
         validation_size = round(examples * config.validation_split)
         self.held_out = [(number,) for number in range(examples - validation_size, examples)]
         repeats = tuple(int(number < examples - validation_size) for number in range(examples))

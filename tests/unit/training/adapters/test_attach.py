@@ -283,8 +283,8 @@ def on_unet(model: Any, file: Path, **settings: Any) -> None:
 
 def denoised(model: Any, seed: int = 0) -> torch.Tensor:
     """One prediction from text encoders and denoiser."""
-    draw = torch.Generator().manual_seed(seed)
-    latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=draw)
+    generator = torch.Generator().manual_seed(seed)
+    latents = torch.randn(1, model.vae.config.latent_channels, 8, 8, generator=generator)
     with torch.no_grad():
         family, sizes = model.family, torch.tensor([[64.0, 64, 0, 0, 64, 64]])
         text = family.encode(model, family.token_ids(model, "a red apple"), None)

@@ -239,4 +239,6 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path) -
     texts = [record["text"] for record in log(tmp_path / "a") if record.get("event") == "resumed"]
     assert "step-000008: damaged" in texts[0] and texts[1] == "from step 6"
     assert file_bits(again.path) == file_bits(straight.path)
-    assert [load_state(place).step for place in checkpoints(tmp_path / "a" / "t-state")] == [8], "the good one stays"
+    assert [load_state(checkpoint).step for checkpoint in checkpoints(tmp_path / "a" / "t-state")] == [8], (
+        "the good one stays"
+    )

@@ -27,13 +27,13 @@ from inweave.training.checkpoint.store import (
 
 
 def state(step: int, fill: float = 0.0) -> State:
-    draw = torch.Generator().manual_seed(step)
-    flat = torch.randn(512, generator=draw) + fill
+    generator = torch.Generator().manual_seed(step)
+    flat = torch.randn(512, generator=generator) + fill
     tensors = {
         "values.a": flat[:6].view(2, 3),  # views of one buffer, as a run has them
         "values.b": flat[64:70],
-        "optimizer.codes": torch.randint(256, (32,), generator=draw, dtype=torch.uint8),
-        "half": torch.randn(5, generator=draw).to(torch.bfloat16),
+        "optimizer.codes": torch.randint(256, (32,), generator=generator, dtype=torch.uint8),
+        "half": torch.randn(5, generator=generator).to(torch.bfloat16),
         "special": torch.tensor([float("nan"), -0.0, float("inf")]),
         "count": torch.tensor(step),
     }
@@ -51,9 +51,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_every_bit_comes_back(tmp_path: Path) -> None:
-    place = save_state(tmp_path, state(7), keep=1)
-    restored = load_state(place)
-    assert place.name == "step-000007" and restored.step == 7 and bits(restored) == bits(state(7))
+    path = save_state(tmp_path, state(7), keep=1)
+    restored = load_state(path)
+    assert path.name == "step-000007" and restored.step == 7 and bits(restored) == bits(state(7))
     assert {name: value.dtype for name, value in restored.tensors.items()} == {
         n: v.dtype for n, v in state(7).tensors.items()
     }
@@ -79,25 +79,25 @@ def test_the_newest_checkpoint_stays_even_if_others_claim_to_be_newer(tmp_path: 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     save_state(tmp_path, state(3), keep=1)
-    place = save_state(tmp_path, state(3, fill=1.0), keep=1)
-    assert bits(load_state(place)) == bits(state(3, fill=1.0)) and names(tmp_path) == ["step-000003"]
+    path = save_state(tmp_path, state(3, fill=1.0), keep=1)
+    assert bits(load_state(path)) == bits(state(3, fill=1.0)) and names(tmp_path) == ["step-000003"]
 
 
-def cut(place: Path) -> None:
-    file = place / "state.safetensors"
+def cut(path: Path) -> None:
+    file = path / "state.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
 
 
-def flipped(place: Path) -> None:
-    file = place / "state.safetensors"
+def flipped(path: Path) -> None:
+    file = path / "state.safetensors"
     raw = bytearray(file.read_bytes())
     raw[-1] ^= 1
     file.write_bytes(raw)
 
 
 def changed(**facts: Any) -> Callable[[Path], None]:
-    def change(place: Path) -> None:
-        file = place / "state.json"
+    def change(path: Path) -> None:
+        file = path / "state.json"
         file.write_text(json.dumps({**json.loads(file.read_text()), **facts}))
 
     return change
@@ -106,16 +106,16 @@ def changed(**facts: Any) -> Callable[[Path], None]:
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut short": cut,
     "a bit flipped": flipped,
-    "no tensors": lambda place: (place / "state.safetensors").unlink(),
-    "empty tensors": lambda place: (place / "state.safetensors").write_bytes(b""),
-    "cut facts": lambda place: (place / "state.json").write_text('{"step": 3, "ver'),
-    "no facts": lambda place: (place / "state.json").unlink(),
-    "a list": lambda place: (place / "state.json").write_text("[3]"),
-    "deep": lambda place: (place / "state.json").write_text("[" * 100_000),
+    "no tensors": lambda path: (path / "state.safetensors").unlink(),
+    "empty tensors": lambda path: (path / "state.safetensors").write_bytes(b""),
+    "cut facts": lambda path: (path / "state.json").write_text('{"step": 3, "ver'),
+    "no facts": lambda path: (path / "state.json").unlink(),
+    "a list": lambda path: (path / "state.json").write_text("[3]"),
+    "deep": lambda path: (path / "state.json").write_text("[" * 100_000),
     "another version": changed(version=99),
     "no step": changed(step=None),
-    "another's tensors": lambda place: (
-        shutil.copy(place.parent / "step-000002" / "state.safetensors", place / "state.safetensors") and None
+    "another's tensors": lambda path: (
+        shutil.copy(path.parent / "step-000002" / "state.safetensors", path / "state.safetensors") and None
     ),
 }
 
@@ -182,7 +182,7 @@ def test_a_crash_at_any_moment_leaves_the_previous_checkpoint_or_the_new_one(
     again: bool, tmp_path: Path, dying: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with one checkpoint kept, and where the new one replaces the only one there is."""
-    seen = set()
+    outcomes = set()
     for count in range(30):
         folder = tmp_path / str(count)
         before, after = state(5), state(5, fill=1.0) if again else state(6)
@@ -201,10 +201,10 @@ def test_a_crash_at_any_moment_leaves_the_previous_checkpoint_or_the_new_one(
         assert all(name.startswith("step-") for name in names(folder)), "nothing is left behind"
         save_state(folder, state(7), keep=1)
         assert names(folder) == ["step-000007"]
-        seen.add(bits(newest) == bits(after))
+        outcomes.add(bits(newest) == bits(after))
         if not died:
             break
-    assert count >= 8 and seen == {False, True}
+    assert count >= 8 and outcomes == {False, True}
 
 
 def test_leftovers_of_other_kinds_go_and_nothing_else_does(tmp_path: Path) -> None:

@@ -578,9 +578,9 @@ def test_files_that_are_no_text_are_refused(data: bytes, tmp_path: Path) -> None
 
 
 def test_places_that_hold_no_file(tmp_path: Path) -> None:
-    for place in (tmp_path, tmp_path / "none", Path("/dev/zero"), "a\0b"):
+    for path in (tmp_path, tmp_path / "none", Path("/dev/zero"), "a\0b"):
         with pytest.raises(ConfigError):
-            import_config(place)
+            import_config(path)
 
 
 WEIRD = [

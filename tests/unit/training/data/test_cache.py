@@ -36,8 +36,8 @@ def never() -> dict[str, torch.Tensor]:
     raise AssertionError("made again")
 
 
-def files(place: Path) -> list[Path]:
-    return sorted(path for path in place.rglob("*") if path.is_file())
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 # the store
@@ -80,9 +80,9 @@ def test_a_truncated_file_is_rebuilt(tmp_path: Path, left: int) -> None:
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = caching.save_file
 
-    def interrupted(tensors: Any, place: Path, metadata: dict[str, str]) -> None:
-        real(tensors, place, metadata)
-        place.write_bytes(place.read_bytes()[:50])
+    def interrupted(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
+        real(tensors, path, metadata)
+        path.write_bytes(path.read_bytes()[:50])
         raise KeyboardInterrupt
 
     monkeypatch.setattr(caching, "save_file", interrupted)
@@ -93,16 +93,16 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert same(TensorCache(tmp_path).get("x", two), two())
 
 
-@pytest.mark.parametrize("harm", ["other tensors", "a bit"])
-def test_a_changed_cache_entry_is_rebuilt(harm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["other tensors", "a bit"])
+def test_a_changed_cache_entry_is_rebuilt(damage: str, tmp_path: Path) -> None:
     TensorCache(tmp_path).get("x", two)
-    (place,) = tmp_path.rglob("*.safetensors")
-    if harm == "a bit":
-        raw = bytearray(place.read_bytes())
+    (path,) = tmp_path.rglob("*.safetensors")
+    if damage == "a bit":
+        raw = bytearray(path.read_bytes())
         raw[-1] ^= 1
-        place.write_bytes(raw)
+        path.write_bytes(raw)
     else:
-        caching.save_file({"strange": torch.ones(3)}, place)
+        caching.save_file({"strange": torch.ones(3)}, path)
     again = TensorCache(tmp_path)
     assert same(again.get("x", two), two()) and again.misses == 1
     assert TensorCache(tmp_path).get("x", two).keys() == two().keys()
@@ -186,8 +186,8 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     assert [text for text, *_ in message] == ["encoding images"] * 2 + ["encoding captions"] * 3
 
 
-def made_by(place: Path, cache_at: Path, model: Any = None, **fields: Any) -> int:
-    task = task_on(place, model=model, cache_at=cache_at, **fields)
+def made_by(folder: Path, cache_at: Path, model: Any = None, **fields: Any) -> int:
+    task = task_on(folder, model=model, cache_at=cache_at, **fields)
     task.prepare()
     return task.cache.misses
 
@@ -260,9 +260,11 @@ def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
         task = task_on(data, **fields)
         task.prepare()
         assert len(task.captions[0]) == 4 and calls["text_encoder"] == 5
-        seen = {sample_inputs(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)}
+        embeddings = {
+            sample_inputs(task, step, (0,))["text.encoder_hidden_states"].numpy().tobytes() for step in range(40)
+        }
         assert calls["text_encoder"] == 5, "no step encodes"
-    assert len(seen) == 4, "every variant is used"
+    assert len(embeddings) == 4, "every variant is used"
     assert all(text.startswith("one, two, ") for text in task.captions[0])
     assert {tuple(sorted(text.split(", "))) for text in task.captions[0]} == {
         ("five", "four", "one", "six", "three", "two")
@@ -272,9 +274,9 @@ def test_shuffled_captions_are_cached_variants(tmp_path: Path) -> None:
 def test_dropped_captions_are_the_empty_one(tmp_path: Path) -> None:
     task = task_on(make_set(tmp_path / "set"), caption_dropout=0.5)
     empty = task._text("")["encoder_hidden_states"].numpy().tobytes()
-    seen = texts_of(task)
-    share = seen.count(empty) / len(seen)
-    assert 0.3 < share < 0.7 and len(set(seen)) == 3
+    texts = texts_of(task)
+    share = texts.count(empty) / len(texts)
+    assert 0.3 < share < 0.7 and len(set(texts)) == 3
     every = texts_of(task_on(make_set(tmp_path / "set"), caption_dropout=1.0), 3)
     assert set(every) == {empty}
     assert empty not in texts_of(task_on(make_set(tmp_path / "set")), 10)
@@ -286,9 +288,9 @@ def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
     with counted(shared_model()) as calls:
         task.prepare()
         assert calls["vae"] == 2
-        seen = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
+        sizes = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
         latents = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
-        assert calls["vae"] == 2 and len(latents) == 2 and len(seen) == 1
+        assert calls["vae"] == 2 and len(latents) == 2 and len(sizes) == 1
     mirrored = picture(0).transpose(0)
     mirrored.save(data / "a.png")
     other = task_on(data)

@@ -112,7 +112,7 @@ def test_a_subset_setting_overrides_the_run_setting() -> None:
         *(example(f"{n}", (300, 200), subset=own) for n in range(4)), *(example(f"x{n}", (300, 300)) for n in range(2))
     )
     placements, order = arrange(some, RULES, batch_size=2, seed=1)
-    assert [place and place.bucket for place in placements] == [Bucket(64, 64)] * 4 + [Bucket(128, 128)] * 2
+    assert [placement and placement.bucket for placement in placements] == [Bucket(64, 64)] * 4 + [Bucket(128, 128)] * 2
     assert sorted(map(len, order.batches(0))) == [1, 2, 3]
     # the run's minimum of 64 would leave a resolution of 64 nothing but the square
     wide = dataset(example("w", (200, 100), subset=Subset(resolution=(64, 64), bucket_step=16)))

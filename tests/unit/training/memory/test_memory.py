@@ -85,9 +85,9 @@ def one_step(variant: str, mode: str, data: Path) -> dict[str, Any]:
         settings |= {"train_text_encoders": True}
     task = task_on(data, model=model, **settings)
     trained = attach_adapters(task.networks, task.config)
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for parameter in trained.parameters.values():  # zeros would hide what goes wrong
-        parameter.data = 0.05 * torch.randn(parameter.shape, generator=draw)
+        parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
     apply_checkpointing(task.networks, mode)
     calls = block_calls(
         nn.ModuleDict(dict(task.networks)),
@@ -149,16 +149,16 @@ def test_saved_tensors_shrink_with_full_checkpointing(tmp_path: Path) -> None:
         task = task_on(data, model=model)
         attach_adapters(task.networks, task.config)
         apply_checkpointing(task.networks, mode)
-        seen: dict[int, int] = {}
+        storages: dict[int, int] = {}
 
-        def pack(tensor: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
-            seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        def pack(tensor: torch.Tensor, storages: dict[int, int] = storages) -> torch.Tensor:
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
             return tensor
 
         inputs = sample_inputs(task)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             task.loss(inputs)
-        sizes[mode] = sum(seen.values())
+        sizes[mode] = sum(storages.values())
     assert sizes["full"] < sizes["off"] and sizes["selective"] < sizes["off"]
 
 

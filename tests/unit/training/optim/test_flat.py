@@ -27,17 +27,17 @@ def test_layout(groups: dict[str, float]) -> None:
     flat = FlatParameters(named_parameters, groups)
     assert flat.values.numel() == flat.grads.numel() == 256 * flat.multipliers.numel()
     used = torch.zeros(flat.values.numel(), dtype=torch.bool)
-    for name, (place, shape) in flat.segments.items():
-        assert place.start % 64 == 0 and shape == SHAPES[name]
-        assert not used[place].any()
-        used[place] = True
-        blocks = flat.multipliers[place.start // 256 : (place.stop - 1) // 256 + 1]
+    for name, (segment, shape) in flat.segments.items():
+        assert segment.start % 64 == 0 and shape == SHAPES[name]
+        assert not used[segment].any()
+        used[segment] = True
+        blocks = flat.multipliers[segment.start // 256 : (segment.stop - 1) // 256 + 1]
         assert (blocks == groups.get(name, 1.0)).all(), "a block has the multiplier of everything in it"
         assert torch.equal(named_parameters[name], before[name])
-        assert named_parameters[name].data_ptr() == flat.values[place].data_ptr()
+        assert named_parameters[name].data_ptr() == flat.values[segment].data_ptr()
         assert (
             named_parameters[name].grad is not None
-            and named_parameters[name].grad.data_ptr() == flat.grads[place].data_ptr()
+            and named_parameters[name].grad.data_ptr() == flat.grads[segment].data_ptr()
         )
     assert set(flat.segments) == set(SHAPES)
     assert (flat.values[~used] == 0).all()
@@ -49,8 +49,8 @@ def test_backward_adds_into_the_buffer() -> None:
     flat = FlatParameters(named_parameters)
     for _ in range(2):
         sum((i + 1) * parameter.sum() for i, parameter in enumerate(named_parameters.values())).backward()
-    for i, (place, _) in enumerate(flat.segments.values()):
-        assert (flat.grads[place] == 2 * (i + 1)).all()
+    for i, (segment, _) in enumerate(flat.segments.values()):
+        assert (flat.grads[segment] == 2 * (i + 1)).all()
     named_parameters["a"].grad = None
     named_parameters["b"].grad = torch.ones(64)
     flat.zero_grads()

@@ -51,11 +51,11 @@ def test_clip_at_the_edges() -> None:
 
 def test_loss_scale_grows_shrinks_and_stays_in_bounds() -> None:
     scaler = LossScaler("cpu", interval=3)
-    seen = []
+    scales = []
     for ok in (1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1, 1):
         scaler.update(torch.tensor(bool(ok)))
-        seen.append(float(scaler.scale) / 65536)
-    assert seen == [1, 1, 2, 2, 2, 1, 1, 1, 0.5, 0.5, 0.5, 1]
+        scales.append(float(scaler.scale) / 65536)
+    assert scales == [1, 1, 2, 2, 2, 1, 1, 1, 0.5, 0.5, 0.5, 1]
     assert int(scaler.skipped) == 2
     other = LossScaler("cpu", interval=3)
     other.load(load(save(scaler.state())))

@@ -95,8 +95,8 @@ def test_padding_stays_zero_and_large_buffers_are_processed_in_chunks(monkeypatc
             ema.update(YES)
         results.append({**snapshot(flat, optimizer), "ema": ema.values})
         inside = torch.zeros(flat.values.numel(), dtype=torch.bool)
-        for place, _ in flat.segments.values():
-            inside[place] = True
+        for segment, _ in flat.segments.values():
+            inside[segment] = True
         assert (flat.values[~inside] == 0).all()
     assert same(*results)
 

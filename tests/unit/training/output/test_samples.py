@@ -157,9 +157,9 @@ def test_samples_follow_their_prompt_lines(tmp_path: Path) -> None:
     model = load_model("inweave/emoji", device="cpu")
     lines = ("a red apple --w 64 --h 128 --d 7 --s 2 --l 3 --n blue", "a cat", "a cat --d 42")
     chosen = config(tmp_path, sample_prompts=lines, sample_steps=1)
-    draw = Sampler(model, chosen)
+    sampler = Sampler(model, chosen)
     assert not (tmp_path / "samples").exists()
-    paths = [sample.path for sample in draw(20)]
+    paths = [sample.path for sample in sampler(20)]
     assert [path.name for path in paths] == [f"t-000020-{number}.png" for number in range(3)]
     first, second, third = (Image.open(path) for path in paths)
     assert first.size == (64, 128) and second.size == (model.size, model.size)

@@ -133,9 +133,9 @@ def test_16_bit_masks_are_scaled_and_rotated_by_exif(tmp_path: Path) -> None:
     assert [example.size for example in task.examples] == [(96, 64)] * 3
     masks = []
     for number, example in enumerate(task.examples):
-        place = task.places[number]
-        assert place is not None
-        masks.append(load_image(example, place, place.crop, flip=False, masked=True)[1])
+        placement = task.places[number]
+        assert placement is not None
+        masks.append(load_image(example, placement, placement.crop, flip=False, masked=True)[1])
     assert 0.0 <= float(masks[0].min()) < 0.01 and float(masks[0].max()) > 0.99
     assert torch.equal(masks[1], masks[0]) and torch.equal(masks[2], masks[0])
     first, deep, stored = task._masks
@@ -199,9 +199,9 @@ def test_transparent_images_are_composed_on_white_and_16_bit_ones_scaled(tmp_pat
     task = task_on(data)
     images = []
     for number, example in enumerate(task.examples):
-        place = task.places[number]
-        assert place is not None
-        images.append(load_image(example, place, place.crop, flip=False, masked=False)[0])
+        placement = task.places[number]
+        assert placement is not None
+        images.append(load_image(example, placement, placement.crop, flip=False, masked=False)[0])
     assert images[0][:, :, :30].min() > 0.99 and images[0][:, :, 34:].max() < -0.99
     levels = images[1][0, 0]
     assert float(levels[0]) < -0.98 and float(levels[-1]) > 0.98 and bool((levels.diff() >= 0).all())
@@ -232,7 +232,7 @@ def test_a_subset_setting_overrides_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
     }  # fmt: skip
-    own, left, folder = (task_on(place, **settings) for place in (file, open_file, data))
+    own, left, folder = (task_on(source, **settings) for source in (file, open_file, data))
     assert own._views(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
     assert len(left._views(0)) == 8 and len(left.captions[0]) > 1
     plain = task_on(data, buckets=False)
@@ -390,8 +390,8 @@ def test_the_fingerprint_covers_settings_and_placement_of_every_example(tmp_path
         "max_bucket": None, "bucket_step": None, "upscale": None,
     }  # fmt: skip
     facts = [
-        [e.sha256, e.captions, 1, False, settings, "", [str(place.bucket), place.crop] if place else None]
-        for e, place in zip(task.examples, task.places, strict=True)
+        [e.sha256, e.captions, 1, False, settings, "", [str(placement.bucket), placement.crop] if placement else None]
+        for e, placement in zip(task.examples, task.places, strict=True)
     ]
     assert task.fingerprint() == hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 

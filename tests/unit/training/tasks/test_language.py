@@ -26,7 +26,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_language_model(kind, tmp_path_factory.mktemp(kind)) for kind in ("llama", "gpt2")}
 
 
-def write_language_model(kind: str, place: Path) -> Path:
+def write_language_model(kind: str, folder: Path) -> Path:
     """A llama whose tokenizer begins a text with a mark, or a gpt2 whose tokenizer does not."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -40,7 +40,7 @@ def write_language_model(kind: str, place: Path) -> Path:
     )
     if kind == "llama":
         words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
     common = {
         "vocab_size": words.get_vocab_size(), "bos_token_id": 0, "eos_token_id": 1, "initializer_range": 0.2
     }  # fmt: skip
@@ -55,8 +55,8 @@ def write_language_model(kind: str, place: Path) -> Path:
         if kind == "llama"
         else GPT2LMHeadModel(GPT2Config(n_positions=16, n_embd=32, n_layer=2, n_head=4, **common))
     )  # fmt: skip
-    network.save_pretrained(place)
-    return place
+    network.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture
@@ -121,8 +121,8 @@ def test_only_the_completion_and_its_end_count_in_the_loss(kind: str, folders: d
     with torch.no_grad():
         logits = network(input_ids=ids, attention_mask=batch["attention_mask"]).logits.log_softmax(-1)
     for row in range(2):
-        places = [n for n in range(1, ids.shape[1]) if labels[row, n] >= 0]
-        by_hand.append(-sum(float(logits[row, n - 1, ids[row, n]]) for n in places) / len(places))
+        positions = [n for n in range(1, ids.shape[1]) if labels[row, n] >= 0]
+        by_hand.append(-sum(float(logits[row, n - 1, ids[row, n]]) for n in positions) / len(positions))
     assert float(loss) == pytest.approx(sum(by_hand) / 2, rel=1e-5)
 
 

@@ -119,14 +119,14 @@ def test_offset_noise() -> None:
     assert plain.std() == pytest.approx(1.0, rel=0.01)
 
 
-def draws(tokens: int = 1024, **options: Any) -> torch.Tensor:
+def sample_times(tokens: int = 1024, **options: Any) -> torch.Tensor:
     times = Objective("flow", None, **options).draw_times(DRAWS, tokens, torch.Generator().manual_seed(2))
     assert times.min() >= 0 and times.max() <= 1
     return times.double()
 
 
 def test_uniform_times() -> None:
-    level = draws(timesteps="uniform")
+    level = sample_times(timesteps="uniform")
     assert level.mean() == pytest.approx(0.5, abs=0.01) and level.var() == pytest.approx(1 / 12, rel=0.02)
     steps = Objective("epsilon", torch.ones(1000)).draw_times(DRAWS, 0, torch.Generator().manual_seed(2))
     assert steps.dtype == torch.int64 and (steps.min(), steps.max()) == (0, 999)
@@ -135,20 +135,20 @@ def test_uniform_times() -> None:
 
 @pytest.mark.parametrize(("mean", "std"), [(0.0, 1.0), (0.7, 1.0), (-0.5, 0.4)])
 def test_logit_normal_times(mean: float, std: float) -> None:
-    logits = torch.logit(draws(timesteps="logit_normal", logit_mean=mean, logit_std=std))
+    logits = torch.logit(sample_times(timesteps="logit_normal", logit_mean=mean, logit_std=std))
     assert logits.mean() == pytest.approx(mean, abs=0.02) and logits.std() == pytest.approx(std, rel=0.02)
     skewness = ((logits - logits.mean()) ** 3).mean() / logits.std() ** 3
     assert abs(float(skewness)) < 0.05
 
 
 def test_sigmoid_times_have_no_mean() -> None:
-    logits = torch.logit(draws(timesteps="sigmoid", logit_mean=0.7, logit_std=1.5))
+    logits = torch.logit(sample_times(timesteps="sigmoid", logit_mean=0.7, logit_std=1.5))
     assert logits.mean() == pytest.approx(0.0, abs=0.03) and logits.std() == pytest.approx(1.5, rel=0.02)
 
 
 def test_a_shift_moves_the_logit_by_its_logarithm() -> None:
     """f s / (1 + (f - 1) s) has the logit of s plus log f; it is what diffusers does to noise levels."""
-    plain, shifted = draws(timesteps="sigmoid"), draws(timesteps="shift", shift=3.0)
+    plain, shifted = sample_times(timesteps="sigmoid"), sample_times(timesteps="shift", shift=3.0)
     torch.testing.assert_close(torch.logit(shifted), torch.logit(plain) + math.log(3), rtol=1e-3, atol=1e-3)
     flow = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0)
     flow.set_timesteps(sigmas=plain[:100].sort(descending=True).values.numpy())
@@ -164,7 +164,7 @@ def test_flux_shifts_by_size(tokens: int) -> None:
     assert objective.timesteps == "shift" and objective.shift is None
     mu = calculate_shift(tokens)
     assert objective.dynamic_shift.mu(tokens) == pytest.approx(mu)
-    plain = draws(timesteps="sigmoid")
+    plain = sample_times(timesteps="sigmoid")
     level = objective.draw_times(DRAWS, tokens, torch.Generator().manual_seed(2)).double()
     torch.testing.assert_close(level, math.exp(mu) / (math.exp(mu) + (1 / plain - 1)), rtol=1e-4, atol=1e-5)
     flow = dev.scheduler
@@ -251,10 +251,10 @@ def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked
     alphas = None if flow else diffusers.DDPMScheduler(**SCHEDULES["zero"]).alphas_cumprod.double()
     objective = Objective(kind, alphas, min_snr_gamma=gamma)
     network = Denoiser()
-    draw = torch.Generator().manual_seed(6)
-    latents, noise = (torch.randn(2, 2, 3, 3, generator=draw, dtype=torch.float64) for _ in range(2))
+    generator = torch.Generator().manual_seed(6)
+    latents, noise = (torch.randn(2, 2, 3, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     times = torch.tensor([0.3, 0.9], dtype=torch.float64) if flow else torch.tensor([200, 999])
-    mask = torch.rand(2, 1, 3, 3, generator=draw, dtype=torch.float64).round() if masked else None
+    mask = torch.rand(2, 1, 3, 3, generator=generator, dtype=torch.float64).round() if masked else None
 
     def loss() -> torch.Tensor:
         noisy, target = objective.noised(latents, noise, times)
@@ -264,14 +264,14 @@ def test_gradients_are_finite_differences(kind: str, gamma: float | None, masked
     step = 1e-6
     for parameter in network.parameters():
         assert parameter.grad is not None
-        for place in range(0, parameter.numel(), 5):
+        for index in range(0, parameter.numel(), 5):
             with torch.no_grad():
                 flat = parameter.view(-1)
-                before = flat[place].clone()
+                before = flat[index].clone()
                 values = []
                 for sign in (1, -1):
-                    flat[place] = before + sign * step
+                    flat[index] = before + sign * step
                     values.append(float(loss()))
-                flat[place] = before
+                flat[index] = before
             expected = (values[0] - values[1]) / (2 * step)
-            assert float(parameter.grad.view(-1)[place]) == pytest.approx(expected, rel=1e-5, abs=1e-8)
+            assert float(parameter.grad.view(-1)[index]) == pytest.approx(expected, rel=1e-5, abs=1e-8)

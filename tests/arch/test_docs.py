@@ -43,10 +43,14 @@ def commands(page: Path) -> Iterator[list[str]]:
     """Lines of shell blocks and code spans that call the program, split into words."""
     text = page.read_text()
     spans = re.findall(r"`(inweave [a-z][^`\n]*)`", BLOCK.sub("", text))
-    lines = [line.removeprefix("$ ") for block in blocks(page, "", "sh", "console") for line in block.splitlines()]
+    lines = [
+        line.removeprefix("$ ")
+        for block in blocks(page, "", "sh", "console")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
     for line in [*spans, *lines]:
         if re.match(r"inweave [a-z]", line):
-            yield shlex.split(line.split(" #")[0].split("  ")[0].replace("...", ""))[1:]
+            yield shlex.split(line.split(" #")[0].split("   ")[0].replace("...", ""))[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

@@ -18,7 +18,7 @@ BARE = {
 BRITISH = re.compile(
     r"\b\w*(?:normalis|recognis|initialis|serialis|optimis|quantis|regularis|organis|tokenis|summaris|minimis|maximis"
     r"|parametris|stabilis|synchronis|customis|utilis|generalis|behaviour|favour|neighbour|colour|honour|learnt|spelt"
-    r"|artefact|judgement|whilst)\w*",
+    r"|artefact|judgement|whilst|licence|misspelt|labell|modell|travell)\w*|\b(?:centre|catalogue|analyse[ds]?)\b",
     re.IGNORECASE,
 )
 
@@ -45,8 +45,12 @@ def code() -> list[Path]:
     return sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
 
 
+def pages() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *(path for folder in ("docs", *CODE) for path in (ROOT / folder).rglob("*.md"))])
+
+
 def british(paths: Iterable[Path]) -> dict[str, list[str]]:
-    used = {path.name: sorted({m.group() for m in BRITISH.finditer(path.read_text("utf-8"))}) for path in paths}
+    used = {str(path): sorted({m.group() for m in BRITISH.finditer(path.read_text("utf-8"))}) for path in paths}
     return {name: words for name, words in used.items() if words}
 
 
@@ -64,3 +68,8 @@ def test_the_spelling_is_american() -> None:
     """Except in a vocabulary: the tokenizer's words are as people type them, and here are the words themselves."""
     vocabularies = {Path(__file__), ROOT / "tools" / "embedded" / "tokenizer.py"}
     assert british(path for path in code() if path not in vocabularies) == {}
+
+
+def test_the_documentation_is_american_too() -> None:
+    assert len(pages()) > 8
+    assert british(pages()) == {}

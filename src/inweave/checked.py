@@ -75,12 +75,15 @@ def problem_message(problem: Any, known: Iterable[str], label: str | None = None
     if problem["type"] == "missing":
         return f"{label}: is required"
     text = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").strip()
+    text = text.partition(", unable to parse")[0]  # what came is quoted anyway
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         choices = re.findall(r"'([^']*)'", str(problem["ctx"]["expected"]))
         text += f", got {for_message(problem['input'])}{did_you_mean(problem['input'], choices)}"
     if not label:  # of the whole configuration, which is not worth repeating
         return text
-    return f"{label}: {text}" if "got" in text else f"{label}: {text}, got {for_message(problem['input'])}"
+    quoted = for_message(problem["input"])
+    complete = "got" in text or (isinstance(problem["input"], str) and quoted in text)
+    return f"{label}: {text}" if complete else f"{label}: {text}, got {quoted}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

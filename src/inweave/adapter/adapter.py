@@ -57,7 +57,7 @@ class Problem:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Adapter:
     """An adapter as inweave works with it, whatever file it came from; iterating gives its entries.
 
@@ -82,6 +82,10 @@ class Adapter:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def __repr__(self) -> str:
+        names = "+".join(self.dialects) or "no dialect"
+        return f"<Adapter: {names}, {', '.join(self.algorithms) or 'nothing'} for {len(self)} tensors of a model>"
 
     @property
     def dialects(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Exit codes, in addition to those of every command:
     1    the run started and could not continue: out of memory, non-finite numbers, an output file that fails its check
     2    bad input, and also a full disk
     4    another process of the run ended, and so did this one
-    130  after two Ctrl-C: stopped at once, the last checkpoint is intact
+    130  after two Ctrl-C: stopped at once, or before the first step; the last checkpoint is intact
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
 
 #: events worth a line where there is no progress display: decisions made for the user, and what went wrong
-_EVENTS = ("memory", "dataset", "begins", "resumed", "sample", "sample failed", "stopped")
+_EVENTS = ("memory", "dataset", "started", "resumed", "sample", "sample failed", "stopped")
 
 
 def train(
@@ -98,7 +98,11 @@ def train(
         try:
             _train(complete, as_json, notes)
         except KeyboardInterrupt:
-            fail("stopped at once; the last checkpoint is intact, continue with --resume", as_json, 130)
+            fail(
+                "stopped at once; --resume continues from the last checkpoint, or from the start if there is none",
+                as_json,
+                130,
+            )
         except (ConfigError, FormatError):
             raise
         except InweaveError as error:

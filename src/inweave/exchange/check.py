@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from inweave.adapter import Adapter, Factors, Loha, Lokr, Lora, Tensor
+from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
@@ -79,6 +80,8 @@ def check(
     ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". An adapter that does not
     fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
     """
+    if values not in get_args(ValueCheck):
+        raise ConfigError(f"values must be one of {', '.join(get_args(ValueCheck))}, got {values!r}")
     if not isinstance(adapter, Adapter):
         adapter = load(adapter)
     if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:

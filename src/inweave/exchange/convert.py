@@ -15,7 +15,7 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
-from inweave.formats.files import write_atomic, write_file
+from inweave.formats.files import as_path, write_atomic, write_file
 from inweave.formats.spell import Lost, Target, Written
 from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index
@@ -45,6 +45,7 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:
+        """The documented JSON of `inweave convert`."""
         return {
             "ok": not self.lost,
             "path": self.path,
@@ -86,6 +87,10 @@ def save(
 
     ``base``: the base model by name, path or index, if it cannot be detected.
     """
+    if not isinstance(adapter, Adapter):
+        raise ConfigError(
+            f"expected an Adapter, got {type(adapter).__name__}; load(path) reads one, and convert goes from file to file"
+        )
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     index = _index(adapter, base, dialect)
@@ -97,7 +102,7 @@ def save(
         raise TargetError(_refusal(dialect, written.lost))
     if not written.tensors:
         raise TargetError(f"nothing of this adapter can be written as {dialect}")
-    path = _store(Path(out), written)
+    path = _store(as_path(out), written)
     return Conversion(str(path), dialect, index.base, len(written.tensors), written.lost, written.notes)
 
 

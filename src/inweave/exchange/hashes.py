@@ -41,6 +41,7 @@ class Hashes:
     note: str | None
 
     def as_dict(self) -> dict[str, str | None]:
+        """The documented JSON of `inweave hash`."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 

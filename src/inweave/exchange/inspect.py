@@ -39,6 +39,7 @@ class Facts:
     document: dict[str, object]
 
     def as_dict(self) -> dict[str, object]:
+        """The documented JSON of `inweave inspect`."""
         return self.document
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import open_container, read_header, shard_files, weight_files
+from inweave.formats.files import as_path, open_container, read_header, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, known_index
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
@@ -27,8 +27,8 @@ def load(path: str | os.PathLike[str], *, name: str | None = None, trainer_exact
 
 def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:
     """The index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
+    path = as_path(base)
     text = os.fspath(base)
-    path = Path(text)
     if not path.exists() and not path.is_symlink():
         if find(text) is not None:
             return known_index(text, naming)
@@ -42,7 +42,7 @@ def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> Mod
 
 def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
     """The index of a model on disk, for work that needs its weights: the name of a base is not enough."""
-    if not Path(path).exists():
+    if not as_path(path).exists():
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
     return open_base(path)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from inweave.adapter import Tensor
-from inweave.errors import FormatError
+from inweave.errors import ConfigError, FormatError
 from inweave.formats.gate import Header, header_length, parse_header
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter.safetensors", "pytorch_lora_weights.safetensors")
@@ -49,9 +49,16 @@ class Container:
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
 
 
+def as_path(path: object) -> Path:
+    """A path from what a caller passed as one."""
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    raise ConfigError(f"expected a path, got {type(path).__name__}")
+
+
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Open whatever ``path`` is: a file, an index of shards, or a directory."""
-    source = Path(path)
+    source = as_path(path)
     mode = _mode(source)
     if stat.S_ISDIR(mode):
         try:
@@ -69,8 +76,9 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Names, shapes and metadata of one safetensors file; no tensor data is read."""
-    with _opened(Path(path)) as file:
-        return _header(Path(path), file)
+    source = as_path(path)
+    with _opened(source) as file:
+        return _header(source, file)
 
 
 def read_json(path: Path) -> dict[str, object]:

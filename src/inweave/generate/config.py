@@ -54,6 +54,7 @@ class LoraChoice(CheckedModel):
 
     @property
     def label(self) -> str:
+        """What messages call it."""
         return self.path or self.name or self.hash or ""
 
     def strengths(self) -> dict[str, float]:
@@ -120,10 +121,8 @@ class GenerateConfig(CheckedModel):
     @field_validator("loras", mode="before")
     @classmethod
     def _parse_loras(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = [value]
         try:
-            return parse_loras(value or ())
+            return parse_loras(() if value is None else value)
         except ConfigError as error:
             raise ValueError("; ".join(error.problems)) from None  # collected with all the others
 
@@ -183,12 +182,20 @@ def parse_loras(entries: Iterable[str | LoraChoice | Mapping[str, Any]]) -> tupl
     """Choices of any form: text, mappings, or choices themselves; every problem in one error."""
     choices: list[LoraChoice] = []
     wrong: list[str] = []
+    if isinstance(entries, str | LoraChoice | Mapping):
+        entries = [entries]
+    if not isinstance(entries, Iterable):
+        raise ConfigError(f"expected a list such as ['pixel:0.8'], got {type(entries).__name__}")
     for entry in entries:
         try:
             if isinstance(entry, LoraChoice):
                 choices.append(entry)
+            elif isinstance(entry, str):
+                choices.append(LoraChoice.parse(entry))
+            elif isinstance(entry, Mapping):
+                choices.append(LoraChoice.model_validate(entry))
             else:
-                choices.append(LoraChoice.parse(entry) if isinstance(entry, str) else LoraChoice(**entry))
+                wrong.append(f"expected 'NAME[:STRENGTH]', a LoraChoice or its fields, got {type(entry).__name__}")
         except ConfigError as error:
             wrong += error.problems
     if wrong:

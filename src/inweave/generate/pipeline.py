@@ -20,10 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from PIL import Image
 
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
+from inweave.formats.files import as_path
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
 from inweave.generate.find import LoraFinder, hashes_of, parse_request
@@ -73,7 +75,9 @@ class Result:
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """One image as PNG, with its settings in it."""
-        self.images[number].save(Path(path), format="PNG", pnginfo=png_text(self.records[number]))
+        if not 0 <= number < len(self.images):
+            raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
+        self.images[number].save(as_path(path), format="PNG", pnginfo=png_text(self.records[number]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,18 +306,27 @@ def pipeline(
     *,
     loras: Iterable[str | LoraChoice | Mapping[str, Any]] = (),
     lora_folders: Iterable[str | os.PathLike[str]] = (),
-    **options: Any,
+    device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    variant: str | None = None,
+    parts: Mapping[str, str | os.PathLike[str]] | None = None,
+    allow_download: bool = False,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
 
     ``model``: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id. ``loras``: files or names with
-    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``. ``options``: ``device``, ``dtype``,
-    ``variant``, ``parts`` ({"vae": path}) and ``allow_download``. Raises `ConfigError`, `FormatError` or `TargetError`.
+    strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``. ``device``: "cpu", "cuda:1", ...; ``dtype``:
+    "fp32", "fp16", "bf16" or a torch dtype. For a checkpoint file: ``variant`` names the model where it cannot be detected,
+    ``parts`` adds components that it lacks, {"vae": path}. Raises `ConfigError`, `FormatError` or `TargetError`.
 
         pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
         pipe("a red apple", seed=7).save("apple.png")
     """
-    choices, folders = parse_loras(loras), list(lora_folders)
+    choices = parse_loras(loras)
+    folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
     finder = LoraFinder(folders)
     layers = [(finder.find(each), Strength(components=each.strengths())) for each in choices]
-    return Pipeline(load_model(model, loras=layers, **options), loras=choices, lora_folders=folders)
+    loaded = load_model(
+        model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download
+    )
+    return Pipeline(loaded, loras=choices, lora_folders=folders)

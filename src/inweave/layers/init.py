@@ -57,7 +57,7 @@ class Request:
         problems += [
             f"alpha must be a finite number other than 0, got {alpha!r}"
             for alpha in alphas
-            if alpha is not None and (not math.isfinite(alpha) or alpha == 0)
+            if alpha is not None and (not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha == 0)
         ]
         if spec.rslora and self.alpha is None:
             problems.append("rslora scales by alpha / sqrt(rank): give alpha")
@@ -65,6 +65,8 @@ class Request:
             problems.append(f"network must be one of {', '.join(ALGORITHMS)}, got {spec.network!r}")
         else:
             problems += _foreign_options(spec)
+        if type(spec.seed) is not int:
+            problems.append(f"seed must be a whole number, got {spec.seed!r}")
         if type(spec.factor) is not int or spec.factor == 0 or spec.factor < -1:
             problems.append(
                 f"factor must be a positive whole number, or -1 for the most even split, got {spec.factor!r}"
@@ -84,9 +86,10 @@ def _foreign_options(spec: AdapterSpec) -> list[str]:
 
 def check_common(dropout: float, dtype: torch.dtype | None) -> list[str]:
     """What is wrong with the options that new adapters and those of files share."""
-    problems = [] if 0 <= dropout < 1 else [f"dropout must be at least 0 and below 1, got {dropout!r}"]
-    if dtype is not None and not dtype.is_floating_point:
-        problems.append(f"dtype must be a floating-point type, got {dtype}")
+    number = isinstance(dropout, int | float)
+    problems = [] if number and 0 <= dropout < 1 else [f"dropout must be at least 0 and below 1, got {dropout!r}"]
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        problems.append(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
     return problems
 
 

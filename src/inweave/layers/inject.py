@@ -11,7 +11,7 @@ adapters' parameters. `eject` gives every parameter back the `requires_grad` it 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar, Unpack
 
 import torch
@@ -50,8 +50,8 @@ def inject(
 ) -> Model:
     """Add a new adapter called ``name`` to the targets in ``model``, and return the model.
 
-    Without ``alpha`` the scale is 1.
-
+    ``rank``, ``alpha``  of the adapter, which is scaled by alpha / rank; without ``alpha`` the scale is 1
+    ``targets``      names of modules or the ends of their names, a regular expression, or "all-linear"
     ``spec``         the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
     ``options``      fields of the spec by themselves: ``inject(model, 16, dora=True)``; they override ``spec``
     ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
@@ -59,8 +59,15 @@ def inject(
     ``freeze``       stop training the base
     """
     if isinstance(rank, Adapter | str | os.PathLike):
-        raise ConfigError("inject creates new adapters; attach(model, adapter) puts a loaded one on")
+        raise ConfigError(
+            f"rank must be a positive whole number, got {type(rank).__name__}; attach(model, adapter) adds an existing adapter"
+        )
+    if not isinstance(spec, AdapterSpec):
+        raise ConfigError(f"spec: expected an AdapterSpec, got {type(spec).__name__}")
     spec = spec.with_options(**options)
+    for pattern in ("rank_pattern", "alpha_pattern"):
+        if not isinstance(table := getattr(spec, pattern), Mapping):
+            raise ConfigError(f"{pattern}: expected {{regular expression: number}}, got {type(table).__name__}")
     _check_name(model, name)
     all_sites = sites(model)
     request = Request(rank, alpha, spec)
@@ -105,7 +112,8 @@ def attach(
 def eject(model: Model, *, keep_merged: bool = False) -> Model:
     """Remove all adapter layers and return the model with its original modules.
 
-    ``keep_merged``: what is merged stays in the weights for good; otherwise the original weights are restored.
+    ``keep_merged``: what is merged stays in the weights for good; otherwise a model with merged adapters is refused with
+    `MergeStateError`: `unmerge` first.
     """
     layers = all_layers(model)
     merged = [layer for layer in layers if layer.merged]
@@ -130,7 +138,7 @@ def _check_name(model: nn.Module, name: str) -> None:
             if name in site.module.adapters:
                 raise ConfigError(
                     f"an adapter {name!r} is already injected (on {site.module.label}); "
-                    "delete it first, or give the new one another name"
+                    "eject it first, or give the new one another name"
                 )
 
 

@@ -274,6 +274,6 @@ class LoraLayer(nn.Module):
 
 
 def finite_strength(strength: float) -> float:
-    if not math.isfinite(strength):
+    if not isinstance(strength, int | float) or not math.isfinite(strength):
         raise ConfigError(f"an adapter's strength must be a finite number, got {strength!r}")
     return float(strength)

@@ -24,6 +24,8 @@ ALL_LINEAR = "all-linear"
 def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
     """Those of ``names`` that ``targets`` matches, in their order; ``known``: what to suggest from."""
     names = list(names)
+    if not isinstance(targets, Iterable | re.Pattern):
+        raise ConfigError(f"targets: expected names or regular expressions, got {type(targets).__name__}")
     entries = [targets] if isinstance(targets, str | re.Pattern) else list(targets)
     if not entries:
         raise ConfigError("targets is empty: name the modules that take LoRA, or use 'all-linear'")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
 
 
@@ -35,6 +36,8 @@ class Site:
 
 def sites(model: nn.Module) -> list[Site]:
     """All modules below ``model``, and itself first; the inside of a LoRA layer is not looked into."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"expected a torch module, got {type(model).__name__}")
     by_id: dict[int, Site] = {id(model): Site(model, [""])}
     for parent, leaf, name, module in _walk(model, "", ()):
         site = by_id.setdefault(id(module), Site(module))

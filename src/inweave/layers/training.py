@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inweave.errors import TargetError
+from inweave.errors import ConfigError, TargetError
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import Targets, matching
 from inweave.layers.sites import sites
@@ -28,6 +28,8 @@ def trainable(model: nn.Module, pattern: Targets, *, dtype: torch.dtype | None =
 
     Parameters that were tied to each other stay tied.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"expected a torch module, got {type(model).__name__}")
     homes = _homes(model)
     names = _chosen(homes, pattern)
     for name in names:

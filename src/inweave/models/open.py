@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from inweave.errors import ConfigError, RequestError
+from inweave.formats.files import as_path
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant
@@ -37,8 +38,8 @@ def open_model(
 ) -> Blueprint:
     """The blueprint of a model, wherever it is."""
     chosen = _variant(variant)
+    path = as_path(where).expanduser()
     text = os.fspath(where)
-    path = Path(text).expanduser()
     if path.is_file():
         return open_single(path, variant=chosen, config=config, parts=parts)
     if config is not None:

@@ -225,14 +225,17 @@ class ModelIndex:
 
     @property
     def denoiser(self) -> Component | None:
+        """The UNet or transformer, if there is one."""
         return self.components.get("unet")
 
     @property
     def encoders(self) -> list[Component]:
+        """The text encoders."""
         return [c for name, c in self.components.items() if name.startswith("te")]
 
     @property
     def naming(self) -> str:
+        """How its tensors are named: "diffusers" or "original"."""
         first = self.denoiser or next(iter(self.components.values()))
         return first.naming
 

@@ -367,7 +367,7 @@ class Run:
         path = self.output / f"{self.config.name}.jsonl"
         log = TrainLog(path, since=self.number, tensorboard=self.config.tensorboard, on_record=on_record)
         assert self._resume_point is not None
-        resumed = "resumed" if self.number else "begins"
+        resumed = "resumed" if self.number else "started"
         for event, text in (*self.notes, *((resumed, note) for note in self._resume_point.notes)):
             log.write({"event": event, "step": self.number, "text": text})
         return log

@@ -51,6 +51,10 @@ def train(
 
         result = inweave.train(inweave.TrainConfig(dataset="photos", steps=500))
     """
+    if not isinstance(config, TrainConfig):
+        raise ConfigError(
+            f"expected a TrainConfig, got {type(config).__name__}; TrainConfig.load(path) reads one from a TOML file"
+        )
     world = world or join(config.device)
     try:
         run, sample = prepare(config, world, on_progress)

@@ -12,7 +12,8 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from inweave.errors import TargetError
+from inweave.errors import ConfigError, TargetError
+from inweave.ops.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.source import WeightSource
@@ -25,7 +26,7 @@ def build(
     source: WeightSource,
     *,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
@@ -33,8 +34,12 @@ def build(
     ``dtype`` overrides the model's own for floating-point tensors; ``ignore`` names tensors of the source
     that the model may leave unused.
     """
+    if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
+        names = f"{type(model).__name__} and {type(source).__name__}"
+        raise ConfigError(f"expected a torch module and a weight source such as FileSource, got {names}")
+    dtype = named_dtype(dtype) if dtype is not None else None
     slots = _slots(model)
-    target = torch.device(device)
+    target = choose_device(device)
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
     with torch.no_grad(), collector_waits():

@@ -12,13 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
 from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
-from inweave.formats.files import Container, open_container
+from inweave.formats.files import Container, as_path, open_container
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
 from inweave.ops.decode import TORCH, decode
@@ -220,7 +219,7 @@ class AdapterCache:
 def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
     if isinstance(adapter, Adapter | Plan):
         return id(adapter)
-    path = Path(adapter)
+    path = as_path(adapter)
     try:
         status = path.stat()
     except OSError:

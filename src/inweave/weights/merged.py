@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from inweave.errors import TargetError
+from inweave.errors import ConfigError, TargetError
 from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
@@ -26,7 +26,7 @@ from inweave.weights.networks import index_of
 from inweave.weights.resolved import resolve_layer
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
-from inweave.weights.stack import Item, StackEntry, block_names, items_by_tensor, read_entry
+from inweave.weights.stack import Item, StackEntry, block_names, items_by_tensor, read_stack
 
 Stack = Iterable[StackEntry]
 
@@ -48,6 +48,8 @@ class MergedSource:
         component: str | None = None,
         index: ModelIndex | None = None,
     ) -> None:
+        if not isinstance(base, WeightSource):
+            raise ConfigError(f"expected a weight source such as FileSource, got {type(base).__name__}")
         self.base = self._base = base
         self._component, self._index = component, index
         self._scratch = Scratch()
@@ -68,7 +70,7 @@ class MergedSource:
 
     def _take(self, stack: Stack) -> None:
         base, component, index = self._base, self._component, self._index
-        entries = [read_entry(entry) for entry in stack]
+        entries = read_stack(stack)
         if any(not isinstance(adapter, Plan) for adapter, _ in entries):
             index = index or index_of(base)
         layers = [resolve_layer(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]

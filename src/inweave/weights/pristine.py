@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
-from inweave.errors import MemoryBudgetError, TargetError
+from inweave.errors import ConfigError, MemoryBudgetError, TargetError
 from inweave.weights.source import FileSource, WeightSource
 
 Keep = Literal["auto", "device", "host", "file"]
@@ -27,6 +27,8 @@ class Pristine:
     """Originals of one network's tensors, by name."""
 
     def __init__(self, keep: Keep, source: WeightSource | None) -> None:
+        if keep not in get_args(Keep):
+            raise ConfigError(f"keep must be one of {', '.join(get_args(Keep))}, got {keep!r}")
         if keep == "file" and source is None:
             raise TargetError("keep='file' needs sources: what the model was built from")
         self.keep = keep

@@ -25,7 +25,7 @@ import torch
 
 from inweave.adapter import Tensor
 from inweave.errors import FormatError, TargetError
-from inweave.formats.files import open_container
+from inweave.formats.files import as_path, open_container
 from inweave.ops.decode import TORCH, decode
 from inweave.targets.index import Component
 from inweave.targets.links import Link
@@ -47,9 +47,13 @@ class TensorSpec:
 class WeightSource(Protocol):
     """What a model is built from; anything with these three methods will do."""
 
-    def names(self) -> Collection[str]: ...
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        ...
 
-    def spec(self, name: str) -> TensorSpec: ...
+    def spec(self, name: str) -> TensorSpec:
+        """Shape and dtype of one tensor; `TargetError` for a name that does not exist."""
+        ...
 
     def get(
         self,
@@ -59,7 +63,12 @@ class WeightSource(Protocol):
         device: torch.device | str = "cpu",
         rows: Rows | None = None,
         owned: bool = False,
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """One tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
+
+        ``owned``: the caller may write to it, so it shares memory with nothing.
+        """
+        ...
 
 
 class DictSource:
@@ -91,7 +100,7 @@ class FileSource:
     """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        container = open_container(Path(path).absolute())  # it is read again later, from wherever that may be
+        container = open_container(as_path(path).absolute())  # it is read again later, from wherever that may be
         self.path = Path(path)
         self.files = container.files
         self._tensors: Mapping[str, Tensor] = container.tensors

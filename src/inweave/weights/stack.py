@@ -46,14 +46,17 @@ class Strength:
     @staticmethod
     def of(value: float | Mapping[str, float] | Strength) -> Strength:
         """A number, or {"unet": .., "te": ..}; checked to be finite."""
-        if isinstance(value, Strength):
-            made = value
-        elif isinstance(value, Mapping):
-            made = Strength(components=dict(value))
-        else:
-            made = Strength(float(value))
-        numbers = (made.overall, *made.components.values(), *made.blocks.values())
-        if not all(math.isfinite(number) for number in numbers):
+        try:
+            if isinstance(value, Strength):
+                made = value
+            elif isinstance(value, Mapping):
+                made = Strength(components=dict(value))
+            else:
+                made = Strength(float(value))
+            finite = all(map(math.isfinite, (made.overall, *made.components.values(), *made.blocks.values())))
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
             raise ConfigError(f"a strength must be a finite number, got {value!r}")
         unknown = [name for name in made.components if name not in COMPONENTS]
         if unknown:
@@ -93,16 +96,31 @@ class Strength:
 StackEntry = AdapterLike | tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
+def read_stack(stack: AdapterLike | Iterable[StackEntry]) -> list[tuple[AdapterLike, Strength]]:
+    """Adapters and their strengths; one adapter by itself is a stack of one."""
+    if isinstance(stack, str | os.PathLike | Adapter | Plan):
+        return [read_entry(stack)]
+    if not isinstance(stack, Iterable):
+        raise ConfigError(f"a stack is a list of (adapter, strength) pairs, got {type(stack).__name__}")
+    return [read_entry(entry) for entry in stack]
+
+
 def read_entry(entry: StackEntry) -> tuple[AdapterLike, Strength]:
     """An adapter and its strength: a pair, an adapter at strength 1, or text as `strength_spec` defines it."""
     if isinstance(entry, tuple):
         if len(entry) != 2:
             raise ConfigError(f"a stack holds (adapter, strength) pairs, got {len(entry)} values: {entry!r}")
-        return entry[0], Strength.of(entry[1])
+        return _adapter_like(entry[0]), Strength.of(entry[1])
     if isinstance(entry, str):
         spec = parse_strength_spec(entry, exists=os.path.exists)
         return spec.name, Strength.of(spec.strength)
-    return entry, Strength()
+    return _adapter_like(entry), Strength()
+
+
+def _adapter_like(adapter: AdapterLike) -> AdapterLike:
+    if not isinstance(adapter, Adapter | Plan | str | os.PathLike):
+        raise ConfigError(f"expected an adapter: a path, an Adapter or a Plan, got {type(adapter).__name__}")
+    return adapter
 
 
 def block_names(index: ModelIndex) -> dict[str, str]:

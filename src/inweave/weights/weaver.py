@@ -34,7 +34,7 @@ from inweave.weights.pristine import Keep, Pristine
 from inweave.weights.resolved import ResolvedLayer
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_entry
+from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_stack
 
 TensorKey = tuple[str, str]  # component, tensor name
 Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
@@ -135,10 +135,11 @@ class Weaver:
     def apply(self, stack: Iterable[StackEntry]) -> int:
         """Make the model's weights those of ``stack``; returns how many tensors were written.
 
-        Entries are (adapter, strength) pairs or "NAME[:STRENGTH]"; adapters may be paths, `Adapter`s or `Plan`s.
+        Entries are (adapter, strength) pairs or "NAME[:STRENGTH]"; adapters may be paths, `Adapter`s or `Plan`s. An empty
+        stack restores the base.
         """
         with self._lock, torch.no_grad(), collector_waits():
-            layers = [(self._cache.get(adapter), strength) for adapter, strength in map(read_entry, stack)]
+            layers = [(self._cache.get(adapter), strength) for adapter, strength in read_stack(stack)]
             for loaded, _ in layers:
                 if self._cuda is not None:
                     loaded.upload(self._cuda)

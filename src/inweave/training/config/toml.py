@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
+from inweave.formats.files import as_path
 
 MAX_FILE = 2**20  # bytes; real files have a few thousand
 _MAX_DOTS = 1000  # per line; parsing a dotted key takes time quadratic in its parts
@@ -29,7 +30,7 @@ def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
 def read_text_file(path: str | Path) -> str:
     """The text of a configuration file; one that cannot be a configuration is refused."""
     try:
-        if not Path(path).is_file():
+        if not as_path(path).is_file():
             raise ConfigError(f"{path}: there is no such file")
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE + 1)

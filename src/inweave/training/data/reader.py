@@ -53,7 +53,10 @@ def read_dataset(
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
     else:
-        raise ConfigError(f"{printable_path(path)}: expected a folder of images or a dataset .toml, which this is not")
+        problem = "is neither" if path.exists() else "does not exist"
+        raise ConfigError(
+            f"dataset {printable_path(path)}: expected a folder of images or a dataset .toml; this {problem}"
+        )
     scanner.note_unread_folders()
     masks = {each.mask for each in scanner.examples if isinstance(each.mask, Path)}
     files = list(dict.fromkeys([*(each.path for each in scanner.examples), *sorted(masks)]))

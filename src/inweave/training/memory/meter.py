@@ -68,9 +68,7 @@ class StepMeter:
             return None
         retries = self._retries()
         measured = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
-        text = (
-            f"the activation memory of a step is {measured / 2**30:.2f} GiB; {self._expected / 2**30:.2f} were expected"
-        )
+        text = f"a step uses {measured / 2**30:.2f} GiB of activation memory; the estimate was {self._expected / 2**30:.2f} GiB"
         if (retried := self._retries() - retries) > 0:
             text += f"; the allocator emptied its cache {retried} times to fit, which is slow: raise vram a little"
         return {"event": "memory", "text": text, "measured_bytes": measured, "expected_bytes": self._expected}

@@ -25,7 +25,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
 from inweave.exchange.load import component_folders, load, open_base, open_weights
-from inweave.formats.files import open_container
+from inweave.formats.files import as_path, open_container
 from inweave.formats.writers import WRITERS
 from inweave.ops.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
@@ -39,7 +39,7 @@ from inweave.weights.offline import resize as resizing
 from inweave.weights.offline.bake import Baked, Layer
 from inweave.weights.offline.extract import Extracted
 from inweave.weights.offline.resize import Resized
-from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_entry
+from inweave.weights.stack import AdapterLike, StackEntry, Strength, read_stack
 
 Progress = Callable[[int, int], None]  #: done, total
 FilePath = str | os.PathLike[str]
@@ -65,10 +65,10 @@ def bake(
     and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
     """
     index = open_weights(base)
-    target = Path(out)
+    target = as_path(out)
     warnings: list[str] = []
     layers = []
-    for adapter, strength in map(read_entry, loras):
+    for adapter, strength in read_stack(loras):
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
             raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
         layers.append(_layer(adapter, strength, index, warnings))
@@ -100,7 +100,7 @@ def extract(
     keep changed norms and biases too, as full differences. The result says how much of the change is kept.
     """
     index = open_weights(base)
-    refuse_output(Path(out), dialect, index)
+    refuse_output(as_path(out), dialect, index)
     tuned_path, base_path = Path(tuned), Path(base)
     with ExitStack() as opened:
         result = extraction.extract_difference(
@@ -134,8 +134,7 @@ def resize(
     adapters are combined exactly. ``dialect``: None writes that of the first. ``base``: the model they are for, where
     it cannot be detected. ``dtype``: of the new factors; None keeps that of the old.
     """
-    entries = list(loras) if isinstance(loras, Sequence) and not isinstance(loras, str | tuple) else [loras]
-    stack = [read_entry(entry) for entry in entries]
+    stack = read_stack([loras] if isinstance(loras, tuple) else loras)
     if not stack:
         raise ConfigError("no adapter to resize")
     if len(stack) == 1 and rank is None and energy is None:
@@ -144,7 +143,7 @@ def resize(
     names = [_name(adapter) for adapter, _ in stack]
     index = _common_index(names, adapters, base)
     dialect = dialect or _dialect(adapters[0])
-    refuse_output(Path(out), dialect, index)
+    refuse_output(as_path(out), dialect, index)
     result = resizing.resize_stack(
         [(adapter, strength) for adapter, (_, strength) in zip(adapters, stack, strict=True)],
         index,

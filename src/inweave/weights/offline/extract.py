@@ -61,7 +61,7 @@ def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], o
 
 @dataclass(slots=True)
 class Extracted:
-    """``rows``: what became part of the adapter; ``left_out``: what differs and did not."""
+    """What `extract` wrote. ``rows``: what became part of the adapter; ``left_out``: what differs and did not."""
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)

@@ -55,7 +55,10 @@ class Row:
 
 @dataclass(slots=True)
 class Resized:
-    """``unchanged``: modules of one file that are no low-rank pair and were left as they are."""
+    """What `resize` wrote. ``rows``: each module with the energy that its rank keeps.
+
+    ``unchanged``: modules of one file that are no low-rank pair and were left as they are.
+    """
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
@@ -65,6 +68,7 @@ class Resized:
 
     @property
     def energy(self) -> float:
+        """The kept share of the squared norm of all modules."""
         total = sum(row.norm for row in self.rows)
         return sum(row.energy * row.norm for row in self.rows) / total if total else 1.0
 
@@ -89,10 +93,10 @@ def chosen_rank(sigma: torch.Tensor, total: float, rank: int | None, energy: flo
 
 def check_size(rank: int | None, energy: float | None) -> None:
     """Raise unless the rank and the energy are possible values."""
-    if rank is not None and rank < 1:
-        raise ConfigError(f"rank must be 1 or more, got {rank}")
-    if energy is not None and not 0 < energy <= 1:
-        raise ConfigError(f"energy must be above 0 and up to 1, got {energy:g}")
+    if rank is not None and not (isinstance(rank, int) and rank >= 1):
+        raise ConfigError(f"rank must be a whole number, 1 or more, got {rank!r}")
+    if energy is not None and not (isinstance(energy, int | float) and 0 < energy <= 1):
+        raise ConfigError(f"energy must be above 0 and up to 1, got {energy!r}")
 
 
 def resize_stack(

@@ -122,7 +122,7 @@ def test_a_checkpoint_of_another_run_does_not_overwrite_a_run(tmp_path: Path) ->
 
 def test_nothing_to_resume_from_is_reported(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2, resume="auto").train()
-    (text,) = [record["text"] for record in log(tmp_path) if record.get("event") == "begins"]
+    (text,) = [record["text"] for record in log(tmp_path) if record.get("event") == "started"]
     assert "there is no checkpoint in" in text and "step 0" in text
 
 

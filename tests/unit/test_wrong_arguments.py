@@ -1,0 +1,71 @@
+"""Whatever is passed to a public function by mistake is an error of inweave's own that says what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import inweave  # noqa: E402
+from inweave.errors import ConfigError  # noqa: E402
+from tests.support import random, write  # noqa: E402
+
+api: Any = inweave  # wrong types on purpose
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8))
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "a path that is a number": lambda: api.load(3),
+    "a base that is nothing": lambda: api.resolve("style.safetensors", None),
+    "a hash of nothing": lambda: api.hash_file(None),
+    "a source that is a number": lambda: api.FileSource(3),
+    "a checkpoint that is a number": lambda: api.bake(1, [], "out.safetensors"),
+    "a path instead of an adapter": lambda: api.save("style.safetensors", "out.safetensors"),
+    "a path instead of a configuration": lambda: api.train("style.toml"),
+    "a configuration from a number": lambda: api.TrainConfig.load(3),
+    "LoRAs that are a number": lambda: api.GenerateConfig(prompt="a", loras=3),
+    "a LoRA that is a number": lambda: api.GenerateConfig(prompt="a", loras=[3]),
+    "an unknown amount of values": lambda: api.check("style.safetensors", "sdxl", values="some"),
+    "a stack that is a number": lambda: api.Weaver(model()).apply(3),
+    "an entry that is a number": lambda: api.Weaver(model()).apply([3]),
+    "a strength that is a word": lambda: api.Weaver(model()).apply([("style.safetensors", "strong")]),
+    "an unknown place for originals": lambda: api.Weaver(model(), keep="somewhere"),
+    "a merged source of a number": lambda: api.MergedSource(3, []),
+    "a model from a number": lambda: api.build(model(), 3),
+    "an unknown device": lambda: api.build(model(), api.DictSource(model().state_dict()), device="x"),
+    "a number instead of a model": lambda: api.inject(3, 4),
+    "a rank that is a word": lambda: api.inject(model(), "x"),
+    "an alpha that is a word": lambda: api.inject(model(), 4, alpha="x"),
+    "targets that are a number": lambda: api.inject(model(), 4, targets=3),
+    "a spec that is a number": lambda: api.inject(model(), 4, spec=3),
+    "a pattern that is a number": lambda: api.inject(model(), 4, rank_pattern=3),
+    "a dtype that is a word": lambda: api.inject(model(), 4, dtype="float"),
+    "a seed that is a word": lambda: api.inject(model(), 4, seed="x"),
+    "an adapter that is a number": lambda: api.attach(model(), 5),
+    "a layer strength that is a word": lambda: api.set_strength(api.inject(model(), 4), "default", "x"),
+    "parameters of a number": lambda: api.trainable(3, "weight"),
+    "a kind nobody knows": lambda: api.register_layer(3, kind="?"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_wrong_argument_is_an_error_of_our_own(call: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError):
+        call()
+
+
+def test_one_adapter_by_itself_is_a_stack_of_one(tmp_path: Path) -> None:
+    network = model()
+    path = write(
+        tmp_path / "style.safetensors", {"0.lora_A.weight": random(1, 2, 8), "0.lora_B.weight": random(2, 8, 2)}
+    )
+    assert inweave.Weaver(network).apply(f"{path}:0.5") == 1

@@ -231,7 +231,7 @@ def test_extract_for_people_and_between_layouts(tmp_path: Path, base: Path) -> N
     printout = inweave("extract", tuned, base, "--rank", "2", "--out", tmp_path / "o.safetensors", "--to", "diffusers")
     for word in (
         "energy",
-        "1 with rank 2 to 2",
+        "1 with rank 2",
         "left out: unet:transformer_blocks.0.attn.to_out.0.bias",
         "higher rank",
     ):

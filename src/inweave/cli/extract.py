@@ -10,7 +10,7 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.progress import display
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def extract(
 def _print(path: str, base: str, result: Extracted) -> None:
     layers = [row for row in result.rows if row.rank]
     ranks = sorted(row.rank for row in layers)
-    rows = [("base", base), ("modules", f"{len(layers)} with rank {ranks[0]} to {ranks[-1]}" if layers else "none")]
+    rows = [("base", base), ("modules", f"{len(layers)} with rank {span(ranks)}" if layers else "none")]
     if len(result.rows) > len(layers):
         rows.append(("full", f"{len(result.rows) - len(layers)} norms and biases"))
     rows.append(("energy", f"{result.energy:.4f} of the squared norm of the difference is kept"))

@@ -80,6 +80,11 @@ def print_lines(lines: Iterable[str], color: str | None = None, *, limit: int | 
         typer.secho(printable(f"  {more}and {len(every) - limit} more"), fg=color)
 
 
+def span(values: Sequence[int]) -> str:
+    """Sorted numbers in short: "8", or "4 to 8"."""
+    return f"{values[0]}" if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
+
+
 def printable(text: str) -> str:
     """``text`` with every character that is not printable replaced."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

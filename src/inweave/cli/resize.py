@@ -8,7 +8,7 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dtype, Energy, ToOrKeep
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 
 if TYPE_CHECKING:
     from inweave.weights.offline.resize import Resized
@@ -55,7 +55,7 @@ def _print(path: str, base: str, result: Resized) -> None:
     rows = [("base", base)]
     if ranks:
         before = sorted(row.before for row in result.rows)
-        rows.append(("modules", f"{len(ranks)}, rank {before[0]} to {before[-1]} -> {ranks[0]} to {ranks[-1]}"))
+        rows.append(("modules", f"{len(ranks)}, rank {span(before)} -> {span(ranks)}"))
         rows.append(("energy", f"{result.energy:.4f} of the squared norm is kept"))
         least = min(result.rows, key=lambda row: row.energy)
         rows.append(("least", f"{least.energy:.4f} at rank {least.rank}: {least.module}"))

@@ -123,7 +123,8 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
 
         def on_record(record: Mapping[str, Any]) -> None:
             if progress.live:
-                show_record(progress, record)
+                if record.get("event") != "finished":  # the last line of the command says it
+                    show_record(progress, record)
             elif record.get("event") in _EVENTS and "text" in record:
                 notes.append(f"{record['event']}: {record['text']}")
                 if not as_json:

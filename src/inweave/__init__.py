@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from inweave.version import __version__ as __version__
 
 #: module -> the public names it holds; the imports for type checkers below and `__all__` repeat it, and a test compares them
 _EXPORTS = {

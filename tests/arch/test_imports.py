@@ -17,6 +17,7 @@ SRC = Path(__file__).parents[2] / "src" / "inweave"
 #: package -> its height; equal heights do not know each other
 TIERS = {
     "errors": 0,
+    "version": 0,
     "checked": 1,
     "adapter": 1,
     "formats": 2,
@@ -37,6 +38,7 @@ TIERS = {
 #: third-party imports each package may use
 ALLOWED = {
     "errors": set(),
+    "version": set(),
     "checked": {"pydantic"},
     "adapter": set(),
     "formats": {"numpy", "safetensors"},

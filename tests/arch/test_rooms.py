@@ -25,13 +25,10 @@ MODULES = {module_of(path): path for path in sorted(SRC.rglob("*.py"))}
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Modules of this package that a file imports, also inside functions; imports for type checkers only do not count."""
+    """Modules of this package that a file imports, also inside functions and for type checkers only."""
     pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending += node.orelse
-            continue
         pending += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)

@@ -51,7 +51,7 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        from inweave import __version__
+        from inweave.version import __version__
 
         typer.echo(f"inweave {__version__}")
         raise typer.Exit(0)

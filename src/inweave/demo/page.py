@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from inweave import __version__
 from inweave.demo.story import Chapter, Story
+from inweave.version import __version__
 
 _STYLE = """
 :root { --ink: #1f2328; --faint: #6e7781; --line: #d8dee4; --paper: #ffffff; --ground: #f6f8fa; --thread: #b35900; }

@@ -20,8 +20,8 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
-from inweave import __version__
 from inweave.errors import RequestError
+from inweave.version import __version__
 
 #: our names of samplers and schedules, as front ends show them
 SAMPLER_LABELS = {

@@ -45,6 +45,10 @@ class Blueprint:
     evidence: tuple[str, ...] = ()
 
     @property
+    def denoiser_config(self) -> Mapping[str, Any]:
+        return self.denoiser.config
+
+    @property
     def denoiser(self) -> Part:
         return self.parts["transformer"] if "transformer" in self.parts else self.parts["unet"]
 

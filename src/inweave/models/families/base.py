@@ -31,14 +31,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from inweave.models.blueprint import Blueprint
-    from inweave.models.model import Model
+    from inweave.models.vae import LatentSpace
 
 Prediction = Literal["epsilon", "v_prediction", "flow"]
 Shape = tuple[int, ...]
@@ -129,6 +128,41 @@ class Conditioning:
     warnings: tuple[str, ...] = ()
 
 
+class BlueprintView(Protocol):
+    """What a family sees of `inweave.models.blueprint.Blueprint`, which stands above it."""
+
+    @property
+    def variant(self) -> Variant | None: ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]: ...
+
+    @property
+    def denoiser_config(self) -> Mapping[str, Any]: ...
+
+
+class ModelView(Protocol):
+    """What a family sees of `inweave.models.model.Model`, which stands above it."""
+
+    @property
+    def blueprint(self) -> BlueprintView: ...
+
+    @property
+    def networks(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tokenizers(self) -> Mapping[str, Any]: ...
+
+    @property
+    def denoiser(self) -> Any: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def latent_space(self) -> LatentSpace: ...
+
+
 class Family(ABC):
     """One family of diffusion models; see the contract in the module's docstring."""
 
@@ -195,7 +229,7 @@ class Family(ABC):
         """One of its own variants."""
         return next(each for each in self.variants if each.name == name)
 
-    def preset_name(self, blueprint: Blueprint) -> str:
+    def preset_name(self, blueprint: BlueprintView) -> str:
         """Which of its presets suits a model."""
         variant = blueprint.variant
         return variant.name if variant is not None and variant.name in self.presets else self.name
@@ -210,36 +244,36 @@ class Family(ABC):
     # text
 
     @abstractmethod
-    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
         """Token ids of one text, padded to at least ``chunks``."""
 
     @abstractmethod
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         """The text conditioning of a batch of token ids, or of states that stand for a frozen encoder's ids.
 
         Gradients flow where they are enabled; ``weights`` are those of `tokenize`.
         """
 
-    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+    def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         """The states of its frozen encoders for a batch of token ids, by the encoder's folder."""
         return {}
 
     @abstractmethod
-    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+    def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         """Empty inputs for `encode` of one text of this length; states in place of a frozen encoder's ids."""
 
-    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
         """What of a request has no effect on this model."""
         return []
 
-    def negative_text(self, model: Model, request: ConditioningRequest, negative: Tensors) -> Tensors:
+    def negative_text(self, model: ModelView, request: ConditioningRequest, negative: Tensors) -> Tensors:
         """The conditioning of the negative prompt, of which ``negative`` is the encoded text."""
         return negative
 
     # the denoiser
 
     def batch_inputs(
-        self, model: Model, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         """All arguments of the denoiser for a batch.
 
@@ -250,11 +284,11 @@ class Family(ABC):
 
     @abstractmethod
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """One prediction in the shape of the latents, without guidance."""
 
-    def is_guided(self, model: Model, guidance: float) -> bool:
+    def is_guided(self, model: ModelView, guidance: float) -> bool:
         """Whether this guidance takes a prediction for the negative prompt too."""
         return guidance > 1.0
 
@@ -264,19 +298,19 @@ class Family(ABC):
 
     # the same for all
 
-    def token_ids(self, model: Model, text: str, chunks: int | None = None) -> Tensors:
+    def token_ids(self, model: ModelView, text: str, chunks: int | None = None) -> Tensors:
         """Token ids of a plain text, for `encode`."""
         return self.tokenize(model, ((text, 1.0),) if text else (), chunks).ids
 
-    def chunks_needed(self, model: Model, texts: Iterable[str]) -> int:
+    def chunks_needed(self, model: ModelView, texts: Iterable[str]) -> int:
         """How many chunks the longest of these texts takes."""
         return max((self.tokenize(model, ((text, 1.0),)).chunks for text in texts if text), default=1)
 
-    def frozen_folders(self, model: Model) -> list[str]:
+    def frozen_folders(self, model: ModelView) -> list[str]:
         """Those of its frozen encoders that this model has."""
         return [folder for folder in self.frozen_encoders if folder in model.networks]
 
-    def condition(self, model: Model, request: ConditioningRequest) -> Conditioning:
+    def condition(self, model: ModelView, request: ConditioningRequest) -> Conditioning:
         """Encode the prompts of an image."""
         import torch
 
@@ -300,7 +334,9 @@ class Family(ABC):
             inputs = self.batch_inputs(model, text, sizes, latents, request.guidance)
         return Conditioning(inputs, request.guidance, guided, tuple(warnings))
 
-    def predict(self, model: Model, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+    def predict(
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
         """One prediction, guided where the conditioning is."""
         import torch
 
@@ -310,7 +346,7 @@ class Family(ABC):
         return self.guide(negative, positive, conditioning.guidance)
 
 
-def on_encoders(model: Model, ids: Tensors) -> Tensors:
+def on_encoders(model: ModelView, ids: Tensors) -> Tensors:
     """Token ids on the device of the encoder they are for."""
     return {name: value.to(device_of(model.networks[name.partition(".")[0]])) for name, value in ids.items()}
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from inweave.models.families.base import (
     ConditioningRequest,
     Family,
+    ModelView,
     Pieces,
     PromptTokens,
     Tensors,
@@ -27,7 +28,6 @@ from inweave.models.families.base import (
 if TYPE_CHECKING:
     import torch
 
-    from inweave.models.model import Model
 
 QWEN_TOKENIZERS = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 ENCODER, MASK = "text_encoder", "text_encoder.mask"
@@ -46,7 +46,7 @@ class ChatFamily(Family):
     limit: ClassVar[int]  # tokens the denoiser reads
     empty_text: ClassVar[str] = ""  # what stands for no text at all
 
-    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
         import torch
 
         from inweave.models.encode import BREAK
@@ -73,7 +73,7 @@ class ChatFamily(Family):
         ids[ENCODER] = torch.tensor([row])
         return PromptTokens(ids, {}, units, tuple(warnings))
 
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         states = ids[ENCODER]
         if not states.is_floating_point():
             states = self._states(model, states)
@@ -85,16 +85,16 @@ class ChatFamily(Family):
             "encoder_hidden_states_mask": mask,
         }
 
-    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+    def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
 
-    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+    def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         import torch
 
-        width: Any = model.networks[ENCODER].config.hidden_size  # type: ignore[union-attr]
+        width: Any = model.networks[ENCODER].config.hidden_size
         return {ENCODER: torch.empty(1, chunks * UNIT, width, dtype=model.dtype, device=device)}
 
-    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
         warnings = []
         if request.clip_skip is not None:
             warnings.append("this model has no CLIP text encoder; clip_skip was ignored")
@@ -102,7 +102,7 @@ class ChatFamily(Family):
             warnings.append("a negative prompt has no effect without guidance; it was ignored")
         return warnings
 
-    def _states(self, model: Model, ids: torch.Tensor) -> torch.Tensor:
+    def _states(self, model: ModelView, ids: torch.Tensor) -> torch.Tensor:
         encoder: Any = model.networks[ENCODER]
         hidden = encoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
         states: torch.Tensor = hidden[-self.layer][:, self.dropped :]

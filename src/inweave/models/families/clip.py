@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inweave.models.families.base import Family, Pieces, PromptTokens, Tensors, device_of
+from inweave.models.families.base import Family, ModelView, Pieces, PromptTokens, Tensors, device_of
 
 if TYPE_CHECKING:
     import torch
 
-    from inweave.models.model import Model
 
 CLIP_TOKENIZERS = ("CLIPTokenizer", "CLIPTokenizerFast")
 T5_TOKENIZERS = ("T5Tokenizer", "T5TokenizerFast")
@@ -30,11 +29,11 @@ class ClipFamily(Family):
 
     final_norm = False  # whether an earlier layer goes through CLIP's final norm
 
-    def t5_length(self, model: Model) -> int:
+    def t5_length(self, model: ModelView) -> int:
         """How many tokens T5 reads."""
         raise NotImplementedError(f"{self.name} has no T5")
 
-    def tokenize(self, model: Model, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
         from inweave.models.encode import clip_tokens, t5_tokens
 
         clips = {
@@ -55,7 +54,7 @@ class ClipFamily(Family):
                 )
         return PromptTokens(ids, weights, max(len(tokens.ids) for tokens in clips.values()), tuple(warnings))
 
-    def frozen_states(self, model: Model, ids: Tensors) -> Tensors:
+    def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         from inweave.models.encode import encode_t5
 
         return {
@@ -64,20 +63,20 @@ class ClipFamily(Family):
             if folder in ids
         }
 
-    def example_ids(self, model: Model, chunks: int, device: torch.device) -> Tensors:
+    def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         import torch
 
         inputs: Tensors = {}
         for folder in self.trainable_encoders:
-            length: Any = model.networks[folder].config.max_position_embeddings  # type: ignore[union-attr]
+            length: Any = model.networks[folder].config.max_position_embeddings
             inputs[folder] = torch.empty(1, chunks, length, dtype=torch.int64, device=device)
         for folder in self.frozen_folders(model):
-            width: Any = model.networks[folder].config.d_model  # type: ignore[union-attr]
+            width: Any = model.networks[folder].config.d_model
             inputs[folder] = torch.empty(1, self.t5_length(model), width, dtype=model.dtype, device=device)
         return inputs
 
     def clip_states(
-        self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None
+        self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """States of all CLIPs joined along the width, and what each pools."""
         import torch
@@ -97,7 +96,7 @@ class ClipFamily(Family):
         ]
         return torch.cat([hidden for hidden, _ in states], -1), [pooled for _, pooled in states if pooled is not None]
 
-    def t5_states(self, model: Model, ids: Tensors, weights: Tensors | None) -> torch.Tensor | None:
+    def t5_states(self, model: ModelView, ids: Tensors, weights: Tensors | None) -> torch.Tensor | None:
         """What T5 makes of a text, or what was kept of it; None where the model has no T5."""
         from inweave.models.encode import encode_t5
 

@@ -15,13 +15,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import FormatError
-from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Network, Shape, Tensors, Variant
+from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, ModelView, Network, Shape, Tensors, Variant
 from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
     import torch
-
-    from inweave.models.model import Model
 
 
 class Flux1(ClipFamily):
@@ -77,16 +75,16 @@ class Flux1(ClipFamily):
     def clip_layer(self, clip_skip: int | None) -> int | None:
         return None  # only what CLIP pools is used
 
-    def t5_length(self, model: Model) -> int:
+    def t5_length(self, model: ModelView) -> int:
         return 512 if model.denoiser.config.guidance_embeds else 256
 
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         _, pooled = self.clip_states(model, ids, clip_skip, weights)
         t5 = self.t5_states(model, ids, weights)
         assert t5 is not None, "FLUX.1 models have a T5"
         return {"encoder_hidden_states": t5, "pooled_projections": pooled[0].to(t5.dtype)}
 
-    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
         warnings = []
         if request.negative:
             warnings.append("FLUX.1 does not use a negative prompt; it was ignored")
@@ -94,11 +92,11 @@ class Flux1(ClipFamily):
             warnings.append("FLUX.1 schnell does not use guidance; the value was ignored")
         return warnings
 
-    def is_guided(self, model: Model, guidance: float) -> bool:
+    def is_guided(self, model: ModelView, guidance: float) -> bool:
         return False  # distilled: guidance is an input
 
     def batch_inputs(
-        self, model: Model, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         import torch
 
@@ -111,7 +109,7 @@ class Flux1(ClipFamily):
         return inputs
 
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         step = t.expand(len(latents)).to(latents.dtype) / 1000
         packed = pack(latents)

@@ -20,15 +20,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import FormatError
-from inweave.models.families.base import IMAGE_PRESET, Network, Shape, Variant
+from inweave.models.families.base import IMAGE_PRESET, ModelView, Network, Shape, Variant
 from inweave.models.families.chat import ChatFamily
 from inweave.models.families.flux import pack, unpack
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from inweave.models.model import Model
 
 
 class QwenImage(ChatFamily):
@@ -85,7 +83,7 @@ class QwenImage(ChatFamily):
             network.pos_embed = type(positions)(positions.theta, positions.axes_dim, positions.scale_rope)
 
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         batch, _, height, width = latents.shape
         prediction = model.denoiser(

@@ -14,14 +14,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import FormatError
-from inweave.models.families.base import IMAGE_PRESET, Network, Prediction, Shape, Tensors, Variant
+from inweave.models.families.base import (
+    IMAGE_PRESET,
+    BlueprintView,
+    ModelView,
+    Network,
+    Prediction,
+    Shape,
+    Tensors,
+    Variant,
+)
 from inweave.models.families.clip import CLIP_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
     import torch
 
-    from inweave.models.blueprint import Blueprint
-    from inweave.models.model import Model
 
 _STABILITY = "stabilityai/stable-diffusion"
 _ABSENT = [None, None]  # how a pipeline's index marks a part that is left out
@@ -104,7 +111,7 @@ class UNetFamily(ClipFamily):
         return None
 
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         rest = dict(inputs)
         added = {name: rest.pop(name) for name in ("text_embeds", "time_ids") if name in rest}
@@ -161,9 +168,9 @@ class StableDiffusion(UNetFamily):
     def recognizes(self, class_name: str, config: Mapping[str, Any]) -> bool:
         return class_name == "UNet2DConditionModel" and config.get("addition_embed_type") != "text_time"
 
-    def preset_name(self, blueprint: Blueprint) -> str:
+    def preset_name(self, blueprint: BlueprintView) -> str:
         own = super().preset_name(blueprint)
-        second = blueprint.denoiser.config.get("cross_attention_dim", 768) == 1024
+        second = blueprint.denoiser_config.get("cross_attention_dim", 768) == 1024
         return "sd2" if own == self.name and second else own
 
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
@@ -194,7 +201,7 @@ class StableDiffusion(UNetFamily):
     def clip_layer(self, clip_skip: int | None) -> int | None:
         return None if clip_skip in (None, 1) else clip_skip
 
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         return {"encoder_hidden_states": self.clip_states(model, ids, clip_skip, weights)[0]}
 
 

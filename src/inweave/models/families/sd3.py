@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.errors import FormatError
-from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Network, Shape, Tensors, Variant
+from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, ModelView, Network, Shape, Tensors, Variant
 from inweave.models.families.clip import CLIP_TOKENIZERS, T5_TOKENIZERS, ClipFamily
 
 if TYPE_CHECKING:
     import torch
 
-    from inweave.models.model import Model
 
 _STABILITY = "stabilityai/stable-diffusion"
 #: (blocks, whether some attend twice) -> base
@@ -76,10 +75,10 @@ class StableDiffusion3(ClipFamily):
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         return "sd3", "stable-diffusion-3"
 
-    def t5_length(self, model: Model) -> int:
+    def t5_length(self, model: ModelView) -> int:
         return 256
 
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         import torch
 
         clip, pooled = self.clip_states(model, ids, clip_skip, weights)
@@ -89,13 +88,13 @@ class StableDiffusion3(ClipFamily):
         t5 = clip.new_zeros(len(clip), self.t5_length(model), width) if t5 is None else t5.to(clip.dtype)
         return {"encoder_hidden_states": torch.cat([clip, t5], 1), "pooled_projections": torch.cat(pooled, -1)}
 
-    def prompt_warnings(self, model: Model, request: ConditioningRequest) -> list[str]:
+    def prompt_warnings(self, model: ModelView, request: ConditioningRequest) -> list[str]:
         if "text_encoder_3" in model.networks:
             return []
         return ["this model has no T5 text encoder; the prompt goes through CLIP only"]
 
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         prediction: torch.Tensor = model.denoiser(
             hidden_states=latents, timestep=t.expand(latents.shape[0]), return_dict=False, **inputs

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, Network, Tensors, Variant
+from inweave.models.families.base import IMAGE_PRESET, ConditioningRequest, ModelView, Network, Tensors, Variant
 from inweave.models.families.clip import CLIP_TOKENIZERS
 from inweave.models.families.sd import UNetFamily
 
 if TYPE_CHECKING:
     import torch
 
-    from inweave.models.model import Model
 
 _ABSENT = [None, None]
 
@@ -68,17 +67,17 @@ class StableDiffusionXL(UNetFamily):
     def file_labels(self, variant: Variant | None, prediction: str) -> tuple[str, str]:
         return "sdxl_base_v1-0", "stable-diffusion-xl-v1-base"
 
-    def encode(self, model: Model, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
+    def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
         hidden, pooled = self.clip_states(model, ids, clip_skip, weights)
         return {"encoder_hidden_states": hidden, "text_embeds": pooled[-1]}
 
-    def negative_text(self, model: Model, request: ConditioningRequest, negative: Tensors) -> Tensors:
+    def negative_text(self, model: ModelView, request: ConditioningRequest, negative: Tensors) -> Tensors:
         if request.negative or not model.blueprint.settings.get("force_zeros_for_empty_prompt", True):
             return negative
         return {name: value.new_zeros(value.shape) for name, value in negative.items()}
 
     def batch_inputs(
-        self, model: Model, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
+        self, model: ModelView, text: Tensors, sizes: torch.Tensor, latents: tuple[int, ...], guidance: float
     ) -> Tensors:
         inputs = super().batch_inputs(model, text, sizes, latents, guidance)
         return inputs | {"time_ids": sizes}  # training has them in float32: bfloat16 steps from 1024 to 1032

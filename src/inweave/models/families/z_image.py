@@ -18,13 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from inweave.models.families.base import IMAGE_PRESET, Network, Shape, Variant
+from inweave.models.families.base import IMAGE_PRESET, ModelView, Network, Shape, Variant
 from inweave.models.families.chat import ChatFamily
 
 if TYPE_CHECKING:
     import torch
-
-    from inweave.models.model import Model
 
 
 class ZImage(ChatFamily):
@@ -69,7 +67,7 @@ class ZImage(ChatFamily):
         return "z_image", "z-image"
 
     def denoise(
-        self, model: Model, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
+        self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, inputs: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         import torch
 
@@ -80,7 +78,7 @@ class ZImage(ChatFamily):
         prediction = model.denoiser(list(latents[:, :, None].unbind()), time, texts, return_dict=False)[0]
         return -torch.stack(prediction)[:, :, 0]
 
-    def is_guided(self, model: Model, guidance: float) -> bool:
+    def is_guided(self, model: ModelView, guidance: float) -> bool:
         return guidance > 0.0
 
     def guide(self, negative: torch.Tensor, positive: torch.Tensor, guidance: float) -> torch.Tensor:

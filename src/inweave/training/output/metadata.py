@@ -14,12 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inweave import __version__
 from inweave.exchange.hashes import hash_file
 from inweave.layers import ALGORITHMS
 from inweave.training.adapters.summary import Shape
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
+from inweave.version import __version__
 
 
 def training_metadata(

@@ -50,7 +50,9 @@ def header_length(prefix: bytes, file_size: int) -> int:
         raise FormatError(f"the file has {file_size} bytes; a safetensors file starts with an 8-byte length")
     length = int.from_bytes(prefix[:8], "little")
     if length > MAX_HEADER:
-        raise FormatError(f"the header claims {length:,} bytes; at most {MAX_HEADER:,} are accepted")
+        raise FormatError(
+            f"not a safetensors file: the header claims {length:,} bytes; at most {MAX_HEADER:,} are accepted"
+        )
     if length < 2 or 8 + length > file_size:
         raise FormatError(
             f"the header claims {length:,} bytes but the file has {max(file_size - 8, 0):,} after the length: "

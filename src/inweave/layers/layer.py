@@ -145,7 +145,7 @@ class LoraLayer(nn.Module):
         """A new adapter, active from the start."""
         self.require_unmerged("add an adapter")
         if name in self.adapters:
-            raise ConfigError(f"{self.label}: an adapter {name!r} already exists; delete it or choose another name")
+            raise ConfigError(f"{self.label}: an adapter {name!r} already exists; eject it or choose another name")
         self.adapters[name] = branch
         self.strengths[name] = strength
         self.active = (*self.active, name)

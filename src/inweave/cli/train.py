@@ -99,7 +99,7 @@ def train(
             _train(complete, as_json, notes)
         except KeyboardInterrupt:
             fail(
-                "stopped at once; --resume continues from the last checkpoint, or from the start if there is none",
+                "stopped at once; continue with --resume, from the last checkpoint or from the start if there is none",
                 as_json,
                 130,
             )

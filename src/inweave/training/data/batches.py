@@ -31,7 +31,6 @@ def epoch_batches(
     epoch: int,
     *,
     regularization: Sequence[bool] = (),
-    drop_last: bool = False,
 ) -> list[tuple[int, ...]]:
     """One epoch as batches of indices: example i, of bucket ``buckets[i]``, appears ``repeats[i]`` times."""
     sizes = [batch_size] if isinstance(batch_size, int) else batch_size.values()
@@ -47,8 +46,7 @@ def epoch_batches(
         subject, prior = ([kind[index] for index in _shuffle(len(kind), bits)] for kind in kinds)
         line = _interleave(subject, prior)
         size = batch_size if isinstance(batch_size, int) else batch_size[bucket]
-        end = len(line) // size * size if drop_last else len(line)
-        batches += [tuple(line[start : start + size]) for start in range(0, end, size)]
+        batches += [tuple(line[start : start + size]) for start in range(0, len(line), size)]
     return [batches[index] for index in _shuffle(len(batches), bits)]
 
 
@@ -68,7 +66,7 @@ def _interleave(some: list[int], others: list[int]) -> list[int]:
 def position(step: int, micro: int, *, accumulation: int, world: int, batches_per_epoch: int) -> tuple[int, int]:
     """(epoch, index) of the ``micro``-th micro-batch of an optimizer step, over all processes together."""
     if batches_per_epoch < 1:
-        raise ConfigError("an epoch has no batch: there are no examples, or every batch is short and dropped")
+        raise ConfigError("an epoch has no batch: there are no examples")
     return divmod(step * accumulation * world + micro, batches_per_epoch)
 
 
@@ -81,7 +79,6 @@ class Order:
     batch_size: int | Mapping[Hashable, int]
     seed: int = 0
     regularization: tuple[bool, ...] = ()
-    drop_last: bool = False
     _epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
 
     def batches(self, epoch: int) -> list[tuple[int, ...]]:
@@ -90,12 +87,9 @@ class Order:
                 self._epochs.pop(next(iter(self._epochs)))
             self._epochs[epoch] = epoch_batches(
                 self.buckets, self.repeats, self.batch_size, self.seed, epoch,
-                regularization=self.regularization, drop_last=self.drop_last,
+                regularization=self.regularization,
             )  # fmt: skip
         return self._epochs[epoch]
-
-    def size_of(self, bucket: Hashable) -> int:
-        return self.batch_size if isinstance(self.batch_size, int) else self.batch_size[bucket]
 
     def __len__(self) -> int:
         """Batches per epoch, the same in every epoch."""
@@ -120,7 +114,7 @@ def total_steps(batches_per_epoch: int, micro_batches: int, *, steps: int | None
 
 
 def arrange(
-    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0, drop_last: bool = False
+    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0
 ) -> tuple[list[Placement | None], Order]:
     """(the placement of every example, None where it is too small for any bucket; the order of the run)."""
     if batch_size < 1:
@@ -139,7 +133,7 @@ def arrange(
         sizes[slots[-1]] = size
     repeats = [each.repeats if place else 0 for each, place in zip(dataset.examples, placements, strict=True)]
     prior = tuple(example.regularization for example in dataset.examples)
-    return placements, Order(tuple(slots), tuple(repeats), sizes, seed, prior, drop_last)
+    return placements, Order(tuple(slots), tuple(repeats), sizes, seed, prior)
 
 
 def _rules_of(subset: Subset, rules: BucketRules) -> BucketRules:

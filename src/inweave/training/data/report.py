@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -33,7 +33,6 @@ class DatasetReport:
     uncaptioned: list[str]
     own_bucket: list[str]  # smaller than their bucket, and nothing is enlarged
     too_small: list[str]
-    dropped: list[str]  # in a bucket that never fills a batch, where short batches are dropped
     duplicates: list[list[str]]
     unreadable: dict[str, str]  # with the reason; an image whose mask is unreadable or of another shape is left out
     ignored: list[str]  # folders that are not read, images a metadata file does not list, masks without an image
@@ -70,7 +69,6 @@ class DatasetReport:
         kinds = (
             ("without a caption", self.uncaptioned if self.captions else []),
             ("too small for any bucket, left out", self.too_small),
-            ("in a bucket that never fills a batch, left out", self.dropped),
             ("the same pixels", [" = ".join(group) for group in self.duplicates]),
             ("unreadable, left out", reasons),
             ("masks that are all black, so that nothing is trained on the image", self.black_masks),
@@ -99,7 +97,6 @@ def check_dataset(
     accumulation: int = 1,
     epochs: int | None = None,
     steps: int | None = None,
-    drop_last: bool = False,
     masked_loss: bool | None = None,
     held_out: Callable[[list[Placement | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
@@ -113,14 +110,10 @@ def check_dataset(
             "epochs or steps, of 1 or more"
         )  # fmt: skip
     examples = dataset.examples
-    placements, order = arrange(dataset, rules, batch_size=batch_size, drop_last=drop_last)
+    placements, order = arrange(dataset, rules, batch_size=batch_size)
     out = set(held_out(placements))
     order = replace(order, repeats=tuple(0 if n in out else count for n, count in enumerate(order.repeats)), _epochs={})
     pairs = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
-    per_slot: Counter[Hashable] = Counter()
-    for slot, count in zip(order.buckets, order.repeats, strict=True):
-        per_slot[slot] += count
-    short = {slot for slot, count in per_slot.items() if drop_last and 0 < count < order.size_of(slot)}
     cropped = [place.cropped_fraction for _, place in pairs]
     report = dataset.report
     masked = [each for each in examples if each.mask is not None]
@@ -143,9 +136,6 @@ def check_dataset(
         own_bucket=[printable_path(example.path) for example, place in pairs if place.own_bucket],
         too_small=[
             printable_path(each.path) for each, place in zip(examples, placements, strict=True) if place is None
-        ],
-        dropped=[
-            printable_path(each.path) for each, slot in zip(examples, order.buckets, strict=True) if slot in short
         ],
         duplicates=[[printable_path(path) for path in group] for group in report.duplicates],
         unreadable={printable_path(path): why for path, why in report.unreadable},

@@ -144,7 +144,7 @@ def test_an_epoch_holds_each_example_as_often_as_it_repeats(order: Order, epoch:
     short: Counter[Hashable] = Counter()
     for batch in batches:
         assert len({order.buckets[index] for index in batch}) == 1
-        short[order.buckets[batch[0]]] += len(batch) < order.size_of(None)
+        short[order.buckets[batch[0]]] += len(batch) < order.batch_size
     assert max(short.values()) <= 1
     assert len(batches) == len(order)
 
@@ -211,11 +211,10 @@ def test_the_order_is_the_same_everywhere() -> None:
     assert process.stdout.strip() == digest
 
 
-def test_short_batches_can_be_dropped_and_sizes_may_differ() -> None:
+def test_batch_sizes_may_differ_by_bucket_and_the_last_one_is_short() -> None:
     batches = epoch_batches("aaab", [1] * 4, {"a": 2, "b": 5}, 0, 0)
     assert sorted(map(len, batches)) == [1, 1, 2]
-    assert [len(batch) for batch in epoch_batches("aaab", [1] * 4, 2, 0, 0, drop_last=True)] == [2]
-    empty = Order(("a",), (1,), 2, drop_last=True)
+    empty = Order(("a",), (0,), 2)
     with pytest.raises(ConfigError, match="no batch"):
         empty.step(0)
 

@@ -94,18 +94,6 @@ def test_crops_are_counted_above_each_mark() -> None:
     assert (report.cropped_10, report.cropped_25) == (3, 1)
 
 
-def test_buckets_that_never_fill_a_batch_are_named() -> None:
-    some = dataset(*(example(f"{n}", (128, 128)) for n in range(5)), example("alone", (256, 64)))
-    assert check_dataset(some, RULES, batch_size=2, epochs=1).dropped == []
-    report = check_dataset(some, RULES, batch_size=2, epochs=1, drop_last=True)
-    assert (report.dropped, report.batches_per_epoch) == (["alone"], 2)
-    full = dataset(example("one", (128, 128), 2), example("tiny", (9, 9)))
-    assert (
-        check_dataset(full, BucketRules(128, 32, upscale=False), batch_size=2, epochs=1, drop_last=True).dropped == []
-    )
-    assert any("never fills a batch" in line and "alone" in line for line in report.lines())
-
-
 def test_a_subset_setting_overrides_the_run_setting() -> None:
     own = Subset(resolution=(64, 64), batch_size=3, bucket_step=16, buckets=False)
     some = dataset(

@@ -137,7 +137,7 @@ def swapping(folder: Path, loras: list[Path]) -> list[tuple[str, float]]:
         torch.cuda.synchronize()
         kernel_times.append(events[0].elapsed_time(events[1]))
     rows.append(("inweave: the kernel by itself (one LoRA)", statistics.median(kernel_times)))
-    weaver._abandon(program.places)
+    weaver._abandon(program.tensors)
 
     file_times: list[float] = []
 

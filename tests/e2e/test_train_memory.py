@@ -48,7 +48,7 @@ def test_a_limit_is_met_with_smaller_batches_and_reported(tmp_path: Path, cache:
     sampled = ("--set", "sample_every=2", "--set", "sample_prompts=red apple", "--set", "sample_steps=1")
     planned = tmp_path / "planned"
     report = invoked(*on_emoji(planned, cache, "--steps", 2, "-b", 4, "--vram", f"{limit / 2**20:.4f}MiB", *sampled))
-    assert "memory: batch_size 4 becomes 2" in report and "memory: the activation memory of a step is" in report
+    assert "memory: batch_size 4 becomes 2" in report and "GiB of activation memory; the estimate was" in report
     measured = [record for record in journal(planned) if "measured_bytes" in record]
     assert len(measured) == 1 and measured[0]["expected_bytes"] == plan["activation_bytes"]
     assert measured[0]["measured_bytes"] == pytest.approx(plan["activation_bytes"], rel=0.15)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, TypedDict, Unpack
@@ -75,7 +76,7 @@ class Start:
     dtype: torch.dtype
 
 
-class Branch(nn.Module):
+class Branch(nn.Module, ABC):
     """Parameters by role, and where the adapter has one a `magnitude`; with their scaling."""
 
     magnitude: nn.Parameter | None
@@ -104,9 +105,9 @@ class Branch(nn.Module):
     # where it comes from
 
     @classmethod
+    @abstractmethod
     def initial(cls, start: Start, generator: torch.Generator) -> dict[str, torch.Tensor]:
         """New factors by role, in float32 on the CPU."""
-        raise NotImplementedError(cls.__name__)
 
     @classmethod
     def fresh(cls, start: Start, **scaling: Unpack[Scaling]) -> Self:
@@ -164,9 +165,9 @@ class Branch(nn.Module):
         return {}
 
     @classmethod
+    @abstractmethod
     def suffixes(cls, embedding: bool) -> dict[str, str]:
         """role -> the suffix its tensor is reported under: PEFT's, or LyCORIS' where PEFT has none."""
-        raise NotImplementedError(cls.__name__)
 
     # what it computes
 

@@ -13,6 +13,7 @@ its kind: whatever else its forward computes stays, and the change is added to i
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from inweave.ops.delta import lora
 
 
 @dataclass(frozen=True)
-class LayerKind:
+class LayerKind(ABC):
     """Subclass it and implement `apply` for a module that computes something none of the standard kinds does.
 
     ``transposed``: the weight is stored as (in, out).
@@ -45,9 +46,9 @@ class LayerKind:
         """Into how many groups inputs and outputs are divided, as in a grouped convolution."""
         return 1
 
+    @abstractmethod
     def apply(self, module: nn.Module, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """The module's linear function of ``x`` with this weight (out, into...) and no bias."""
-        raise NotImplementedError(f"{type(self).__name__} does not implement apply")
 
     def apply_low_rank(
         self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype

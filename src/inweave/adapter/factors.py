@@ -86,6 +86,10 @@ class Factors:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in shared}
         return {role: value for role, value in own.items() if isinstance(value, Tensor)}
 
+    def decisive_tensors(self) -> list[Tensor]:
+        """Tensors that make the whole change zero if any one of them holds only zeros."""
+        return []
+
     def rows(self, start: int, length: int) -> Self | None:
         """The same algorithm restricted to some output rows, or None where it cannot be cut there."""
         return None

@@ -36,6 +36,9 @@ class Loha(Factors):
             return (self.w1_a.shape[1], self.w1_b.shape[1], *self.t1.shape[2:])
         return (self.w1_a.shape[0], flat_shape(self.w1_b)[1])
 
+    def decisive_tensors(self) -> list[Tensor]:
+        return list(self.tensors().values())
+
     def rows(self, start: int, length: int) -> Self | None:
         if not self.cuttable():
             return None

@@ -64,6 +64,9 @@ class Lokr(Factors):
         left, right = self.factor_shapes()
         return (left[0] * right[0], math.prod(left[1:]) * right[1], *right[2:])
 
+    def decisive_tensors(self) -> list[Tensor]:
+        return list(self.tensors().values())
+
     def rows(self, start: int, length: int) -> Self | None:
         """Output rows are w1's rows times w2's, so a cut must fall between rows of w1."""
         if not self.cuttable():

@@ -48,6 +48,9 @@ class Lora(Factors):
         kernel = self.mid.shape[2:] if self.mid else self.down.shape[2:]
         return (self.up.shape[0], *self.down.shape[1:2], *kernel)
 
+    def decisive_tensors(self) -> list[Tensor]:
+        return [self.up]
+
     def rows(self, start: int, length: int) -> Self | None:
         if not self.cuttable():
             return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from inweave.adapter import Adapter, Factors, Loha, Lokr, Lora, Tensor
+from inweave.adapter import Adapter
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
 from inweave.formats.finite import scan
@@ -130,7 +130,7 @@ def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]]
     if values == "none":
         return [], []
     limit = SAMPLE_BYTES if values == "sample" else None
-    products = {id(t) for entry in adapter.entries for t in _product_tensors(entry.factors)}
+    products = {id(t) for entry in adapter.entries for t in entry.factors.decisive_tensors()}
     nonfinite: list[dict[str, object]] = []
     zeros: list[str] = []
     for key, tensor in adapter.tensors.items():
@@ -140,15 +140,6 @@ def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]]
         elif values_of.zero and id(tensor) in products and tensor.numel:
             zeros.append(key)
     return nonfinite, zeros
-
-
-def _product_tensors(factors: Factors) -> list[Tensor]:
-    """Factors that, if they hold only zeros, make the whole change zero."""
-    if isinstance(factors, Lora):
-        return [factors.up]
-    if isinstance(factors, Loha | Lokr):
-        return list(factors.tensors().values())
-    return []
 
 
 def _error(report: Report, detection: Detection, index: ModelIndex, target: str) -> str | None:

@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Ref
@@ -19,9 +17,10 @@ from inweave.targets.fit import delta_shape, either_way, fitted, shape_text, sta
 from inweave.targets.index import Component, ModelIndex, Use
 from inweave.targets.links import Shape
 from inweave.targets.locate import Locator, Match, is_saved_module
+from inweave.targets.nearest import NearestNames
 from inweave.targets.plan import Finding, Piece, Placement, Plan, Report
 
-_MAX_NEAREST = 8  # looking up a nearest name costs milliseconds; a wholly foreign file has thousands
+_MAX_NEAREST = 8  # a wholly foreign file has thousands of names; the first ones tell enough
 
 
 def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan:
@@ -48,6 +47,7 @@ class _Resolver:
         self.report = report
         self.locator = Locator(adapter, index)
         self.nearest_left = _MAX_NEAREST
+        self.names: dict[tuple[str, ...], NearestNames] = {}  # by the components searched
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
     def place(self, entry: Entry) -> list[Placement] | None:
@@ -166,9 +166,16 @@ class _Resolver:
         nearest = None
         if self.nearest_left > 0 and reason.startswith("no module"):
             self.nearest_left -= 1
-            nearest = _nearest(entry.ref, self.locator.candidates(entry.ref))
+            nearest = self._nearest(entry.ref)
         self.report.unplaced.append(Finding(entry.keys, str(entry.ref), entry.ref.component, reason, nearest))
         return None
+
+    def _nearest(self, ref: Ref) -> str | None:
+        components = self.locator.candidates(ref)
+        searched = tuple(component.name for component in components)
+        if searched not in self.names:
+            self.names[searched] = NearestNames(name for component in components for name in component.modules())
+        return self.names[searched].find(ref.name)
 
 
 def _placements(entry: Entry, component: Component, uses: tuple[Use, ...], shape: Shape) -> list[Placement]:
@@ -282,16 +289,6 @@ def _count(accepted: list[tuple[Entry, list[Placement]]], adapter: Adapter, repo
     for entry, placements in accepted:
         if placements:
             report.components[placements[0].component]["tensors"] += len(entry.keys)
-
-
-def _nearest(ref: Ref, components: Iterable[Component]) -> str | None:
-    names = [name for component in components for name in component.modules()]
-    if ref.flat:
-        flats = {name.replace(".", "_"): name for name in names}
-        close = difflib.get_close_matches(ref.name, flats, 1, 0.5)
-        return flats[close[0]] if close else None
-    close = difflib.get_close_matches(ref.name, names, 1, 0.5)
-    return close[0] if close else None
 
 
 def _summary(adapter: Adapter, index: ModelIndex, report: Report) -> str:

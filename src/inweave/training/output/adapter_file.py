@@ -2,6 +2,9 @@
 
 The file is written under a temporary name, opened again, every tensor is resolved on the base model, and every value is
 checked. Only then is it renamed: a run whose file does not pass is not finished, and an earlier good file is not lost.
+
+What was trained is kept whatever the check says: a file that does not pass, or that the dialect cannot hold after all, is
+written as `<name>.unverified.safetensors`, and the error names it.
 """
 
 from __future__ import annotations
@@ -26,8 +29,9 @@ from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
 from inweave.ops.decode import decode, encode
 from inweave.ops.device import DTYPES
+from inweave.targets.cut import swapped
 from inweave.targets.index import ModelIndex
-from inweave.targets.plan import Plan
+from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
 from inweave.training.config.schema import TrainConfig
 
@@ -44,10 +48,14 @@ def save_adapter(
     target = path.with_suffix("") if folder else path
     temporary = target.with_name(f".{target.name.removesuffix('.safetensors')}.new{'' if folder else '.safetensors'}")
     try:
-        save(typed, temporary, dialect=config.dialect, base=index)
-        if not folder:
-            _add_hashes(temporary)
-        verify(temporary, index, typed)
+        try:
+            save(typed, temporary, dialect=config.dialect, base=index)
+            if not folder:
+                _add_hashes(temporary)
+            verify(temporary, index, typed)
+        except (TargetError, ValueError, LookupError, TypeError) as error:  # whatever the check says, nothing is lost
+            reason = str(error).replace(str(temporary), str(target))
+            raise TargetError(f"{reason}; what was trained is in {_keep(temporary, target, typed)}") from error
         target.mkdir(exist_ok=True) if folder else None
         for part in sorted(temporary.iterdir()) if folder else (temporary,):
             part.replace(target / part.name if folder else target)
@@ -61,6 +69,20 @@ def save_adapter(
         else:
             temporary.unlink(missing_ok=True)
     return target
+
+
+def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
+    """Give what was written a name that says it was not verified; where nothing was, write the tensors as they are."""
+    kept = target.with_name(f"{target.name.removesuffix('.safetensors')}.unverified{target.suffix}")
+    if written.is_file():
+        written.replace(kept)
+    elif (written / "adapter_model.safetensors").is_file():
+        shutil.rmtree(kept, ignore_errors=True)
+        written.replace(kept)
+    else:
+        kept = kept.with_name(f"{kept.name.removesuffix('.safetensors')}.safetensors")
+        write_file(kept, adapter.tensors, dict(adapter.metadata))
+    return kept
 
 
 def adapter_exists(path: Path) -> bool:
@@ -90,24 +112,32 @@ def verify(path: Path, index: ModelIndex, expected: Adapter) -> None:
     if missing := sorted(trained.keys() - saved.keys()):
         first = ".".join(str(part) for part in missing[0][:2])
         raise TargetError(f"{path}: {len(missing)} of {len(trained)} trained rows are missing, the first of {first}")
-    for row, factors in trained.items():
-        if factors is not None and saved[row] is not None and not _equal(factors, saved[row]):
+    for row, placement in trained.items():
+        if placement is not None and (other := saved[row]) is not None and not _same_change(placement, other):
             raise TargetError(f"{path}: {row[1]} was not written as it was trained")
 
 
-def _changed_rows(plan: Plan) -> dict[tuple[str, str, int], Factors | None]:
-    """Map (component, tensor, row) of every changed row to None, and the first row of a module to its factors."""
-    rows_of: dict[tuple[str, str, int], Factors | None] = {}
+def _changed_rows(plan: Plan) -> dict[tuple[str, str, int], Placement | None]:
+    """Map (component, tensor, row) of every changed row to None, and the first row of a module to its placement."""
+    rows_of: dict[tuple[str, str, int], Placement | None] = {}
     for each in plan.placements:
         rows = each.rows()
         rows_of |= {(each.component, each.tensor, row): None for row in rows[1:]}
-        rows_of[each.component, each.tensor, rows[0]] = each.factors if each.source is None else None
+        rows_of[each.component, each.tensor, rows[0]] = each if each.source is None else None
     return rows_of
 
 
-def _equal(one: Factors, other: Factors | None) -> bool:
+def _same_change(one: Placement, other: Placement) -> bool:
+    """Whether both change the same rows alike: a dialect may order the halves of a module's rows differently."""
+    if one.swap == other.swap:
+        return _equal(one.factors, other.factors)
+    turned = swapped(one.factors)
+    return turned is not None and _equal(turned, other.factors)
+
+
+def _equal(one: Factors, other: Factors) -> bool:
     """Whether both hold the same numbers; factors that a dialect fuses have another kind or shape, and pass."""
-    if other is None or type(one) is not type(other) or one.shape() != other.shape():
+    if type(one) is not type(other) or one.shape() != other.shape():
         return True
     ours, theirs = one.tensors(), other.tensors()
     if ours.keys() != theirs.keys() or any(ours[role].numel != theirs[role].numel for role in ours):

@@ -26,7 +26,7 @@ def cpu(*arguments: str | Path, runs: int = 5) -> tuple[float, float]:
     for _ in range(runs):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "inweave", *map(str, arguments)], check=False, capture_output=True)
+        subprocess.run([sys.executable, "-P", "-m", "inweave", *map(str, arguments)], check=False, capture_output=True)
         wall = time.perf_counter() - start
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

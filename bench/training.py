@@ -128,7 +128,7 @@ def run_training(model: Path, images: Path, batch: int, vram: str | None, mode: 
     """One run of the command: memory and seconds, or its error."""
     output = Path(tempfile.mkdtemp(dir=folder))
     command = [
-        sys.executable, "-m", "inweave", "train", "--model", str(model), "--dataset", str(images), "--output", str(output),
+        sys.executable, "-P", "-m", "inweave", "train", "--model", str(model), "--dataset", str(images), "--output", str(output),
         "--batch-size", str(batch), "--rank", str(RANK), "--steps", str(STEPS), "--json", "--set", f"targets={json.dumps(TARGETS)}",
         "--set", "log_every=5", "--set", f"gradient_checkpointing={mode}", "--set", f"cache_dir={folder / 'cache'}",
         *(["--vram", vram, "--set", 'sample_prompts=["a picture"]', "--set", "sample_every=8", "--set", "sample_steps=4"]

@@ -146,7 +146,7 @@ def standing_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "inweave"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    monkeypatch.chdir(tmp_path)  # `python -m` looks here first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(launcher, "GRACE", 1.0)
     return package / "__main__.py"
 
@@ -202,6 +202,22 @@ def test_an_error_of_every_process_is_printed_once(standing_in: Path, capfd: pyt
     standing_in.write_text("import sys\nprint('error: no such folder', file=sys.stderr)\nsys.exit(2)\n")
     assert launcher.launch(3, "", False) == 2
     assert capfd.readouterr().err.count("no such folder") == 1
+
+
+def test_no_process_imports_from_the_folder_it_runs_in(
+    standing_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a process that such a process starts."""
+    standing_in.write_text(
+        "import subprocess, sys, typer\nsubprocess.run([sys.executable, '-m', 'typer'], check=False)\n"
+    )
+    dataset = tmp_path / "dataset"
+    (dataset / "inweave").mkdir(parents=True)
+    for name in ("typer.py", "inweave/__init__.py", "inweave/__main__.py", "sitecustomize.py"):
+        (dataset / name).write_text(f"import pathlib\npathlib.Path({str(tmp_path)!r}, 'hijacked').touch()\n")
+    monkeypatch.chdir(dataset)
+    assert launcher.launch(1, "", False) == 0
+    assert not (tmp_path / "hijacked").exists()
 
 
 @pytest.mark.parametrize(("sent", "received"), [("SIGINT", "SIGINT"), ("SIGHUP", "SIGTERM")])

@@ -3,6 +3,9 @@
 Each one runs `python -m inweave train` with the complete configuration and reads its rank and the world size from the
 environment, as under torchrun. Only the first one writes to the terminal; the output of another is printed if that one
 failed first. They run in sessions of their own, so that a Ctrl-C reaches them only through this process, and exactly once.
+
+Modules are imported from where Python is installed, never from the folder that the command runs in: `python -m` alone would
+look there first, and a dataset's folder may hold a file of any name.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="inweave-train-") as folder:
         file = Path(folder) / "train.toml"
         file.write_text(configuration, "utf-8")
-        command = [sys.executable, "-m", "inweave", "train", str(file), *(["--json"] if as_json else [])]
+        command = [sys.executable, "-P", "-m", "inweave", "train", str(file), *(["--json"] if as_json else [])]
         port = _free_port()
         started = [_start(command, rank, processes, port, Path(folder)) for rank in range(processes)]
 
@@ -94,6 +97,7 @@ def _start(command: list[str], rank: int, processes: int, port: int, folder: Pat
     environment = {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
+        "PYTHONSAFEPATH": "1",  # for processes that a library starts in turn
         **{name: str(value) for name, value in variables.items()},
     }
     if rank == 0:

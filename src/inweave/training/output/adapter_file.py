@@ -3,7 +3,7 @@
 The file is written under a temporary name, opened again, every tensor is resolved on the base model, and every value is
 checked. Only then is it renamed: a run whose file does not pass is not finished, and an earlier good file is not lost.
 
-What was trained is kept whatever the check says: a file that does not pass, or that the dialect cannot hold after all, is
+What was trained stays whatever the check says: a file that does not pass, or that the dialect cannot hold after all, is
 written as `<name>.unverified.safetensors`, and the error names it.
 """
 
@@ -73,16 +73,16 @@ def save_adapter(
 
 def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
     """Give what was written a name that says it was not verified; where nothing was, write the tensors as they are."""
-    kept = target.with_name(f"{target.name.removesuffix('.safetensors')}.unverified{target.suffix}")
+    unverified = target.with_name(f"{target.name.removesuffix('.safetensors')}.unverified{target.suffix}")
     if written.is_file():
-        written.replace(kept)
+        written.replace(unverified)
     elif (written / "adapter_model.safetensors").is_file():
-        shutil.rmtree(kept, ignore_errors=True)
-        written.replace(kept)
+        shutil.rmtree(unverified, ignore_errors=True)
+        written.replace(unverified)
     else:
-        kept = kept.with_name(f"{kept.name.removesuffix('.safetensors')}.safetensors")
-        write_file(kept, adapter.tensors, dict(adapter.metadata))
-    return kept
+        unverified = unverified.with_name(f"{unverified.name.removesuffix('.safetensors')}.safetensors")
+        write_file(unverified, adapter.tensors, dict(adapter.metadata))
+    return unverified
 
 
 def adapter_exists(path: Path) -> bool:

@@ -74,8 +74,8 @@ def test_what_was_trained_is_kept_whatever_the_check_says(dialect: str, tmp_path
         poisoned(run)
     with pytest.raises(TargetError, match=r"what was trained is in .*t\.unverified") as raised:
         save_adapter(collect_adapters(run.task.networks), path, config, index, {"a": "b"})
-    kept = next(path.parent.glob("*unverified*"))
-    assert str(kept) in str(raised.value)
-    tensors = load_file(kept if kept.is_file() else kept / "adapter_model.safetensors")
+    unverified = next(path.parent.glob("*unverified*"))
+    assert str(unverified) in str(raised.value)
+    tensors = load_file(unverified if unverified.is_file() else unverified / "adapter_model.safetensors")
     assert len(tensors) == len(run.trainable.parameters)
     assert not [each.name for each in path.parent.iterdir() if ".new" in each.name]

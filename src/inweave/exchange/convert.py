@@ -15,7 +15,9 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
-from inweave.formats.files import as_path, write_atomic, write_file
+from inweave.files.paths import as_path
+from inweave.files.writing import write_atomic
+from inweave.formats.files import write_file
 from inweave.formats.spell import Lost, Target, Written
 from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index

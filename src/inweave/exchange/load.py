@@ -9,7 +9,8 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import as_path, open_container, read_header, shard_files, weight_files
+from inweave.files.paths import as_path
+from inweave.formats.files import open_container, read_header, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, known_index
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names

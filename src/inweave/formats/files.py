@@ -1,4 +1,4 @@
-"""Containers: bytes on disk <-> named tensors. The only place that opens adapter and base files.
+"""Containers: bytes on disk <-> named tensors.
 
     .safetensors                        one file: header gate, then a read-only memory map
     NAME.safetensors.index.json         shards beside it
@@ -10,24 +10,25 @@ an unpickler runs whatever the file tells it to.
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from inweave.adapter import Tensor
-from inweave.errors import ConfigError, FormatError
+from inweave.errors import FormatError
+from inweave.files.documents import read_json
+from inweave.files.paths import as_path, mode_of
+from inweave.files.reading import open_regular
+from inweave.files.writing import write_atomic
 from inweave.formats.gate import Header, header_length, parse_header
 
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter.safetensors", "pytorch_lora_weights.safetensors")
-MAX_JSON = 64 * 1024 * 1024
 PICKLE_NAMES = ("adapter_model.bin", "pytorch_lora_weights.bin")
 
 _CONVERT_PICKLE = (
@@ -49,17 +50,10 @@ class Container:
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
 
 
-def as_path(path: object) -> Path:
-    """A path from what a caller passed as one."""
-    if isinstance(path, str | os.PathLike):
-        return Path(path)
-    raise ConfigError(f"expected a path, got {type(path).__name__}")
-
-
 def open_container(path: str | os.PathLike[str]) -> Container:
     """Open whatever ``path`` is: a file, an index of shards, or a directory."""
     source = as_path(path)
-    mode = _mode(source)
+    mode = mode_of(source)
     if stat.S_ISDIR(mode):
         try:
             return _open_directory(source)
@@ -77,27 +71,12 @@ def open_container(path: str | os.PathLike[str]) -> Container:
 def read_header(path: str | os.PathLike[str]) -> Header:
     """Names, shapes and metadata of one safetensors file; no tensor data is read."""
     source = as_path(path)
-    with _opened(source) as file:
+    with open_regular(source) as file:
         return _header(source, file)
 
 
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a small file."""
-    with _opened(path) as file:
-        raw = file.read(MAX_JSON + 1)
-    if len(raw) > MAX_JSON:
-        raise FormatError(f"{path}: a JSON file of more than {MAX_JSON:,} bytes is not accepted")
-    try:
-        document = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not valid JSON: {str(error)[:200]}") from None
-    if not isinstance(document, dict):
-        raise FormatError(f"{path}: a JSON object was expected")
-    return document
-
-
 def _open_file(path: Path) -> Container:
-    with _opened(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
+    with open_regular(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
         header = _header(path, file)
         # a private map: array libraries accept its buffer without a copy, and the file can never change
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
@@ -108,19 +87,6 @@ def _open_file(path: Path) -> Container:
     }
     places = {name: (path, start + span.begin) for name, span in header.spans.items()}
     return Container(path, tensors, header.metadata, None, (path,), places)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; what the system refuses is a `FormatError`."""
-    mode = _mode(path)
-    if not stat.S_ISREG(mode):
-        raise FormatError(f"{path}: not a regular file ({_kind(mode)})")
-    try:
-        with path.open("rb") as file:
-            yield file
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}") from None
 
 
 def _header(path: Path, file: BinaryIO) -> Header:
@@ -218,24 +184,6 @@ def _open_directory(path: Path) -> Container:
     raise FormatError(f"{path}: a directory without an adapter ({', '.join(ADAPTER_FILES)})")
 
 
-def _mode(path: Path) -> int:
-    try:
-        return path.stat().st_mode
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise FormatError(f"{path}: a symbolic link that leads back to itself") from None
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FormatError(f"{path}: no such file or directory") from None
-        raise FormatError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise FormatError(f"{str(path)!r}: {error}") from None
-
-
-def _kind(mode: int) -> str:
-    kinds = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a directory"))
-    return next((name for test, name in kinds if test(mode)), "a device")
-
-
 def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
     if size == 0:
         raise FormatError(f"{path}: the file is empty; download or copy it again")
@@ -293,24 +241,3 @@ def write_file(
 def _aligned_order(tensors: Mapping[str, Tensor]) -> list[str]:
     """Widest dtype first, then by name: every tensor is aligned to its element size."""
     return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-
-
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> Path:
-    """Write beside the target, flush to disk, then rename over it."""
-    if not path.name:
-        raise FormatError(f"{path}: not the name of a file")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException as error:
-        with suppress(OSError, ValueError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise FormatError(f"{path}: cannot be written: {error.strerror}") from None
-        raise
-    return path

@@ -25,7 +25,7 @@ from PIL import Image
 
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
-from inweave.formats.files import as_path
+from inweave.files.paths import as_path
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
 from inweave.generate.find import LoraFinder, hashes_of, parse_request

@@ -18,7 +18,8 @@ from typing import Any
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import network_file, read_json
+from inweave.files.documents import read_json
+from inweave.formats.files import network_file
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.families import CLASSES, TOKENIZERS, family_of
 from inweave.models.families.base import Family, Variant

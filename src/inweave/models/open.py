@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from inweave.errors import ConfigError, RequestError
-from inweave.formats.files import as_path
+from inweave.files.paths import as_path
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant

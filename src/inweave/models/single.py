@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import open_container, read_json
+from inweave.files.documents import read_json
+from inweave.formats.files import open_container
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.families import CLASSES, TOKENIZERS, family_of

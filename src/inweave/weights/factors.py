@@ -17,7 +17,8 @@ import torch
 
 from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
-from inweave.formats.files import Container, as_path, open_container
+from inweave.files.paths import as_path
+from inweave.formats.files import Container, open_container
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
 from inweave.ops.decode import TORCH, decode

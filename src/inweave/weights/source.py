@@ -25,7 +25,8 @@ import torch
 
 from inweave.adapter import Tensor
 from inweave.errors import FormatError, TargetError
-from inweave.formats.files import as_path, open_container
+from inweave.files.paths import as_path
+from inweave.formats.files import open_container
 from inweave.ops.decode import TORCH, decode
 from inweave.targets.index import Component
 from inweave.targets.links import Link

@@ -22,7 +22,9 @@ import pytest
 import inweave
 from inweave.adapter import Tensor
 from inweave.errors import FormatError
-from inweave.formats.files import open_container, read_header, read_json, shard_files, write_atomic, write_file
+from inweave.files.documents import read_json
+from inweave.files.writing import write_atomic
+from inweave.formats.files import open_container, read_header, shard_files, write_file
 from tests.bad_files import (
     BAD,
     HOW_TO_CONVERT,
@@ -362,7 +364,7 @@ def test_a_file_may_be_written_over_what_it_was_read_from(tmp_path: Path) -> Non
 _SLOW_WRITER = """
 import sys, time
 from pathlib import Path
-from inweave.formats.files import write_atomic
+from inweave.files.writing import write_atomic
 def chunks():
     yield b"new" * 1_000_000
     print("half", flush=True)
@@ -425,7 +427,7 @@ _FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from inweave.errors import FormatError
-from inweave.formats.files import write_atomic
+from inweave.files.writing import write_atomic
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 try:
     write_atomic(Path(sys.argv[1]), [bytes(64_000)] * 4)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import as_path
+from inweave.files.paths import as_path
 
 MAX_FILE = 2**20  # bytes; real files have a few thousand
 _MAX_DOTS = 1000  # per line; parsing a dotted key takes time quadratic in its parts

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inweave.files.paths import printable_path
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.captions import example_variants
-from inweave.training.data.types import Dataset, Example, printable_path, subset_defaults, with_defaults
+from inweave.training.data.types import Dataset, Example, subset_defaults, with_defaults
 
 
 def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.paths import printable_path
 from inweave.training.data.captions import read_metadata, sidecar_captions
 from inweave.training.data.dataset_toml import iter_tables, normalize_extension, parse_table
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
-from inweave.training.data.types import Dataset, Example, ReadReport, Subset, printable_path
+from inweave.training.data.types import Dataset, Example, ReadReport, Subset
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 UNSUPPORTED = (

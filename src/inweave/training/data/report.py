@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.files.paths import printable_path
 from inweave.training.data.batches import arrange, total_steps
 from inweave.training.data.buckets import BucketRules, Placement
-from inweave.training.data.types import Dataset, printable_path
+from inweave.training.data.types import Dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,3 @@ class ReadReport:
 class Dataset:
     examples: tuple[Example, ...]
     report: ReadReport
-
-
-def printable_path(path: Path) -> str:
-    """A path that can be printed, whatever bytes its name is made of."""
-    return str(path).encode("utf-8", "backslashreplace").decode()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inweave.errors import ConfigError, FormatError
-from inweave.formats.files import write_atomic
+from inweave.files.writing import write_atomic
 
 OnRecord = Callable[[Mapping[str, Any]], None]
 #: numbers of a record that make no useful curve

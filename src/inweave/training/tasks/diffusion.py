@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.files.paths import printable_path
 from inweave.models import vae
 from inweave.models.families.base import ENCODERS, on_encoders
 from inweave.models.model import Model
@@ -42,7 +43,6 @@ from inweave.training.data.types import (
     Dataset,
     Example,
     fingerprint_fields,
-    printable_path,
     subset_defaults,
     with_defaults,
 )

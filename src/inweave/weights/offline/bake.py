@@ -27,7 +27,8 @@ from pathlib import Path
 import torch
 
 from inweave.errors import ConfigError, FormatError, TargetError
-from inweave.formats.files import read_json, write_atomic
+from inweave.files.documents import read_json
+from inweave.files.writing import write_atomic
 from inweave.formats.gate import parse_header
 from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex

@@ -25,7 +25,8 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
 from inweave.exchange.load import component_folders, load, open_base, open_weights
-from inweave.formats.files import as_path, open_container
+from inweave.files.paths import as_path
+from inweave.formats.files import open_container
 from inweave.formats.writers import WRITERS
 from inweave.ops.device import choose_device, named_dtype
 from inweave.targets.bases import known_index

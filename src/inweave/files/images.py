@@ -1,0 +1,148 @@
+"""Images of strangers: a few formats, bounded before a pixel is decoded.
+
+with open_image(path) as image:     the header alone: size, mode, text
+read_image(path)                    decoded to the last pixel and turned upright
+
+formats    PNG, JPEG, WebP, BMP, TIFF, and AVIF where Pillow has it. Pillow knows forty more, by content and whatever
+           the name is; one of them starts Ghostscript
+pixels     at most 128 Mi
+PNG text   at most 4 MiB, unpacked: a chunk of a kilobyte can unpack to a megabyte
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, NamedTuple
+
+from PIL import (
+    BmpImagePlugin,
+    Image,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
+
+from inweave.errors import FormatError, InweaveError
+from inweave.files.paths import ErrorClass, as_path, printable_path
+from inweave.files.reading import open_regular
+from inweave.files.writing import write_atomic
+
+try:
+    from PIL import AvifImagePlugin  # noqa: F401  # importing a plugin makes its format known
+except ImportError:  # this Pillow was built without it
+    _AVIF: tuple[str, ...] = ()
+else:
+    _AVIF = ("AVIF",)
+
+_PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, TiffImagePlugin)
+FORMATS = tuple(name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", *_AVIF) if name in Image.OPEN)
+MAX_PIXELS = 128 * 1024 * 1024
+MAX_PNG_TEXT = 4 * 1024 * 1024
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_EXIF_ORIENTATION = 0x0112
+
+
+class DecodedImage(NamedTuple):
+    """An image in memory, upright."""
+
+    image: Image.Image
+    stored_size: tuple[int, int]  # in the file, before it is turned upright
+    orientation: int  # EXIF; 1: upright already
+
+
+@contextmanager
+def open_image(
+    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, pixels: int = MAX_PIXELS
+) -> Iterator[Image.Image]:
+    """An image whose header was read; ``pixels``: how many it may have."""
+    source = as_path(path)
+    with open_regular(source, error=error) as file:
+        try:
+            _bound_png(file)
+            file.seek(0)
+            image = Image.open(file, formats=FORMATS)
+        except Exception as problem:  # decoders raise whatever a broken file leads them to
+            raise error(f"{printable_path(source)}: not an image that can be read: {_reason(problem)}") from None
+        with image:
+            if image.width * image.height > pixels:
+                size = f"{image.width}x{image.height}"
+                raise error(f"{printable_path(source)}: {size} is larger than {pixels:,} pixels")
+            yield image
+
+
+def read_image(
+    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, pixels: int = MAX_PIXELS
+) -> DecodedImage:
+    """An image decoded to the last pixel, in memory and upright."""
+    with open_image(path, error=error, pixels=pixels) as image:
+        try:
+            image.load()
+            tag = image.getexif().get(_EXIF_ORIENTATION)
+            upright = ImageOps.exif_transpose(image)
+        except Exception as problem:
+            raise error(f"{printable_path(path)}: not an image that can be read: {_reason(problem)}") from None
+        orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
+        return DecodedImage(upright, image.size, orientation)
+
+
+def write_png(
+    path: str | os.PathLike[str],
+    image: Image.Image,
+    text: PngImagePlugin.PngInfo | None = None,
+    *,
+    error: ErrorClass = FormatError,
+) -> None:
+    """Write a PNG in one step; ``text``: its text chunks."""
+    write_atomic(path, [encode_png(image, text)], error=error)
+
+
+def encode_png(image: Image.Image, text: PngImagePlugin.PngInfo | None = None) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", pnginfo=text)
+    return buffer.getvalue()
+
+
+def _reason(problem: Exception) -> str:
+    if isinstance(problem, InweaveError):
+        return str(problem)
+    if isinstance(problem, UnidentifiedImageError):
+        return f"not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+    return f"{type(problem).__name__}: {problem}"[:300].encode("utf-8", "backslashreplace").decode()
+
+
+def _bound_png(file: BinaryIO) -> None:
+    """Refuse a PNG whose texts and profiles would unpack to more than they may, without keeping them."""
+    if file.read(8) != _SIGNATURE:
+        return
+    total = 0
+    while len(head := file.read(8)) == 8:
+        length, kind = int.from_bytes(head[:4]), head[4:]
+        if kind in (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf"):
+            total += _unpacked_size(kind, file.read(length), MAX_PNG_TEXT + 1 - total)
+            if total > MAX_PNG_TEXT:
+                raise FormatError(f"its texts are larger than {MAX_PNG_TEXT:,} bytes")
+            file.seek(4, os.SEEK_CUR)
+        else:
+            file.seek(length + 4, os.SEEK_CUR)
+
+
+def _unpacked_size(kind: bytes, data: bytes, limit: int) -> int:
+    keyword, _, rest = data.partition(b"\0")
+    if kind == b"iTXt":
+        packed = rest[:1] != b"\0"
+        rest = rest[2:].split(b"\0", 2)[-1]  # after the flags: language, translated keyword, text
+    else:
+        packed, rest = kind in (b"zTXt", b"iCCP"), rest[1:]
+    if not packed:
+        return len(data)
+    try:
+        return len(keyword) + len(zlib.decompressobj().decompress(rest, limit))
+    except zlib.error:
+        return len(data)  # Pillow says what is wrong with it, or ignores it

@@ -1,0 +1,116 @@
+"""Paths: from what a caller passed, what lies there, and how they are printed.
+
+    as_path("~/loras/a.safetensors")   a Path; whatever cannot be one is an error of ours
+    is_file, is_folder                 False for whatever the system cannot look at: a name of 300 characters, a NUL
+
+    printable("a\\x1b[2J\\u202e")        'a\\\\x1b[2J\\\\u202e': escaped as Python writes it
+
+A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them, and
+halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use, separator
+(but for the space) or unassigned, so that what is printed is what is there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from inweave.errors import ConfigError, FormatError, InweaveError
+
+ErrorClass = Callable[[str], InweaveError]
+_MAX_SHOWN = 300
+
+
+def as_path(path: object) -> Path:
+    """A path from what a caller passed as one."""
+    if isinstance(path, str | os.PathLike):
+        text = os.fspath(path)
+        if isinstance(text, str):
+            return Path(text)
+    raise ConfigError(f"expected a path, got {type(path).__name__}")
+
+
+def expand_home(path: str | os.PathLike[str], error: ErrorClass = ConfigError) -> Path:
+    """The path with a leading `~` or `~user` replaced by that home folder."""
+    source = as_path(path)
+    try:
+        return source.expanduser()
+    except (RuntimeError, OSError, ValueError, KeyError):
+        home = source.parts[0]
+        raise error(
+            f"{printable_path(source)}: {printable(home)} is the home folder of nobody here; write the whole path, or ./{printable(home)} "
+            "for a folder of that name"
+        ) from None
+
+
+def mode_of(path: Path, error: ErrorClass = FormatError) -> int:
+    """The mode of what lies at a path, links followed; nothing there is an error that says why."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError) as problem:
+        raise error(reason(path, problem)) from None
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether a regular file lies there, links followed."""
+    try:
+        return stat.S_ISREG(Path(path).stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder lies there, links followed."""
+    try:
+        return stat.S_ISDIR(Path(path).stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def kind(mode: int) -> str:
+    """What a mode is the mode of, in words."""
+    kinds = (
+        (stat.S_ISREG, "a file"), (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a symbolic link"),
+    )  # fmt: skip
+    return next((name for test, name in kinds if test(mode)), "a device")
+
+
+def reason(path: Path, problem: OSError | ValueError) -> str:
+    """One line: the path, and what the system says about it."""
+    if isinstance(problem, UnicodeEncodeError):
+        return f"{printable_path(path)}: no file can have this name: it holds half of a surrogate pair"
+    if isinstance(problem, ValueError):
+        return f"{printable_path(path)}: no file can have this name: it holds a null character"
+    if problem.errno == errno.ELOOP:
+        return f"{printable_path(path)}: a symbolic link that leads back to itself"
+    if problem.errno in (errno.ENOENT, errno.ENOTDIR):
+        try:
+            target = path.readlink()
+        except (OSError, ValueError):
+            return f"{printable_path(path)}: no such file or directory"
+        return f"{printable_path(path)}: no such file or directory: a symbolic link to {printable_path(target)}, which is not there"
+    if problem.errno == errno.ENAMETOOLONG:
+        return f"{printable_path(path)}: File name too long"
+    return f"{printable_path(path)}: {problem.strerror or problem}"
+
+
+def printable_path(path: str | os.PathLike[str]) -> str:
+    """A path as a message quotes it: printable, and with its middle left out where it is very long."""
+    text = printable(os.fspath(path))
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN // 2]}...{text[-_MAX_SHOWN // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """``text`` with every character escaped that could control a terminal, or show other than it is."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,84 @@
+"""Reading: a regular file or an error, at once.
+
+    with open_regular(path) as file: ...      never blocks: a named pipe, a device, a socket and a folder are refused
+    read_bytes(path, limit), read_text(path, limit)
+
+What lies at the path is looked at before it is opened (opening a device can do something) and again when it is open
+(another may have taken its place); a pipe that takes the place in between is opened without waiting for a writer.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from inweave.errors import FormatError
+from inweave.files.paths import ErrorClass, as_path, kind, mode_of, printable_path, reason
+
+MAX_TEXT = 64 * 1024 * 1024
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def open_regular(
+    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
+) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; ``limit``: bytes. What the system refuses, also later, is an ``error``."""
+    source = as_path(path)
+    file = open_binary(source, error=error, limit=limit, buffering=buffering)
+    try:
+        with file:
+            yield file
+    except OSError as problem:
+        if isinstance(problem, BrokenPipeError):  # of our output, never of a file
+            raise
+        raise error(reason(source, problem)) from None
+
+
+def open_binary(
+    path: Path, *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
+) -> BinaryIO:
+    """The same, for those who close the file themselves."""
+    _ensure_regular(path, mode_of(path, error), error)
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except (OSError, ValueError) as problem:
+        raise error(reason(path, problem)) from None
+    try:
+        status = os.fstat(descriptor)
+        _ensure_regular(path, status.st_mode, error)
+        if limit is not None and status.st_size > limit:
+            raise error(f"{printable_path(path)}: {status.st_size:,} bytes, more than the {limit:,} that are accepted")
+        return os.fdopen(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
+    """All of a file of at most ``limit`` bytes."""
+    with open_regular(path, error=error, limit=limit) as file:
+        raw = file.read(limit + 1) or b""
+    if len(raw) > limit:  # it grew, or its size was not told, as in /proc
+        raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")
+    return raw
+
+
+def read_text(
+    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, encoding: str = "utf-8-sig"
+) -> str:
+    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front."""
+    raw = read_bytes(path, limit, error=error)
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as problem:
+        raise error(f"{printable_path(path)}: is not text: byte {problem.start} is not UTF-8") from None
+
+
+def _ensure_regular(path: Path, mode: int, error: ErrorClass) -> None:
+    if not stat.S_ISREG(mode):
+        raise error(f"{printable_path(path)}: not a regular file ({kind(mode)})")

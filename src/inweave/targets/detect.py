@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from inweave.adapter import Adapter, Entry
-from inweave.targets.bases import KNOWN, Known, known_index, listing
+from inweave.targets.bases import KNOWN, Known, known_index, listed_modules
 from inweave.targets.index import DENOISER_TABLES
 from inweave.targets.links import Naming
 from inweave.targets.locate import fits
@@ -168,7 +168,7 @@ def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
 
 
 def _listing_forms(name: str) -> set[str]:
-    modules = {_NUMBER.sub("#", tensor.rpartition(".")[0] or tensor) for tensor in listing(name)}
+    modules = listed_modules(name)
     return {form.replace(".", "_") for module in modules for form in (module, module.partition(".")[2])}
 
 

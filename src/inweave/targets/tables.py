@@ -127,14 +127,17 @@ time_text_embed.text_embedder.linear_2          y_embedder.mlp.2
 )
 
 
-def _stacks(text: str) -> str:
-    """The same rules for the main layers and both refiners of a Lumina-like model."""
-    return "".join(text.replace("@", stack) for stack in ("layers", "noise_refiner", "context_refiner"))
+def _each(text: str, *stacks: str) -> str:
+    """The same rules for several stacks of blocks, whose names replace the @."""
+    return "".join(text.replace("@", stack) for stack in stacks)
+
+
+_LUMINA_STACKS = ("layers", "noise_refiner", "context_refiner")
 
 
 Z_IMAGE = RuleTable(
     "z-image",
-    _stacks(
+    _each(
         """
 @.{i}.attention.to_q       @.{i}.attention.qkv      qkv:0
 @.{i}.attention.to_k       @.{i}.attention.qkv      qkv:1
@@ -150,7 +153,8 @@ Z_IMAGE = RuleTable(
 @.{i}.attention_norm2
 @.{i}.ffn_norm1
 @.{i}.ffn_norm2
-"""
+""",
+        *_LUMINA_STACKS,
     )
     + """
 all_x_embedder.2-1                        x_embedder
@@ -167,7 +171,7 @@ t_embedder.mlp.2
 
 LUMINA2 = RuleTable(
     "lumina2",
-    _stacks(
+    _each(
         """
 @.{i}.attn.to_q                @.{i}.attention.qkv      qkv:0
 @.{i}.attn.to_k                @.{i}.attention.qkv      qkv:1
@@ -181,7 +185,8 @@ LUMINA2 = RuleTable(
 @.{i}.norm2                    @.{i}.attention_norm2
 @.{i}.ffn_norm1
 @.{i}.ffn_norm2
-"""
+""",
+        *_LUMINA_STACKS,
     )
     + """
 layers.{i}.norm1.linear                             layers.{i}.adaLN_modulation.1
@@ -199,29 +204,36 @@ norm_out.linear_2                                   final_layer.linear
 """,
 )
 
+_WAN_BLOCK = """
+@.{i}.attn1.to_q              @.{i}.self_attn.q
+@.{i}.attn1.to_k              @.{i}.self_attn.k
+@.{i}.attn1.to_v              @.{i}.self_attn.v
+@.{i}.attn1.to_out.0          @.{i}.self_attn.o
+@.{i}.attn1.norm_q            @.{i}.self_attn.norm_q
+@.{i}.attn1.norm_k            @.{i}.self_attn.norm_k
+@.{i}.attn2.to_q              @.{i}.cross_attn.q
+@.{i}.attn2.to_k              @.{i}.cross_attn.k
+@.{i}.attn2.to_v              @.{i}.cross_attn.v
+@.{i}.attn2.to_out.0          @.{i}.cross_attn.o
+@.{i}.attn2.norm_q            @.{i}.cross_attn.norm_q
+@.{i}.attn2.norm_k            @.{i}.cross_attn.norm_k
+@.{i}.attn2.add_k_proj        @.{i}.cross_attn.k_img
+@.{i}.attn2.add_v_proj        @.{i}.cross_attn.v_img
+@.{i}.attn2.norm_added_k      @.{i}.cross_attn.norm_k_img
+@.{i}.norm2                   @.{i}.norm3
+@.{i}.norm3                   @.{i}.norm2
+@.{i}.ffn.net.0.proj          @.{i}.ffn.0
+@.{i}.ffn.net.2               @.{i}.ffn.2
+=@.{i}.scale_shift_table      =@.{i}.modulation
+"""
+
 WAN = RuleTable(
     "wan",
-    """
-blocks.{i}.attn1.to_q              blocks.{i}.self_attn.q
-blocks.{i}.attn1.to_k              blocks.{i}.self_attn.k
-blocks.{i}.attn1.to_v              blocks.{i}.self_attn.v
-blocks.{i}.attn1.to_out.0          blocks.{i}.self_attn.o
-blocks.{i}.attn1.norm_q            blocks.{i}.self_attn.norm_q
-blocks.{i}.attn1.norm_k            blocks.{i}.self_attn.norm_k
-blocks.{i}.attn2.to_q              blocks.{i}.cross_attn.q
-blocks.{i}.attn2.to_k              blocks.{i}.cross_attn.k
-blocks.{i}.attn2.to_v              blocks.{i}.cross_attn.v
-blocks.{i}.attn2.to_out.0          blocks.{i}.cross_attn.o
-blocks.{i}.attn2.norm_q            blocks.{i}.cross_attn.norm_q
-blocks.{i}.attn2.norm_k            blocks.{i}.cross_attn.norm_k
-blocks.{i}.attn2.add_k_proj        blocks.{i}.cross_attn.k_img
-blocks.{i}.attn2.add_v_proj        blocks.{i}.cross_attn.v_img
-blocks.{i}.attn2.norm_added_k      blocks.{i}.cross_attn.norm_k_img
-blocks.{i}.norm2                   blocks.{i}.norm3
-blocks.{i}.norm3                   blocks.{i}.norm2
-blocks.{i}.ffn.net.0.proj          blocks.{i}.ffn.0
-blocks.{i}.ffn.net.2               blocks.{i}.ffn.2
-=blocks.{i}.scale_shift_table      =blocks.{i}.modulation
+    _each(_WAN_BLOCK, "blocks", "vace_blocks")
+    + """
+vace_blocks.{i}.proj_in            vace_blocks.{i}.before_proj
+vace_blocks.{i}.proj_out           vace_blocks.{i}.after_proj
+vace_patch_embedding
 =scale_shift_table                 =head.modulation
 proj_out                           head.head
 patch_embedding
@@ -234,6 +246,7 @@ condition_embedder.image_embedder.norm1              img_emb.proj.0
 condition_embedder.image_embedder.ff.net.0.proj      img_emb.proj.1
 condition_embedder.image_embedder.ff.net.2           img_emb.proj.3
 condition_embedder.image_embedder.norm2              img_emb.proj.4
+=condition_embedder.image_embedder.pos_embed         =img_emb.emb_pos
 """,
 )
 

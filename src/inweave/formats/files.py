@@ -192,7 +192,10 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
     if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
     if head.startswith(b"GGUF"):
-        raise FormatError(f"{path}: a GGUF file; only safetensors adapters and bases are read")
+        raise FormatError(
+            f"{path}: a GGUF file, which holds a quantized model or a llama.cpp adapter; only safetensors "
+            "adapters and bases are read: use the file it was converted from"
+        )
     if head.lstrip()[:1] == b"<" and not _looks_like_safetensors(head):
         raise FormatError(f"{path}: a web page, not an adapter; the download probably needs a login")
     if path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt") and not _looks_like_safetensors(head):

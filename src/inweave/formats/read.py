@@ -17,6 +17,7 @@ from inweave.errors import FormatError
 from inweave.formats.classify import classify
 from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args
 from inweave.formats.files import Container
+from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
 from inweave.formats.group import Context, Group
 from inweave.formats.restore import restore_alphas
@@ -45,7 +46,8 @@ def read(
     metadata = dict(metadata or {})
     if not tensors:
         raise FormatError("the file holds no tensors")
-    _refuse_other_files(tensors)
+    if (kind := foreign_kind(tensors, metadata)) is not None:
+        raise FormatError(kind)
     shared = {key: tensor for key, tensor in tensors.items() if key.endswith((".vera_A", ".vera_B"))}
     keys, carried, problems = _split_all({k: t for k, t in tensors.items() if k not in shared}, metadata)
     _refuse_checkpoint(keys, tensors)
@@ -84,24 +86,12 @@ def read_container(container: Container, *, name: str | None = None, trainer_exa
     return replace(adapter, places=container.places)
 
 
-def _refuse_other_files(tensors: Mapping[str, Tensor]) -> None:
-    """Files that are something else entirely, said in one line."""
-    if "lora_controlnet" in tensors:
-        raise FormatError(
-            "a Control-LoRA (it holds `lora_controlnet`): a ControlNet, not an adapter that can be merged"
-        )
-    if any(key.startswith("lllite_") for key in tensors):
-        raise FormatError("a ControlNet-LLLite file (`lllite_` keys): not an adapter that can be merged")
-    if set(tensors) <= {"emb_params", "clip_l", "clip_g", "string_to_param.*"}:
-        raise FormatError("a textual-inversion embedding, not an adapter")
-
-
 def _refuse_checkpoint(keys: list[Key], tensors: Mapping[str, Tensor]) -> None:
     """Plain weights and nothing else is a model. Under PEFT's prefix they are modules it saved whole."""
     plain = sum(1 for key in keys if key.role in ("plain_weight", "plain_bias", "scale"))
     if plain == len(keys) > 0 and not any(name.startswith("base_model.") for name in tensors):
         raise FormatError(
-            f"a model checkpoint, not an adapter: {len(tensors):,} plain tensors and none of an adapter "
+            f"{checkpoint_kind(tensors)}, not an adapter: {len(tensors):,} plain tensors and none of an adapter "
             "(to make an adapter from a tuned checkpoint, extract the difference to its base)"
         )
 

@@ -11,14 +11,15 @@ match wins, as in PEFT.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, cast
+from typing import TypeVar, cast
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
+from inweave.patterns import PatternTable, regex
+
+Value = TypeVar("Value", int, float)
 
 SUPPORTED = ("LORA", "LOHA", "LOKR", "OFT", "BOFT", "IA3", "VERA")
 
@@ -34,27 +35,43 @@ class PeftConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     rslora: bool = False
     fan_in_fan_out: bool = False
-    feedforward: tuple[str, ...] | str = ()
+    feedforward: frozenset[str] | str = frozenset()
     block_share: bool = False
     neumann_terms: int | None = 5
     target_parameters: tuple[str, ...] = ()
     constrained: bool = False  # PEFT's coft
+    _tables: dict[str, PatternTable] = field(default_factory=dict, compare=False, repr=False)
 
     def alpha_of(self, module: str) -> float | None:
-        return cast("float | None", _first_match(self.alpha_pattern, module, self.alpha))
+        return self._first_match("alpha_pattern", self.alpha_pattern, module, self.alpha)
 
     def rank_of(self, module: str) -> int | None:
-        return cast("int | None", _first_match(self.rank_pattern, module, self.rank))
+        return self._first_match("rank_pattern", self.rank_pattern, module, self.rank)
 
     def is_feedforward(self, module: str) -> bool:
         """Whether an (IA)^3 module scales its inputs."""
         if isinstance(self.feedforward, str):
-            return compiled(self.feedforward).fullmatch(module) is not None
-        return any(module == name or module.endswith(f".{name}") for name in self.feedforward)
+            return regex(self.feedforward, "adapter_config.json: feedforward_modules", FormatError).fullmatch(module)
+        return not self.feedforward.isdisjoint(ends(module))
 
     def targets_parameter(self, module: str) -> bool:
-        return any(module == name.rpartition(".")[0] or module.endswith("." + name.rpartition(".")[0])
-                   for name in self.target_parameters)  # fmt: skip
+        return any(name.rpartition(".")[0] in ends(module) for name in self.target_parameters)
+
+    def _first_match(
+        self, field: str, patterns: Mapping[str, Value], module: str, default: Value | None
+    ) -> Value | None:
+        if not patterns:
+            return default
+        if (table := self._tables.get(field)) is None:
+            label = f"adapter_config.json: {field}"
+            table = self._tables[field] = PatternTable(tuple(patterns), label, FormatError)
+        position = table.first(module)
+        return default if position is None else patterns[table.patterns[position]]
+
+
+def ends(module: str) -> list[str]:
+    """A dotted name and every end of it behind a dot: what a name in PEFT's lists may be."""
+    return [module, *(module[place + 1 :] for place, letter in enumerate(module) if letter == ".")]
 
 
 def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
@@ -81,7 +98,7 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
     terms = config.get("num_cayley_neumann_terms", 5)
     feedforward = config.get("feedforward_modules") or ()
     if not isinstance(feedforward, str):
-        feedforward = _names(config, "feedforward_modules")
+        feedforward = frozenset(_names(config, "feedforward_modules"))
     return PeftConfig(
         peft_type=kind,
         rank=_integer(config, "r"),
@@ -132,43 +149,6 @@ def json_object(text: str | None) -> dict[str, object]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
-
-
-def _first_match(patterns: Mapping[str, object], module: str, default: object) -> object:
-    for pattern, value in patterns.items():
-        if compiled(rf"(.*\.)?({pattern})$").match(module):
-            return value
-    return default
-
-
-@lru_cache(maxsize=4096)
-def compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern of a configuration; one that could run for ever is refused."""
-    try:
-        if len(pattern) > 2000 or _can_explode(re._parser.parse(pattern)):  # type: ignore[attr-defined]
-            raise FormatError(f"pattern {pattern[:60]!r} in the adapter's configuration could take for ever to match")
-        return re.compile(pattern)
-    except (re.error, OverflowError, RecursionError, MemoryError) as error:
-        raise FormatError(
-            f"pattern {pattern[:60]!r} in the adapter's configuration is no regular expression: {error}"
-        ) from None
-
-
-def _can_explode(parsed: Iterable[tuple[object, object]], inside: bool = False) -> bool:
-    """Whether something repeated repeats or branches in itself: `(x+x+)+` takes exponential time."""
-    for operation, argument in parsed:
-        name = str(operation)
-        if "REPEAT" in name:
-            _, most, body = cast("tuple[int, int, Iterable[tuple[object, object]]]", argument)
-            if inside or _can_explode(body, inside=most > 9):
-                return True
-        elif name == "BRANCH":
-            branches = cast("tuple[object, list[Iterable[tuple[object, object]]]]", argument)[1]
-            if inside or any(_can_explode(branch, inside) for branch in branches):
-                return True
-        elif name == "SUBPATTERN" and _can_explode(cast("tuple[Any, ...]", argument)[-1], inside):
-            return True
-    return False
 
 
 def _is_number(value: object) -> bool:

@@ -33,16 +33,12 @@ class Request:
     rank: int
     alpha: float | None
     spec: AdapterSpec
+    rules: PeftConfig  # the rank and alpha of a module, by PEFT's own rule
 
-    @property
-    def rules(self) -> PeftConfig:
-        """The rank and alpha of a module, by PEFT's own rule."""
-        return PeftConfig(
-            rank=self.rank,
-            alpha=self.alpha,
-            rank_pattern=self.spec.rank_pattern,
-            alpha_pattern=self.spec.alpha_pattern,
-        )
+    @classmethod
+    def of(cls, rank: int, alpha: float | None, spec: AdapterSpec) -> Request:
+        rules = PeftConfig(rank=rank, alpha=alpha, rank_pattern=spec.rank_pattern, alpha_pattern=spec.alpha_pattern)
+        return cls(rank, alpha, spec, rules)
 
     def problems(self) -> list[str]:
         """Everything wrong with it, whatever the model."""

@@ -70,7 +70,7 @@ def inject(
             raise ConfigError(f"{pattern}: expected {{regular expression: number}}, got {type(table).__name__}")
     _check_name(model, name)
     all_sites = sites(model)
-    request = Request(rank, alpha, spec)
+    request = Request.of(rank, alpha, spec)
     chosen = select_sites(model, all_sites, targets, request)
     layers = _wrap(chosen, all_sites, allow_tied, spec.network)
     return _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)

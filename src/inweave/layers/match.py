@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from inweave.errors import ConfigError
+from inweave.formats.config import ends
+from inweave.patterns import PatternTable, Work, regex
 
 Targets = str | re.Pattern[str] | Iterable[str | re.Pattern[str]]
 ALL_LINEAR = "all-linear"
+_LISTED = 10  # problems of one kind
+_COMPARED = 2000  # names that a misspelled one is compared with
 
 
 def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -29,61 +33,62 @@ def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> li
     entries = [targets] if isinstance(targets, str | re.Pattern) else list(targets)
     if not entries:
         raise ConfigError("targets is empty: name the modules that take LoRA, or use 'all-linear'")
-    whole = isinstance(targets, str)
-    problems, matched = [], set()
     for entry in entries:
-        hits = {name for name in names if _matches(entry, name, whole=whole)}
+        if not isinstance(entry, str | re.Pattern):
+            raise ConfigError(f"targets: expected names or regular expressions, got {type(entry).__name__}")
+    by_end: dict[str, set[str]] = {}
+    for name in names:
+        for end in ends(name):
+            by_end.setdefault(end, set()).add(name)
+    work = Work("targets")
+    unused: list[str | re.Pattern[str]] = []
+    matched: set[str] = set()
+    for entry in dict.fromkeys(entries):
+        hits = by_end.get(entry, set()) if isinstance(entry, str) else set()
+        if isinstance(targets, str) or isinstance(entry, re.Pattern):
+            rule = regex(entry, "targets")
+            hits = hits | {name for name in names if rule.fullmatch(name, work)}
         if not hits:
-            problems.append(_nothing(entry, known, "target"))
+            unused.append(entry)
         matched |= hits
-    if problems:
-        raise ConfigError(problems)
+    if unused:
+        raise ConfigError(_nothing(unused, known, "target"))
     return [name for name in names if name in matched]
-
-
-def _matches(entry: str | re.Pattern[str], name: str, *, whole: bool) -> bool:
-    if isinstance(entry, re.Pattern):
-        return entry.fullmatch(name) is not None
-    if name == entry or name.endswith(f".{entry}"):
-        return True
-    return whole and compiled(entry, "targets").fullmatch(name) is not None
 
 
 def check_patterns(field: str, patterns: Mapping[str, object], names: Iterable[str]) -> list[str]:
     """What is wrong with a pattern table: no regular expression, or nothing it applies to."""
     names = list(names)
-    problems: list[str] = []
-    for pattern in patterns:
-        try:
-            rule = compiled(rf"(.*\.)?({pattern})$", field)
-        except ConfigError as error:
-            problems.extend(error.problems)
-            continue
-        if not any(rule.match(name) for name in names):
-            problems.append(_nothing(pattern, names, field))
-    return problems
-
-
-def compiled(pattern: str, field: str) -> re.Pattern[str]:
+    if wrong := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        return [f"{field}: a regular expression must be text, got {type(wrong[0]).__name__}"]
+    table = PatternTable(tuple(patterns), field)
+    if problems := table.problems(_LISTED):
+        return problems
     try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{field}: {pattern!r} is not a regular expression: {error}") from None
+        return _nothing([table.patterns[position] for position in table.unmatched(names)], names, field)
+    except ConfigError as error:
+        return list(error.problems)
 
 
-def _nothing(entry: str | re.Pattern[str], known: Iterable[str], field: str) -> str:
-    text = entry.pattern if isinstance(entry, re.Pattern) else entry
-    near = nearest(text, known)
-    return f"{field} {text!r} matches no module" + (f"; the nearest are {', '.join(near)}" if near else "")
+def _nothing(entries: Sequence[str | re.Pattern[str]], known: Iterable[str], field: str) -> list[str]:
+    """One message for each of the first entries that match nothing; the search for near names is not cheap."""
+    known = list(known)
+    problems: list[str] = []
+    for entry in entries[:_LISTED]:
+        text = entry.pattern if isinstance(entry, re.Pattern) else entry
+        near = nearest(text, known)
+        short = repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
+        problems.append(f"{field} {short} matches no module" + (f"; the nearest are {', '.join(near)}" if near else ""))
+    return problems + ([f"and {len(entries) - _LISTED} more match none"] if len(entries) > _LISTED else [])
 
 
 def nearest(text: str, names: Iterable[str], limit: int = 4) -> list[str]:
     """Names, or ends of names, that look like ``text``."""
-    ends: dict[str, None] = {}
+    tails: dict[str, None] = {}
     depth = text.count(".") + 1
     for name in names:
         parts = name.split(".")
-        ends.setdefault(".".join(parts[-depth:]))
-        ends.setdefault(parts[-1])
-    close = difflib.get_close_matches(text, ends, limit, 0.5)
-    return close or sorted(end for end in ends if not end.isdigit())[:limit]
+        tails.setdefault(".".join(parts[-depth:]))
+        tails.setdefault(parts[-1])
+    close = difflib.get_close_matches(text[:100], list(tails)[:_COMPARED], limit, 0.5)
+    return close or sorted(tail for tail in tails if not tail.isdigit())[:limit]

@@ -27,7 +27,7 @@ from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
 from inweave.training.adapters.summary import conflicts, shape_of
-from inweave.training.adapters.targets import check_rules, check_targets, rule_for, select_modules
+from inweave.training.adapters.targets import check_rules, check_targets, first_rules, select_modules
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
@@ -68,9 +68,11 @@ def attach_adapters(
     multipliers: dict[str, float] = {}
     modules: list[str] = []
     for component, network in networks.items():
-        for module, layer in lora_layers(network).items():
+        layers = lora_layers(network)
+        rules = first_rules([f"{component}.{module}" for module in layers], config.rules)
+        for module, layer in layers.items():
             modules.append(f"{component}.{module}")
-            rate = _learning_rate(modules[-1], component, config)
+            rate = _learning_rate(rules[modules[-1]], component, config)
             layer.train()
             for leaf, parameter in layer.adapters[NAME].named_parameters():
                 name = f"{component}.{module}.{leaf}"
@@ -125,8 +127,9 @@ def _check_dialect(
 def _attach_fresh(component: str, network: nn.Module, names: list[str], config: TrainConfig) -> None:
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
+    rules = first_rules([f"{component}.{name}" for name in names], config.rules)
     for name in names:
-        _, rule = rule_for(f"{component}.{name}", config.rules)
+        rule = rules[f"{component}.{name}"]
         if rule is None or not rule.skip:
             ranks[name], alphas[name] = _rank_and_alpha(network.get_submodule(name), rule, config)
     if not ranks:
@@ -159,12 +162,8 @@ def _rank_and_alpha(module: nn.Module, rule: Rule | None, config: TrainConfig) -
 
 
 def _patterns(values: Mapping[str, N], default: N) -> dict[str, N]:
-    """Return one pattern per value, matching the whole names of the modules that differ from the default."""
-    groups: dict[N, list[str]] = {}
-    for name, value in values.items():
-        if value != default:
-            groups.setdefault(value, []).append(re.escape(name))
-    return {rf"\A(?:{'|'.join(names)})": value for value, names in groups.items()}
+    """Return one pattern per module that differs from the default, matching its whole name."""
+    return {f"^{re.escape(name)}": value for name, value in values.items() if value != default}
 
 
 def _start_from(
@@ -200,8 +199,7 @@ def _start_from(
     return {component: network for component, network in networks.items() if component not in known}
 
 
-def _learning_rate(name: str, component: str, config: TrainConfig) -> float:
-    _, rule = rule_for(name, config.rules)
+def _learning_rate(rule: Rule | None, component: str, config: TrainConfig) -> float:
     if rule is not None and rule.learning_rate is not None:
         return rule.learning_rate
     if component.startswith("te") and config.text_encoder_learning_rate is not None:

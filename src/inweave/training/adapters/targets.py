@@ -26,6 +26,7 @@ from inweave.layers.match import nearest
 from inweave.models.families import FAMILIES
 from inweave.models.model import Model
 from inweave.ops.kinds import kind_of
+from inweave.patterns import Work, regex
 from inweave.training.config.presets import TARGETS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
@@ -85,7 +86,7 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
     elif config.targets == "all":
         selected = {name for name in names if _BLOCKS.fullmatch(name)}
     else:
-        selected = {name for entry in _entries(config) for name in names if _matches(entry, name)}
+        selected = {name for entry in _entries(config) for name in _matches(entry, names)}
     if config.network == "locon":
         selected |= {name for name in names if _CONVOLUTIONS.fullmatch(name)}
     if not selected:
@@ -99,7 +100,7 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
     """Refuse an entry of `targets` that matches no module of any network."""
     names = [name for network in networks.values() for name in [*_adaptable(network), *lora_layers(network)]]
-    unused = [entry for entry in _entries(config) if not any(_matches(entry, name) for name in names)]
+    unused = [entry for entry in _entries(config) if not _matches(entry, names)]
     if unused:
         raise ConfigError(
             [
@@ -112,19 +113,25 @@ def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> Non
 def check_rules(rules: tuple[Rule, ...], names: list[str]) -> None:
     """Refuse a rule that matches no trained module, or only modules that earlier rules match."""
     problems = []
-    for number, rule in enumerate(rules):
-        matches = [name for name in names if re.search(rule.pattern, name)]
-        if not matches:
-            problems.append(f"rules: the pattern {rule.pattern!r} matches no trained module")
-        elif all(rule_for(name, rules)[0] < number for name in matches):
+    firsts = {id(rule) for rule in first_rules(names, rules).values()}
+    work = Work("rules")
+    for rule in rules:
+        if id(rule) in firsts:
+            continue
+        pattern = regex(rule.pattern, "rules")
+        if any(pattern.search(name, work) for name in names):
             problems.append(f"rules: every module that the pattern {rule.pattern!r} matches belongs to an earlier rule")
+        else:
+            problems.append(f"rules: the pattern {rule.pattern!r} matches no trained module")
     if problems:
         raise ConfigError(problems)
 
 
-def rule_for(name: str, rules: tuple[Rule, ...]) -> tuple[int, Rule | None]:
-    """Return (number, rule) of the first rule that matches a module; (-1, None) if none does."""
-    return next(((number, rule) for number, rule in enumerate(rules) if re.search(rule.pattern, name)), (-1, None))
+def first_rules(names: Iterable[str], rules: tuple[Rule, ...]) -> dict[str, Rule | None]:
+    """Return the first rule that matches each module, or None where none does."""
+    work = Work("rules")
+    patterns = [(regex(rule.pattern, "rules"), rule) for rule in rules]
+    return {name: next((rule for pattern, rule in patterns if pattern.search(name, work)), None) for name in names}
 
 
 def check_selection(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:
@@ -148,5 +155,7 @@ def _entries(config: TrainConfig) -> tuple[str, ...]:
     return (config.targets,) if isinstance(config.targets, str) else config.targets
 
 
-def _matches(entry: str, name: str) -> bool:
-    return name == entry or name.endswith(f".{entry}") or re.fullmatch(entry, name) is not None
+def _matches(entry: str, names: Iterable[str]) -> list[str]:
+    """The names that an entry of `targets` selects."""
+    rule, work = regex(entry, "targets"), Work("targets")
+    return [name for name in names if name == entry or name.endswith(f".{entry}") or rule.fullmatch(name, work)]

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.checked import CheckedModel, for_message
 from inweave.errors import ConfigError
+from inweave.patterns import regex
 
 PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=2**31)]
@@ -49,11 +50,9 @@ def setting(
 def regex_problem(pattern: str) -> str:
     """What is wrong with a regular expression, and where; empty if nothing is."""
     try:
-        re.compile(pattern)
-    except re.error as error:  # tells the position
-        return f"{for_message(pattern)} is not a valid regular expression: {error}"
-    except (RecursionError, OverflowError):
-        return f"{for_message(pattern)} is not a valid regular expression: it is nested too deeply or its counts are too large"
+        regex(pattern)
+    except ConfigError as error:
+        return str(error).replace("is not a regular", "is not a valid regular")
     return ""
 
 

@@ -66,6 +66,7 @@ class Adapter:
     ``metadata``   of the file; ``config`` is PEFT's adapter_config.json
     ``problems``   tensors that could not be read, each with its reason; ``warnings`` are notes about tensors that could
     ``tensors``    every tensor of the file by its key
+    ``assumed_alphas``  modules whose alpha is in a configuration that the file came without: alpha = rank is assumed
     """
 
     entries: tuple[Entry, ...]
@@ -76,6 +77,7 @@ class Adapter:
     warnings: tuple[str, ...] = ()
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # file and offset of each tensor's bytes
+    assumed_alphas: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, Dtype
+from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 from inweave.cli.progress import display
 
@@ -30,6 +30,8 @@ def bake(
         Path, typer.Option("--out", "-o", help="The .safetensors file to write; for shards or a folder, a new folder.")
     ],
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The dtype of the merged checkpoint.")] = Dtype.keep,
+    alpha: Alpha = None,
+    rank_alpha: RankAlpha = None,
     as_json: JSON = False,
 ) -> None:
     """Merge adapters into a checkpoint on disk: same names, same layout, one tensor in memory at a time."""
@@ -39,7 +41,7 @@ def bake(
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
         done = commands.bake(
             base, lora, out, dtype=None if dtype is Dtype.keep else dtype.value,
-            progress=progress.byte_counter("merging"),
+            alpha=supplied_alphas(alpha, rank_alpha), progress=progress.byte_counter("merging"),
         )  # fmt: skip
     if as_json:
         print_json({

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inweave.cli.options import JSON, AdapterFile, AdapterName
+from inweave.cli.options import JSON, AdapterFile, AdapterName, Alpha, RankAlpha, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ def check(
     trainer_exact: Annotated[
         bool, typer.Option("--trainer-exact", help="Scale kohya split_qkv files as their trainer did.")
     ] = False,
+    alpha: Alpha = None,
+    rank_alpha: RankAlpha = None,
     as_json: JSON = False,
 ) -> None:
     """Prove where every tensor of an adapter goes on a base model, or report exactly what does not fit."""
@@ -43,7 +45,9 @@ def check(
     from inweave.exchange.load import load
 
     with reporting_errors(as_json):
-        verdict = check_adapter(load(file, name=name, trainer_exact=trainer_exact), base, values=values.value)
+        alphas = supplied_alphas(alpha, rank_alpha)
+        adapter = load(file, name=name, trainer_exact=trainer_exact, alpha=alphas)
+        verdict = check_adapter(adapter, base, values=values.value)
     print_json(verdict.as_dict()) if as_json else _print(file, verdict)
     raise typer.Exit(OK if verdict.ok else PROBLEMS)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from inweave.cli.options import JSON, AdapterName, BaseName, To
+from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, printable, reporting_errors
 
 
@@ -22,13 +22,16 @@ def convert(
         bool, typer.Option("--drop", help="Leave out what the dialect cannot express, instead of failing.")
     ] = False,
     name: AdapterName = None,
+    alpha: Alpha = None,
+    rank_alpha: RankAlpha = None,
     as_json: JSON = False,
 ) -> None:
     """Convert an adapter to another dialect. Matrices are never changed; alpha, rank and metadata survive."""
     from inweave.exchange.convert import convert as convert_file
 
     with reporting_errors(as_json, target_code=PROBLEMS):
-        done = convert_file(source, out, to=to.value, base=base, drop=drop, name=name)
+        alphas = supplied_alphas(alpha, rank_alpha)
+        done = convert_file(source, out, to=to.value, base=base, drop=drop, name=name, alpha=alphas)
     if as_json:
         print_json(done.as_dict())
     else:
@@ -37,4 +40,5 @@ def convert(
             (f"dropped {lost.keys[0]} ({len(lost.keys)} tensors): {lost.reason}" for lost in done.lost), "yellow"
         )
         print_lines(done.notes)
+        print_lines((f"warning: {warning}" for warning in done.warnings), "yellow", limit=10)
     raise typer.Exit(OK)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, Seed
+from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
 from inweave.cli.output import OK, print_json, print_lines, printable, reporting_errors
 from inweave.cli.progress import Display, display
 
@@ -28,6 +28,8 @@ MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grid
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
     lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file or name: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
+    alpha: Alpha = None,
+    rank_alpha: RankAlpha = None,
     out: Annotated[str | None, typer.Option("--out", "-o", help="The .png file to write; - writes the PNG to standard output.")] = None,
     negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.")] = None,
     seed: Seed = None,
@@ -58,7 +60,7 @@ def generate(
     """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs."""
     require("generate", as_json)
     from inweave.errors import ConfigError
-    from inweave.generate.find import LoraFinder, check_request
+    from inweave.generate.find import LoraFinder, check_request, with_alpha
     from inweave.generate.pipeline import pipeline
 
     with reporting_errors(as_json):
@@ -80,7 +82,10 @@ def generate(
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
-        config = check_request(settings, LoraFinder(folders))
+        finder = LoraFinder(folders)
+        config = check_request(settings, finder)
+        if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
+            config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
         pipe = pipeline(
             model or MODEL, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from inweave.cli.options import AdapterName, JSONList
+from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
 from inweave.cli.output import (
     OK,
     PROBLEMS,
@@ -29,6 +29,8 @@ def inspect(
     ],
     keys: Annotated[bool, typer.Option("--keys", help="List every tensor.")] = False,
     name: AdapterName = None,
+    alpha: Alpha = None,
+    rank_alpha: RankAlpha = None,
     as_json: JSONList = False,
 ) -> None:
     """Describe adapter files: dialect, algorithm, ranks, base model, trigger words, training settings, hashes."""
@@ -36,16 +38,17 @@ def inspect(
     from inweave.exchange.inspect import inspect as inspect_file
 
     with reporting_errors(as_json):
+        alphas = supplied_alphas(alpha, rank_alpha)
         files = [file for path in paths for file in _adapter_files(path)]
         if len(files) == 1:
-            facts = inspect_file(files[0], keys=keys, name=name)
+            facts = inspect_file(files[0], keys=keys, name=name, alpha=alphas)
             print_json(facts.as_dict()) if as_json else _print(facts)
             raise typer.Exit(PROBLEMS if facts.adapter.problems else OK)
     rows: list[dict[str, object]] = []
     code = OK
     for file in files:
         try:
-            facts = inspect_file(file, keys=keys, name=name)
+            facts = inspect_file(file, keys=keys, name=name, alpha=alphas)
         except InweaveError as error:
             code = UNREADABLE
             rows.append({"path": str(file), "error": str(error)})
@@ -79,7 +82,7 @@ def _print(facts: Facts) -> None:
         ("modules", f"{data['modules']} ({_counts(data['components'])})"),
         ("tensors", f"{data['tensors']} ({_counts(data['dtypes'])}), {facts.bytes:,} bytes"),
         ("rank", _counts(data["ranks"]) or "none"),
-        ("alpha", _counts(data["alphas"])),
+        ("alpha", _counts(data["alphas"]) + (" (alpha = rank is assumed)" if facts.adapter.assumed_alphas else "")),
         ("scale", _counts(data["scales"])),
         ("base", detected),
     ]

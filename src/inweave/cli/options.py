@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from inweave.formats.alphas import Alphas
 
 
 class Dialect(StrEnum):
@@ -48,6 +51,18 @@ AdapterFile = Annotated[Path, typer.Argument(metavar="FILE", help="An adapter fi
 AdapterName = Annotated[
     str | None, typer.Option("--adapter", help="Which adapter to read if the keys hold several PEFT adapter names.")
 ]
+Alpha = Annotated[
+    float | None,
+    typer.Option("--alpha", help="The alpha of modules that have none, as in a PEFT file without adapter_config.json."),
+]
+RankAlpha = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rank-alpha",
+        metavar="RANK|PATTERN=ALPHA",
+        help="Their alpha by rank (16=8) or by module name as in PEFT's alpha_pattern (q_proj=4). Repeat for more.",
+    ),
+]
 BaseName = Annotated[
     str | None,
     typer.Option("--base", "-b", help="The base model, if it cannot be detected: sd1.5, sdxl, a checkpoint, a folder."),
@@ -59,6 +74,25 @@ Energy = Annotated[
     float | None,
     typer.Option("--energy", help="Use the lowest rank that keeps this share (0 to 1) of each module's squared norm."),
 ]
+
+
+def supplied_alphas(alpha: float | None, by_key: Sequence[str] | None) -> Alphas | None:
+    """--alpha and --rank-alpha as `load` takes them."""
+    from inweave.errors import ConfigError
+
+    alphas: dict[str, float] = {}
+    for text in by_key or ():
+        key, equals, number = text.rpartition("=")
+        try:
+            value = float(number) if equals and key else None
+        except ValueError:
+            value = None
+        if value is None:
+            raise ConfigError(f"--rank-alpha {text}: write RANK=ALPHA or PATTERN=ALPHA, such as 16=8 or q_proj=4")
+        alphas[key] = value
+    if not alphas:
+        return alpha
+    return alphas if alpha is None else {**alphas, "*": alpha}
 
 
 class OptionalValues(TyperCommand):

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
+from inweave.formats.alphas import Alphas
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
 from inweave.targets.detect import Detection, detect
@@ -30,7 +31,8 @@ class Verdict:
     """Whether an adapter fits a base, and why; the result of `check`.
 
     ``ok`` only if every tensor of the adapter is used exactly once and all of them are finite. ``report`` lists each tensor
-    that is not, ``detected`` is the base the adapter seems to be for, ``as_dict()`` is the JSON of `inweave check`.
+    that is not, ``detected`` is the base the adapter seems to be for, ``assumed_alphas`` names modules whose alpha the file
+    leaves open (alpha = rank is assumed), ``as_dict()`` is the JSON of `inweave check`.
     """
 
     ok: bool
@@ -46,6 +48,7 @@ class Verdict:
     carried: list[str] = field(default_factory=list)
     namings: dict[str, bool] = field(default_factory=dict)
     error: str | None = None
+    assumed_alphas: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """The documented JSON of `inweave check`."""
@@ -67,23 +70,30 @@ class Verdict:
             "nonfinite": self.nonfinite,
             "zeros": self.zeros,
             "carried": self.carried,
+            **({"assumed_alphas": len(self.assumed_alphas)} if self.assumed_alphas else {}),
             "warnings": report.warnings,
         }  # fmt: skip
 
 
 def check(
-    adapter: Adapter | str | os.PathLike[str], base: str | os.PathLike[str] | ModelIndex, *, values: ValueCheck = "full"
+    adapter: Adapter | str | os.PathLike[str],
+    base: str | os.PathLike[str] | ModelIndex,
+    *,
+    values: ValueCheck = "full",
+    alpha: Alphas | None = None,
 ) -> Verdict:
     """Prove where each tensor of ``adapter`` goes on ``base``, or say what does not fit.
 
     ``adapter``: an adapter or its path. ``base``: a known base by name ("sdxl"), a checkpoint, a model folder or an index.
-    ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". An adapter that does not
-    fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
+    ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". ``alpha``: for a path
+    whose file does not state its alphas, as `load` takes it. An adapter that does not fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
     """
     if values not in get_args(ValueCheck):
         raise ConfigError(f"values must be one of {', '.join(get_args(ValueCheck))}, got {values!r}")
+    if isinstance(adapter, Adapter) and alpha is not None:
+        raise ConfigError("alpha belongs to reading a file: give a path, or load(path, alpha=...)")
     if not isinstance(adapter, Adapter):
-        adapter = load(adapter)
+        adapter = load(adapter, alpha=alpha)
     if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:
         return _foreign(adapter, base)
     plan, index, namings = _best_plan(adapter, base)
@@ -111,6 +121,7 @@ def check(
         carried=list(adapter.carried),
         namings=namings,
         error=_error(report, detection, index, target),
+        assumed_alphas=adapter.assumed_alphas,
     )
 
 

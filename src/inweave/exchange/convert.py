@@ -17,6 +17,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
 from inweave.files.writing import write_atomic
+from inweave.formats.alphas import Alphas
 from inweave.formats.files import write_file
 from inweave.formats.spell import Lost, Target, Written
 from inweave.formats.writers import WRITERS
@@ -37,7 +38,11 @@ GENERIC = ("peft", "candle")
 
 @dataclass(slots=True)
 class Conversion:
-    """What was written; ``lost`` lists what the dialect could not express, ``notes`` what was done for it."""
+    """What was written; ``lost`` lists every tensor that was not, with the reason, ``notes`` what was done for the dialect.
+
+    ``warnings`` are those of reading; ``assumed_alphas`` names modules that were written with alpha = rank because the
+    source leaves their alpha open.
+    """
 
     path: str = ""
     dialect: str = ""
@@ -45,6 +50,8 @@ class Conversion:
     tensors: int = 0
     lost: list[Lost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    assumed_alphas: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
         """The documented JSON of `inweave convert`."""
@@ -56,6 +63,8 @@ class Conversion:
             "tensors": self.tensors,
             "dropped": [{"keys": list(lost.keys), "reason": lost.reason} for lost in self.lost],
             "notes": self.notes,
+            **({"assumed_alphas": len(self.assumed_alphas)} if self.assumed_alphas else {}),
+            "warnings": self.warnings,
         }
 
 
@@ -67,14 +76,15 @@ def convert(
     base: str | os.PathLike[str] | None = None,
     drop: bool = False,
     name: str | None = None,
+    alpha: Alphas | None = None,
 ) -> Conversion:
     """Read ``source`` in any dialect and write it to ``out`` in the dialect ``to``; matrices are never changed.
 
     ``to``: "kohya", "diffusers", "peft" (a directory), "comfy", "onetrainer", "bfl" or "candle". ``base`` names the base
     model if it cannot be detected. Raises `TargetError` if the dialect cannot express a tensor; ``drop`` leaves such
-    tensors out instead and lists them in the result.
+    tensors out instead and lists them in the result. ``alpha`` is for files that do not state theirs, as `load` takes it.
     """
-    return save(load(source, name=name), out, dialect=to, base=base, drop=drop)
+    return save(load(source, name=name, alpha=alpha), out, dialect=to, base=base, drop=drop)
 
 
 def save(
@@ -101,11 +111,15 @@ def save(
     written = rewrite(adapter, dialect, index)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
     if written.lost and not drop:
-        raise TargetError(_refusal(dialect, written.lost))
+        raise TargetError(_refusal(dialect, written.lost) + _alternatives(adapter, dialect, index))
     if not written.tensors:
         raise TargetError(f"nothing of this adapter can be written as {dialect}")
+    dropped = [*written.lost, *written.duplicates, *_unaccounted(adapter, written)]
     path = _store(as_path(out), written)
-    return Conversion(str(path), dialect, index.base, len(written.tensors), written.lost, written.notes)
+    return Conversion(
+        str(path), dialect, index.base, len(written.tensors), dropped, written.notes,
+        list(adapter.warnings), adapter.assumed_alphas,
+    )  # fmt: skip
 
 
 def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
@@ -128,6 +142,7 @@ def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
     renamed = replace(adapter, entries=tuple(respelling.entries), metadata=metadata)
     written = WRITERS[dialect].write(renamed, target_of(index))
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
+    written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
     return written
 
 
@@ -193,6 +208,25 @@ def _refusal(dialect: str, lost: list[Lost]) -> str:
     more = [f"and {len(lost) - 5} more"] if len(lost) > 5 else []
     head = f"{sum(len(row.keys) for row in lost)} tensors cannot be written as {dialect} (drop=True or --drop leaves them out):"
     return "\n  ".join([head, *rows, *more])
+
+
+def _alternatives(adapter: Adapter, dialect: str, index: ModelIndex) -> str:
+    """The dialects that could hold all of it, where the file itself is whole."""
+    if adapter.problems:
+        return ""
+    others = (
+        [] if "model" in index.components else [name for name in WRITERS if name not in (dialect, "peft", "candle")]
+    )
+    whole = [name for name in others if not rewrite(adapter, name, index).lost]
+    return f"\n  all of it can be written as {' or '.join(whole)}" if whole else ""
+
+
+def _unaccounted(adapter: Adapter, written: Written) -> list[Lost]:
+    """Tensors of the source that are in no entry, no carried tensor and no reason: there should be none."""
+    used = {key for entry in adapter.entries for key in entry.keys} | set(adapter.carried)
+    used.update(key for row in (*written.lost, *written.duplicates) for key in row.keys)
+    keys = tuple(key for key in adapter.tensors if key not in used)
+    return [Lost(keys, "no part of the adapter uses it")] if keys else []
 
 
 def _store(out: Path, written: Written) -> Path:

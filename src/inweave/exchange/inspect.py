@@ -12,6 +12,7 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
+from inweave.formats.alphas import Alphas
 from inweave.formats.config import json_object
 from inweave.targets.detect import detect
 
@@ -43,13 +44,15 @@ class Facts:
         return self.document
 
 
-def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None) -> Facts:
+def inspect(
+    path: str | os.PathLike[str], *, keys: bool = False, name: str | None = None, alpha: Alphas | None = None
+) -> Facts:
     """Describe an adapter file or PEFT directory: dialect, algorithms, ranks, base model, trigger words, hashes.
 
-    ``keys`` also lists every tensor; ``name`` picks one adapter if the keys hold several PEFT adapter names. Raises
-    `FormatError` if the file cannot be read. Example: `inweave.inspect("style.safetensors").as_dict()["base"]`.
+    ``keys`` also lists every tensor; ``name`` picks one adapter if the keys hold several PEFT adapter names; ``alpha`` is
+    for files that do not state theirs, as `load` takes it. Raises `FormatError` if the file cannot be read. Example: `inweave.inspect("style.safetensors").as_dict()["base"]`.
     """
-    adapter = load(path, name=name)
+    adapter = load(path, name=name, alpha=alpha)
     location = Path(path)
     files = [location] if location.is_file() else sorted(location.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
@@ -65,6 +68,7 @@ def inspect(path: str | os.PathLike[str], *, keys: bool = False, name: str | Non
         "alphas": _counts(
             "none" if e.factors.alpha is None else f"{e.factors.alpha:g}" for e in adapter if e.param == "weight"
         ),
+        **({"assumed_alphas": len(adapter.assumed_alphas)} if adapter.assumed_alphas else {}),
         "scales": _counts(f"{e.factors.scale:.6g}" for e in adapter if e.param == "weight"),
         "dtypes": _counts(t.dtype for t in adapter.tensors.values()),
         "components": _counts(e.ref.component or "model" for e in adapter if e.param == "weight"),

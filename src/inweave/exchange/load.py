@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import as_path
+from inweave.formats.alphas import Alphas, lacks_alpha
 from inweave.formats.files import open_container, read_header, shard_files, weight_files
 from inweave.formats.read import read_container
 from inweave.targets.bases import KNOWN, Known, find, known_index
@@ -17,13 +19,33 @@ from inweave.targets.index import ModelIndex, component_from_names, index_from_n
 from inweave.targets.links import Naming, Shape
 
 
-def load(path: str | os.PathLike[str], *, name: str | None = None, trainer_exact: bool = False) -> Adapter:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    trainer_exact: bool = False,
+    alpha: Alphas | None = None,
+) -> Adapter:
     """Read an adapter in any dialect: a .safetensors file, shards, or a directory.
 
     ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
-    kohya `split_qkv` files as their trainer did instead of as every loader does.
+    kohya `split_qkv` files as their trainer did instead of as every loader does. ``alpha`` is for modules whose alpha the
+    file does not state, as in a PEFT file without its adapter_config.json: a number, or {rank or pattern: number} with
+    "*" for all others; ``adapter.assumed_alphas`` names the modules for which alpha = rank is assumed without it.
     """
-    return read_container(open_container(path), name=name, trainer_exact=trainer_exact)
+    return read_container(open_container(path), name=name, trainer_exact=trainer_exact, alpha=alpha)
+
+
+def load_stack(paths: Sequence[str | os.PathLike[str]], *, alpha: Alphas | None) -> list[Adapter]:
+    """Several adapters; ``alpha`` is for those of them that do not state theirs, of which there must be one."""
+    adapters = [load(path) for path in paths]
+    lacking = [any(lacks_alpha(entry) for entry in adapter) for adapter in adapters]
+    if alpha is not None and not any(lacking):
+        raise ConfigError("alpha: every module of these adapters states its own alpha, so none can be supplied")
+    return [
+        load(path, alpha=alpha) if lacks and alpha is not None else adapter
+        for path, adapter, lacks in zip(paths, adapters, lacking, strict=True)
+    ]
 
 
 def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> ModelIndex:

@@ -9,19 +9,20 @@ in a `Problem`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from typing import Any
 
 from inweave.adapter import Adapter, Entry, Problem, Ref, Tensor
-from inweave.errors import FormatError
+from inweave.errors import ConfigError, FormatError
+from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
 from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
 from inweave.formats.group import Context, Group
-from inweave.formats.restore import restore_alphas
-from inweave.formats.spell import CANDLE_ALPHA
+from inweave.formats.restore import candle_alphas, restore_alphas
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
@@ -37,12 +38,15 @@ def read(
     *,
     name: str | None = None,
     trainer_exact: bool = False,
+    alpha: Alphas | None = None,
 ) -> Adapter:
     """Read named tensors into an `Adapter`.
 
     ``name`` picks one adapter where the keys carry several PEFT adapter names. ``trainer_exact`` scales
-    kohya `split_qkv` files as their trainer did instead of as every loader does.
+    kohya `split_qkv` files as their trainer did instead of as every loader does. ``alpha`` is for modules whose alpha
+    the file does not state (`inweave.formats.alphas`).
     """
+    supplied = None if alpha is None else SuppliedAlphas.of(alpha)
     metadata = dict(metadata or {})
     if not tensors:
         raise FormatError("the file holds no tensors")
@@ -63,7 +67,10 @@ def read(
     entries: list[Entry] = []
     for group in _grouped(keys, tensors, problems):
         classify(group, context, entries, problems)
-    entries = restore_alphas(entries, metadata)
+    entries = candle_alphas(entries, metadata)
+    entries = entries if supplied is None else supply_alphas(entries, supplied)
+    assumed = [entry for entry in entries if assumes_alpha(entry)]
+    entries = restore_alphas(entries, metadata, assumed)
     if shared and not context.used_shared:
         problems.append(Problem("orphan", tuple(shared), "VeRA projections without any lambda vectors"))
     return Adapter(
@@ -72,17 +79,23 @@ def read(
         metadata=metadata,
         config=config,
         problems=tuple(problems),
-        warnings=tuple(_file_warnings(metadata, chosen, keys, carried) + context.warnings),
+        warnings=tuple(
+            _file_warnings(metadata, chosen, keys, carried, others) + assumption_warnings(assumed) + context.warnings
+        ),
         tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
+        assumed_alphas=tuple(dict.fromkeys(str(entry.ref) for entry in assumed)),
     )
 
 
-def read_container(container: Container, *, name: str | None = None, trainer_exact: bool = False) -> Adapter:
+def read_container(
+    container: Container, *, name: str | None = None, trainer_exact: bool = False, alpha: Alphas | None = None
+) -> Adapter:
     """The adapter in an opened file or directory; errors name its path."""
+    options: dict[str, Any] = {"name": name, "trainer_exact": trainer_exact, "alpha": alpha}
     try:
-        adapter = read(container.tensors, container.metadata, container.config, name=name, trainer_exact=trainer_exact)
-    except FormatError as error:
-        raise FormatError(f"{container.path}: {error}") from None
+        adapter = read(container.tensors, container.metadata, container.config, **options)
+    except (FormatError, ConfigError) as error:
+        raise type(error)(f"{container.path}: {error}") from None
     return replace(adapter, places=container.places)
 
 
@@ -187,9 +200,15 @@ def _glora_modules(keys: list[Key]) -> set[str]:
 
 
 def _file_warnings(
-    metadata: Mapping[str, str], chosen: str | None, keys: list[Key], carried: Mapping[str, Tensor]
+    metadata: Mapping[str, str],
+    chosen: str | None,
+    keys: list[Key],
+    carried: Mapping[str, Tensor],
+    others: Collection[str],
 ) -> list[str]:
     warnings: list[str] = []
+    if others:
+        warnings.append(f"{len(others)} tensors of other adapters in this file are not read, only those of {chosen!r}")
     if "alpha" in metadata:
         warnings.append(f"metadata holds a bare alpha ({metadata['alpha'][:40]}), which loaders ignore and inweave too")
     if any(key.endswith(".base_layer.weight") for key in carried):
@@ -205,8 +224,4 @@ def _file_warnings(
         )
     if chosen is not None and chosen != "default":
         warnings.append(f"the keys carry the adapter name {chosen!r}")
-    if CANDLE_ALPHA not in metadata and any(key.family == "candle" for key in keys) and not _glora_modules(keys):
-        warnings.append(
-            "candle-lora files hold neither alpha nor rank scaling: scale 1 is used; the program that made it knows its own"
-        )
     return warnings

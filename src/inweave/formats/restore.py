@@ -6,7 +6,8 @@ the dtype and shape of the tensor it was stored in. It is believed only where it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from inweave.adapter import Entry, Full, Lora, scalar
@@ -14,22 +15,33 @@ from inweave.formats.config import json_object
 from inweave.formats.spell import CANDLE_ALPHA, STORED_ALPHA
 
 
-def restore_alphas(entries: list[Entry], metadata: Mapping[str, str]) -> list[Entry]:
-    """The entries with alphas as they were stored before the last conversion."""
+def restore_alphas(entries: list[Entry], metadata: Mapping[str, str], assumed: Iterable[Entry] = ()) -> list[Entry]:
+    """The entries with alphas as they were stored before the last conversion; those ``assumed`` stay open."""
     record = json_object(metadata.get(STORED_ALPHA))
-    candle = _number(metadata.get(CANDLE_ALPHA))
-    if not record and candle is None:
+    if not record:
         return entries
     exceptions = {name.partition(":")[2]: form for name, form in record.items() if name}
-    return [_restored(entry, record, exceptions, candle) for entry in entries]
+    unknown = {id(entry) for entry in assumed}
+    return [entry if id(entry) in unknown else _restored(entry, record, exceptions) for entry in entries]
 
 
-def _restored(entry: Entry, record: Mapping[str, object], by_name: Mapping[str, object], candle: float | None) -> Entry:
+def candle_alphas(entries: list[Entry], metadata: Mapping[str, str]) -> list[Entry]:
+    """The entries of a candle-lora file that inweave wrote, with the alpha it was written for."""
+    alpha = _number(metadata.get(CANDLE_ALPHA))
+    if alpha is None:
+        return entries
+    return [
+        replace(entry, factors=replace(entry.factors, alpha=alpha))
+        if entry.dialect == "candle" and isinstance(entry.factors, Lora) and entry.factors.stored_alpha is None
+        else entry
+        for entry in entries
+    ]
+
+
+def _restored(entry: Entry, record: Mapping[str, object], by_name: Mapping[str, object]) -> Entry:
     factors = entry.factors
     if isinstance(factors, Full) or factors.stored_alpha is not None:
         return entry
-    if candle is not None and entry.dialect == "candle" and isinstance(factors, Lora):
-        factors = replace(factors, alpha=candle)
     name = f"{entry.ref.component}:{entry.ref.name}"
     form = record.get(name, by_name.get(entry.ref.name, record.get("", ["", []])))
     if form is None:
@@ -40,13 +52,14 @@ def _restored(entry: Entry, record: Mapping[str, object], by_name: Mapping[str, 
             try:
                 stored = scalar(alpha, dtype, tuple(int(size) for size in shape))
             except (ValueError, KeyError, TypeError, OverflowError):
-                return replace(entry, factors=factors)
+                return entry
             return replace(entry, factors=replace(factors, alpha=float(alpha), stored_alpha=stored))
-    return replace(entry, factors=factors)
+    return entry
 
 
 def _number(text: str | None) -> float | None:
     try:
-        return float(text) if text else None
+        number = float(text) if text else None
     except ValueError:
         return None
+    return number if number is not None and math.isfinite(number) else None

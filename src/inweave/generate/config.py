@@ -36,6 +36,9 @@ class LoraChoice(CheckedModel):
     strength: float = Field(default=1.0, description="any finite number; negative and above 1 are in daily use")
     te: float | None = Field(default=None, description="strength of the text encoders, where it differs")
     unet: float | None = Field(default=None, description="strength of the denoiser, where it differs")
+    alpha: float | dict[str, float] | None = Field(
+        default=None, description="alpha of modules whose file states none: a number, or by rank or pattern"
+    )
 
     @model_validator(mode="after")
     def _one_location(self) -> LoraChoice:

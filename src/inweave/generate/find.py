@@ -7,6 +7,7 @@ an error that lists them. Hashes are SHA-256, AutoV2 (10 digits) or AutoV3 (12 d
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +15,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from inweave.adapter import Adapter
 from inweave.errors import ConfigError, FormatError
 from inweave.exchange.hashes import Hashes, hash_file
+from inweave.exchange.load import load
+from inweave.formats.alphas import Alphas, lacks_alpha
 from inweave.formats.files import read_header
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
@@ -110,6 +114,32 @@ def _trainer_name(path: Path, stamp: tuple[int, int]) -> str | None:
 def _stamp(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns
+
+
+def adapter_of(choice: LoraChoice, path: Path) -> Path | Adapter:
+    """What to weave for a choice whose file is ``path``: the file, or the adapter read with the choice's own alpha."""
+    if choice.alpha is None:
+        return path
+    return _scaled_adapter(path, _stamp(path), json.dumps(choice.alpha, sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _scaled_adapter(path: Path, stamp: tuple[int, int], alpha: str) -> Adapter:
+    return load(path, alpha=json.loads(alpha))
+
+
+def with_alpha(choices: Iterable[LoraChoice], finder: LoraFinder, alpha: Alphas | None) -> list[LoraChoice]:
+    """The choices with ``alpha`` for each file that does not state its own, of which there must be one."""
+    choices = list(choices)
+    if alpha is None:
+        return choices
+    lacking = [any(lacks_alpha(entry) for entry in load(finder.find(choice))) for choice in choices]
+    if not any(lacking):
+        raise ConfigError("alpha: every module of these LoRAs states its own alpha, so none can be supplied")
+    return [
+        choice.model_copy(update={"alpha": alpha}) if lacks else choice
+        for choice, lacks in zip(choices, lacking, strict=True)
+    ]
 
 
 def parse_request(settings: Mapping[str, Any], finder: LoraFinder) -> GenerateConfig:

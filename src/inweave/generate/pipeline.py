@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from PIL import Image
 
+from inweave.adapter import Adapter
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
 from inweave.files.paths import as_path
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
-from inweave.generate.find import LoraFinder, hashes_of, parse_request
+from inweave.generate.find import LoraFinder, adapter_of, hashes_of, parse_request
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.record import png_text
@@ -36,6 +37,7 @@ from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.targets.detect import detect
+from inweave.targets.plan import Report
 from inweave.weights.stack import Strength
 
 
@@ -50,6 +52,9 @@ class AppliedLora:
     in_prompt: bool
     modules: int
     tensors: int
+    source: Path | Adapter  # what is woven: the file, or the adapter read with an alpha of the request's
+    alpha: float | dict[str, float] | None = None
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         hashes = hashes_of(self.path) if self.path.is_file() else None
@@ -210,18 +215,23 @@ class Pipeline:
         for choice, in_prompt in [*((each, False) for each in choices), *((each, True) for each in tagged)]:
             try:
                 path = self.finder.find(choice)
-                modules, tensors = self._fit(path)
+                source = adapter_of(choice, path)
+                report = self._fit(path, source)
             except InweaveError as error:
                 wrong.append(str(error))
                 continue
             name, strengths = path.stem if path.is_file() else path.name, choice.strengths()
-            applied.append(AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, modules, tensors))
+            warnings = tuple(f"LoRA {name}: {warning}" for warning in report.warnings)
+            applied.append(
+                AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,
+                            source, choice.alpha, warnings)
+            )  # fmt: skip
         return applied
 
-    def _fit(self, path: Path) -> tuple[int, int]:
-        """(modules, tensors) of the model the adapter changes; the error for an adapter of another base names it."""
+    def _fit(self, path: Path, source: Path | Adapter) -> Report:
+        """What of the model the adapter changes; the error for an adapter of another base names it."""
         try:
-            report = self.model.plan(path).report
+            return self.model.plan(source).report
         except TargetError as error:
             made_for = detect(load(path)).base
             mine = self.model.blueprint.variant.name if self.model.blueprint.variant else self.model.name
@@ -231,7 +241,6 @@ class Pipeline:
             raise TargetError(hint + str(error).splitlines()[0]) from None
         except FormatError as error:
             raise FormatError(f"LoRA {error}") from None
-        return report.modules, report.placed
 
     def _run(self, request: PreparedRequest, callbacks: Callbacks) -> Result:
         config = request.config
@@ -242,7 +251,8 @@ class Pipeline:
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
-        warnings = [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
+        warnings = [warning for lora in request.loras for warning in lora.warnings]
+        warnings += [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
         callbacks = replace(callbacks, warn=warnings.append)
         for number in range(config.count):
             seed = config.seed + number
@@ -267,7 +277,10 @@ class Pipeline:
     def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)
         config["loras"] = [
-            {"name": lora.name, "te": lora.te, "unet": lora.unet} for lora in request.loras if not lora.in_prompt
+            {"name": lora.name, "te": lora.te, "unet": lora.unet}
+            | ({} if lora.alpha is None else {"alpha": lora.alpha})
+            for lora in request.loras
+            if not lora.in_prompt
         ]
         variant = self.model.blueprint.variant
         return {
@@ -286,8 +299,8 @@ class Pipeline:
         }
 
 
-def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path, Strength]]:
-    return [(lora.path, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
+def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path | Adapter, Strength]]:
+    return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
 
 
 def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:
@@ -325,7 +338,7 @@ def pipeline(
     choices = parse_loras(loras)
     folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
     finder = LoraFinder(folders)
-    layers = [(finder.find(each), Strength(components=each.strengths())) for each in choices]
+    layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
     loaded = load_model(
         model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download
     )

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError, MergeStateError
 from inweave.models.blueprint import Blueprint, Part
@@ -122,7 +123,7 @@ class Model:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
         return self._live_weaver().apply(stack)
 
-    def plan(self, adapter: str | os.PathLike[str]) -> Plan:
+    def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
         """Where an adapter goes in this model; `TargetError` where it does not fit."""
         return self._live_weaver().plan(adapter)
 

@@ -25,9 +25,28 @@ BLOCKS = "inweave.blocks"
 
 @dataclass(slots=True)
 class Respelling:
+    """``lost``: what cannot be renamed; ``duplicates``: entries for rows that a finer entry of the file covers already."""
+
     entries: list[Entry] = field(default_factory=list)
     lost: list[Finding] = field(default_factory=list)
+    duplicates: list[Finding] = field(default_factory=list)
     blocks: dict[str, Blocks] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """An entry, the parts of the model it changes, and its factors as they fit there."""
+
+    entry: Entry
+    component: Component
+    uses: tuple[Use, ...]
+    factors: Factors
+    original: bool  # named as in the original model
+
+    def coarseness(self) -> tuple[int, bool, tuple[str, ...]]:
+        """Of two entries for the same rows, the one with the smaller value stays, as in `resolve`."""
+        rows = sum((self.component.parts.get(use.part) or (1,))[0] for use in self.uses)
+        return rows, self.original, self.entry.keys
 
 
 @dataclass(slots=True)
@@ -45,6 +64,7 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
     recorded = _recorded(adapter.metadata)
     parts: dict[tuple[str, str], _Item] = {}
     whole: list[Entry] = []
+    every: list[_Located] = []
     for entry in adapter.entries:
         if entry.param.endswith("?"):
             continue  # made again by whoever reads the weight's entry
@@ -55,13 +75,14 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
         if isinstance(located, str):
             result.lost.append(Finding(entry.keys, str(entry.ref), entry.ref.component, located))
             continue
-        component, uses, factors = located
-        naming = naming_of(component)
-        unsplit = _unsplit(entry, factors, component, uses, naming)
+        every.append(located)
+    for each in _without_duplicates(every, result):
+        entry, component = each.entry, each.component
+        unsplit = _unsplit(entry, each.factors, component, each.uses, naming_of(component))
         if unsplit is not None:
             whole.append(unsplit)
             continue
-        reason = _to_parts(replace(entry, factors=factors), component, uses, recorded, parts)
+        reason = _to_parts(replace(entry, factors=each.factors), component, each.uses, recorded, parts)
         if reason:
             result.lost.append(Finding(entry.keys, str(entry.ref), component.name, reason))
     result.entries += whole
@@ -76,19 +97,36 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
     return result
 
 
-def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...], Factors] | str:
+def _without_duplicates(every: list[_Located], result: Respelling) -> list[_Located]:
+    """Drop what lands on parts that another entry covers: a file may hold the same module under two names."""
+    owners: dict[tuple[str, str], Entry] = {}
+    dropped: set[int] = set()
+    for number, each in sorted(enumerate(every), key=lambda pair: pair[1].coarseness()):
+        parts = [(each.component.name, use.part) for use in each.uses]
+        rival = next((owners[part] for part in parts if part in owners), None)
+        if rival is None:
+            owners.update(dict.fromkeys(parts, each.entry))
+            continue
+        dropped.add(number)
+        reason = f"a duplicate: the same rows also receive {rival.keys[0]} ({rival.factors.algorithm}), which stays"
+        result.duplicates.append(Finding(each.entry.keys, str(each.entry.ref), each.component.name, reason))
+    return [each for number, each in enumerate(every) if number not in dropped]
+
+
+def _located(entry: Entry, locator: Locator) -> _Located | str:
     if entry.ref.below:
         return "the file does not record which layer this is"
     match = locator.match(entry)
     if isinstance(match, str):
         return match
+    original = match.naming == "original"
     uses = uses_of(match.spelling, entry.param)
     if uses is None and entry.param == "bias" and (weights := uses_of(match.spelling, "weight")):
         rows = stacked_shape(match.component, weights)[0]
         if math.prod(entry.factors.shape()) != rows:
             return f"a bias of {list(entry.factors.shape())} for {rows} outputs"
         uses = tuple(replace(use, part=use.part.removesuffix("weight") + "bias") for use in weights)
-        return match.component, uses, entry.factors
+        return _Located(entry, match.component, uses, entry.factors, original)
     if uses is None:
         return f"the module has no {entry.param}"
     if entry.ref.part is not None:
@@ -101,7 +139,7 @@ def _located(entry: Entry, locator: Locator) -> tuple[Component, tuple[Use, ...]
         factors = replace(entry.factors, widen=large)
     if factors is None:
         return f"the base has {list(shape)} here, the adapter changes {shape_text(delta_shape(entry.factors))}"
-    return match.component, uses, factors
+    return _Located(entry, match.component, uses, factors, original)
 
 
 def _unsplit(
@@ -172,8 +210,6 @@ def _to_parts(
         turned = swapped(piece) if use.swap else piece
         if turned is None:
             return "the other naming exchanges halves of its rows, and its factors cannot be reordered"
-        if (component.name, use.part) in parts:
-            return f"another entry of the file already covers {use.part}"
         parts[component.name, use.part] = _Item(entry, turned)
     return ""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,9 @@ from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
-from inweave.exchange.load import component_folders, load, open_base, open_weights
+from inweave.exchange.load import component_folders, load, load_stack, open_base, open_weights
 from inweave.files.paths import as_path
+from inweave.formats.alphas import Alphas
 from inweave.formats.files import open_container
 from inweave.formats.writers import WRITERS
 from inweave.ops.device import choose_device, named_dtype
@@ -58,21 +59,26 @@ def bake(
     out: FilePath,
     *,
     dtype: torch.dtype | str | None = None,
+    alpha: Alphas | None = None,
     progress: Progress = _no_progress,
 ) -> Baked:
     """Write the checkpoint ``base`` with ``loras`` merged in to ``out``: same names, same layout.
 
     ``base``: a file, an index of shards or a model folder. ``out``: a .safetensors file, or a new folder for shards
     and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
+    ``alpha``: for files among ``loras`` that do not state theirs, as `load` takes it.
     """
     index = open_weights(base)
     target = as_path(out)
     warnings: list[str] = []
     layers = []
-    for adapter, strength in read_stack(loras):
+    stack = read_stack(loras)
+    paths = [adapter for adapter, _ in stack if isinstance(adapter, str | os.PathLike)]
+    scaled = dict(zip(paths, load_stack(paths, alpha=alpha), strict=True)) if alpha is not None else {}
+    for adapter, strength in stack:
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():
             raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
-        layers.append(_layer(adapter, strength, index, warnings))
+        layers.append(_layer(adapter, strength, index, warnings, scaled))
     done = baking.write_merged(
         base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress
     )
@@ -163,12 +169,21 @@ def resize(
     return result
 
 
-def _layer(adapter: AdapterLike, strength: Strength, index: ModelIndex, warnings: list[str]) -> Layer:
-    """An adapter resolved completely on the base, or the reason it cannot be, as `check` reports it."""
+def _layer(
+    adapter: AdapterLike,
+    strength: Strength,
+    index: ModelIndex,
+    warnings: list[str],
+    scaled: Mapping[FilePath, Adapter],
+) -> Layer:
+    """An adapter resolved completely on the base, or the reason it cannot be, as `check` reports it.
+
+    ``scaled``: adapters by path that were read with alphas of the caller's.
+    """
     if isinstance(adapter, Plan):
         return Layer(adapter, strength)
     name, prefix = _name(adapter), "" if isinstance(adapter, Adapter) else f"{os.fspath(adapter)}: "
-    source = _loaded(adapter)
+    source = scaled[adapter] if not isinstance(adapter, Adapter) and adapter in scaled else _loaded(adapter)
     verdict = check(source, index)
     if verdict.error and 2 * verdict.report.placed < verdict.report.tensors:  # else the list of tensors says more
         raise TargetError(f"{prefix}{verdict.error}")

@@ -41,11 +41,10 @@ def _published() -> tuple[Names, Names]:
     """The labels of `aliases.json` as they are, and hyphenated with the hub ids also without their owner."""
     data = json.loads(resources.files("inweave.targets").joinpath("aliases.json").read_text("utf-8"))
     exact: dict[str, tuple[str, ...]] = {}
-    known = {base.name for base in KNOWN}
-    for base, kinds in ((base, kinds) for base, kinds in data["bases"].items() if base in known):
+    for base, kinds in data["bases"].items():
         for label in (label.lower() for labels in kinds.values() for label in labels):
             exact[label] = (*exact.get(label, ()), base)
-    exact |= {label: tuple(base for base in bases if base in known) for label, bases in data["ambiguous"].items()}
+    exact |= {label: tuple(bases) for label, bases in data["ambiguous"].items()}
     loose: dict[str, tuple[str, ...]] = {}
     for label, bases in exact.items():
         for spelling in {_hyphenated(label), _hyphenated(label.rpartition("/")[2])}:

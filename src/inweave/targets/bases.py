@@ -45,6 +45,8 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
 @lru_cache(maxsize=256)
 def _component(part: Part, naming: Naming) -> Component:
     shapes = dict(listing(part.listing))
+    if part.other_folder:
+        shapes.update(listing(part.other_folder))
     missing: frozenset[str] = frozenset()
     if part.only_original:
         extra = listing(part.only_original)

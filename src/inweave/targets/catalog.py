@@ -18,6 +18,7 @@ class Part:
     table: str
     prefix: str
     only_original: str = ""  # listing of parts that single files have and diffusers folders lack
+    other_folder: str = ""  # listing of what single files keep in this network and diffusers keeps in another folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,34 @@ KNOWN: tuple[Known, ...] = (
     Known("cogvideox1.5-5b", (_dit("cogvideox1.5-5b", "own"),)),
     Known("cogvideox1.5-5b-i2v", (_dit("cogvideox1.5-5b-i2v", "own"),)),
     Known("cogvideox-2b", (_dit("cogvideox-2b", "own"),)),
+    Known("hunyuanvideo", (_dit("hunyuanvideo", "hunyuan-video"),), ("hunyuan-video",), ("hunyuan-video",), same_tensors=("HunyuanVideo-I2V (16 channels)",)),
+    Known("hunyuanvideo-i2v-33ch", (_dit("hunyuanvideo-i2v-33ch", "hunyuan-video"),)),
+    Known("framepack", (_dit("framepack", "hunyuan-video"),), (), ("framepack",), same_tensors=("FramePackI2V_HY", "FramePack_F1_I2V_HY_20250503")),
+    Known("hunyuanvideo-1.5", (_dit("hunyuanvideo-1.5", "hunyuan-video-1.5"),), ("hv1.5",), ("hunyuan-video-1.5",), same_tensors=("HunyuanVideo-1.5 T2V and I2V, 480p and 720p",)),
+    Known("hunyuanvideo-1.5-meanflow", (_dit("hunyuanvideo-1.5-meanflow", "hunyuan-video-1.5"),)),
+    Known("hunyuanimage-2.1", (_dit("hunyuanimage-2.1", "hunyuan-image"),), ("hunyuan-image", "hunyuan-image-2.1"), ("hunyuan-image",)),
+    Known("hunyuanimage-2.1-distilled", (_dit("hunyuanimage-2.1-distilled", "hunyuan-image"),)),
+    Known("hunyuanimage-2.1-refiner", (_dit("hunyuanimage-2.1-refiner", "hunyuan-image"),)),
+    Known("ltx-video-2b", (_dit("ltx-video-2b", "ltx"),), ("ltx-video", "ltxv-2b")),
+    Known("ltx-video-13b", (_dit("ltx-video-13b", "ltx"),), ("ltxv-13b",)),
+    Known("ltx-2", (_dit("ltx-2", "ltx"),), (), ("ltx2",)),
+    Known("ltx-2.3", (_dit("ltx-2.3", "ltx"),)),
+    Known("ltx-2.5", (_dit("ltx-2.5", "ltx"),)),
+    Known("mochi-1-preview", (_dit("mochi-1-preview", "mochi"),), ("mochi", "mochi-1")),
+    Known("ovis-image-7b", (_dit("ovis-image-7b", "ovis"),), ("ovis-image", "ovis")),
+    Known("pixart-sigma-1024", (_dit("pixart-sigma-1024", "pixart"),), ("pixart-sigma",), ("pixart-sigma",), same_tensors=("PixArt-Sigma 512 and 2K",)),
+    Known("pixart-alpha-1024", (_dit("pixart-alpha-1024", "pixart"),), ("pixart-alpha",), ("pixart-alpha", "pixart")),
+    Known("pixart-alpha-512", (_dit("pixart-alpha-512", "pixart"),)),
+    Known("sana-1.6b", (_dit("sana-1.6b", "sana"),)),
+    Known("sana-1.5-1.6b", (_dit("sana-1.5-1.6b", "sana"),)),
+    Known("sana-1.5-4.8b", (_dit("sana-1.5-4.8b", "sana"),)),
+    Known("sana-0.6b", (_dit("sana-0.6b", "sana"),)),
+    Known("auraflow-0.3", (_dit("auraflow-0.3", "auraflow"),), ("pony-v7",), same_tensors=("Pony V7",)),
+    Known("auraflow-0.1", (_dit("auraflow-0.1", "auraflow"),), variant_of="auraflow-0.3", same_tensors=("AuraFlow 0.2",)),
+    Known("anima", (Part("unet", "anima", "anima", "model.diffusion_model.", other_folder="anima-text-conditioner"),), (), ("anima",)),
+    Known("krea2", (_dit("krea2", "krea2"),), ("krea-2",), ("krea-2", "krea2"), same_tensors=("Krea-2-Raw", "Krea-2-Turbo")),
+    Known("stable-cascade-prior-3.6b", (_dit("stable-cascade-prior-3.6b", "cascade"),), ("stable-cascade", "cascade"), ("stable-cascade",)),
+    Known("stable-cascade-prior-1b", (_dit("stable-cascade-prior-1b", "cascade"),), ("stable-cascade-lite",)),
     Known("longcat-image", (_dit("longcat-image", "own"),), ("longcat",)),
     Known("omnigen2", (_dit("omnigen2", "own"),)),
     Known("inweave/emoji", (_unet("unet-emoji"), Part("te1", "clip-emoji", "own", "cond_stage_model.transformer.")), ("emoji", "inweave-emoji"), ("inweave-emoji", "inweave/emoji")),

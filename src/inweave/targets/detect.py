@@ -18,11 +18,11 @@ from inweave.targets.links import Naming
 from inweave.targets.locate import fits
 from inweave.targets.resolve import resolve
 from inweave.targets.rules import RuleTable
-from inweave.targets.tables import TABLES
+from inweave.targets.tables import SPELLINGS, TABLES
 
 _NUMBER = re.compile(r"\d+")
 _UNET = re.compile(
-    r"(down_blocks|up_blocks|input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
+    r"(down_blocks|up_blocks)_#_[a-z]|(input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
 )
 _MARKS = (
     "modelspec.architecture",
@@ -159,8 +159,10 @@ def _families() -> Iterator[tuple[str, Callable[[str], bool]]]:
     """(family, does it know this form), the UNets first."""
     yield "unet", lambda form: _UNET.match(form) is not None
     for name, table in TABLES.items():
-        if isinstance(table, RuleTable) and name in DENOISER_TABLES:
-            yield name, table.module_forms().__contains__
+        if isinstance(table, RuleTable) and name in DENOISER_TABLES and not name.endswith("-comfy"):
+            further = (TABLES[other] for other in SPELLINGS.get(name, ()))
+            forms = table.module_forms().union(*(t.module_forms() for t in further if isinstance(t, RuleTable)))
+            yield name, forms.__contains__
     for known in KNOWN:
         part = known.parts[0]
         if part.table == "own" and not part.component.startswith("te"):

@@ -48,7 +48,7 @@ def matches(factors: Factors, shape: Shape) -> bool:
     got = delta_shape(factors)
     if isinstance(factors, Full):
         return math.prod(got) == math.prod(shape) and (
-            len(got) < 1 or len(shape) < 1 or got[0] == shape[0] or 1 in (got[0], shape[0])
+            len(got) <= 1 or len(shape) <= 1 or got[0] == shape[0] or 1 in (got[0], shape[0])
         )
     if not shape:
         return False

@@ -10,14 +10,15 @@ The same adapter therefore resolves against a diffusers folder and a single-file
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from inweave.targets.links import Link, Naming, Shape, Table
-from inweave.targets.tables import OWN, TABLES
+from inweave.targets.tables import OWN, SPELLINGS, TABLES
 
-DENOISER_TABLES = ("unet", "flux", "flux2", "sd3", "z-image", "lumina2", "wan")
+DENOISER_TABLES = tuple(name for name in TABLES if name not in ("openclip", "vae", "causal-vae", "own"))
 
 #: prefixes of single-file checkpoints: (prefix, component)
 SINGLE_FILE_PREFIXES: tuple[tuple[str, str], ...] = (
@@ -95,7 +96,7 @@ class Component:
 
     @cached_property
     def parts(self) -> Mapping[str, Shape]:
-        if self.listed == "diffusers":
+        if self.listed == "diffusers" and not self.table.divides:
             return self.shapes
         return {link.part: link.shape for link in self.links}
 
@@ -106,18 +107,41 @@ class Component:
     @cached_property
     def tiles(self) -> dict[str, list[Link]]:
         """original tensor -> the parts that make it up, in row order."""
-        tiles: dict[str, list[Link]] = {}
-        for link in self.links:
-            tiles.setdefault(link.original, []).append(link)
-        for links in tiles.values():
-            links.sort(key=lambda link: link.start)
-        return tiles
+        return _tiled(self.links)
+
+    @cached_property
+    def divided(self) -> dict[str, list[Link]]:
+        """diffusers tensor -> its parts in row order, for those that consist of several."""
+        divided: dict[str, list[Link]] = {}
+        for link in self.links if self.table.divides else ():
+            if link.tensor:
+                divided.setdefault(link.tensor, []).append(link)
+        for links in divided.values():
+            links.sort(key=lambda link: link.offset)
+        return divided
+
+    @cached_property
+    def further_tiles(self) -> list[dict[str, list[Link]]]:
+        """The tiles of every further original spelling of the same model."""
+        whole = {link.diffusers: _whole(link, self.divided) for link in self.links}
+        return [_tiled(TABLES[name].links(whole, "diffusers")) for name in SPELLINGS.get(self.table.name, ())]
+
+    @cached_property
+    def fused(self) -> dict[tuple[str, ...], str]:
+        """The parts of every tensor that consists of several, in any naming -> that tensor."""
+        every = (self.divided, *self.further_tiles, self.tiles)
+        return {
+            tuple(k.part for k in links): name for tiles in every for name, links in tiles.items() if len(links) > 1
+        }
 
     @cached_property
     def homes(self) -> dict[str, Home]:
         present = (link for link in self.links if link.part not in self.missing)
         if self.naming == "diffusers":
-            return {link.part: Home(self.prefix + link.part) for link in present}
+            return {
+                link.part: Home(self.prefix + link.diffusers, link.offset, link.rows if link.tensor else None)
+                for link in present
+            }
         return {
             link.part: Home(self.prefix + link.original, link.start, link.length, link.swap, link.transpose)
             for link in present
@@ -131,11 +155,13 @@ class Component:
             if link.part in self.missing:
                 continue
             if self.naming == "diffusers":
-                tensors[self.prefix + link.part] = link.shape
+                tensors[self.prefix + link.diffusers] = _whole(link, self.divided)
             else:
                 name = self.prefix + link.original
                 rows = tensors.get(name, (0,))[0] if link.length is not None else 0
                 shape = link.shape[::-1] if link.transpose else link.shape
+                if link.flat:
+                    shape = (math.prod(shape),)
                 tensors[name] = (rows + shape[0], *shape[1:]) if shape else ()
         return tensors
 
@@ -145,18 +171,22 @@ class Component:
         for part in self.parts:
             module, param = module_of(part)
             modules.setdefault(module, {})[param] = (Use(part),)
+        for tensor, links in self.divided.items():
+            module, param = module_of(tensor)
+            modules.setdefault(module, {})[param] = tuple(Use(link.part) for link in links)
         return _with_roots(modules)
 
     @cached_property
     def by_original(self) -> dict[str, Spelling]:
         modules: dict[str, dict[str, tuple[Use, ...]]] = {}
-        for original, links in self.tiles.items():
-            module, param = module_of(original)
-            uses = tuple(Use(k.part, k.swap, k.transpose) for k in links)
-            modules.setdefault(module, {})[param] = uses
-            if len(uses) > 1:
-                for number, use in enumerate(uses):
-                    modules.setdefault(f"{module}.{number}", {})[param] = (use,)
+        for tiles in (self.tiles, *self.further_tiles):
+            for original, links in tiles.items():
+                module, param = module_of(original)
+                uses = tuple(Use(k.part, k.swap, k.transpose) for k in links)
+                modules.setdefault(module, {}).setdefault(param, uses)
+                if len(uses) > 1:
+                    for number, use in enumerate(uses):
+                        modules.setdefault(f"{module}.{number}", {}).setdefault(param, (use,))
         for alias, parts in self.table.aliases(self.links).items():
             for param in ("weight", "bias"):
                 if all(f"{part}.{param}" in self.parts for part in parts):
@@ -300,6 +330,22 @@ def _role(component: Component, names: Mapping[str, Shape]) -> str:
     if any(n.startswith("encoder.block.") for n in names) and not any(n.startswith("decoder.") for n in names):
         return "te3"
     return "model"
+
+
+def _tiled(links: Iterable[Link]) -> dict[str, list[Link]]:
+    tiles: dict[str, list[Link]] = {}
+    for link in links:
+        tiles.setdefault(link.original, []).append(link)
+    for each in tiles.values():
+        each.sort(key=lambda link: link.start)
+    return tiles
+
+
+def _whole(link: Link, divided: Mapping[str, list[Link]]) -> Shape:
+    """The shape of the diffusers tensor a part lies in."""
+    if not link.tensor:
+        return link.shape
+    return (sum(part.rows for part in divided[link.tensor]), *link.shape[1:])
 
 
 def _with_roots(modules: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spelling]:

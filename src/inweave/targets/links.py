@@ -4,6 +4,8 @@ A *part* is a tensor of the finer naming (diffusers, transformers): fused tensor
 checkpoint consist of several. A `Link` says where one part lies in the original:
 
     part  <->  rows [start : start+length] of `original`, halves swapped or transposed if marked
+
+Where the original is the finer one, the part is some rows of a diffusers tensor: rows from `offset` on of `tensor`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,14 @@ class Link:
     length: int | None = None  # None: the whole tensor
     swap: bool = False
     transpose: bool = False
+    flat: bool = False  # the original holds the same values in one axis
+    tensor: str = ""  # the diffusers tensor, where the part is only some rows of it
+    offset: int = 0  # the first of these rows
+
+    @property
+    def diffusers(self) -> str:
+        """The tensor of the diffusers naming this part lies in."""
+        return self.tensor or self.part
 
     @property
     def rows(self) -> int:
@@ -35,6 +45,11 @@ class Table(Protocol):
     """A family's name table."""
 
     name: str
+
+    @property
+    def divides(self) -> bool:
+        """Whether some diffusers tensors consist of several originals, so that parts are finer than both."""
+        ...
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
         """One link per part, for a model whose tensors (in ``naming``) are ``shapes``."""
@@ -53,6 +68,7 @@ class IdentityTable:
     """One naming everywhere: Qwen-Image, T5, CLIP in transformers' names, any other torch model."""
 
     name = "own"
+    divides = False
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
         return [Link(name, shape, name) for name, shape in shapes.items()]

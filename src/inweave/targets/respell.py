@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from inweave.adapter import Adapter, Entry, Factors, Oft, Ref
+from inweave.adapter import Adapter, Entry, Factors, Full, Oft, Ref
 from inweave.targets.cut import Blocks, cut, join, swapped
 from inweave.targets.fit import delta_shape, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
-from inweave.targets.links import Link, Naming
+from inweave.targets.links import Naming, Shape
 from inweave.targets.locate import Locator, is_saved_module
 from inweave.targets.plan import Finding
 
@@ -88,10 +88,7 @@ def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component]
     result.entries += whole
     for component in index:
         items = {part: item for (name, part), item in parts.items() if name == component.name}
-        if naming_of(component) == "diffusers":
-            result.entries += [_under_part_name(item, component, part) for part, item in items.items()]
-        else:
-            _join_all(items, component, result)
+        _join_all(items, component, naming_of(component), result)
     order = {key: number for number, key in enumerate(adapter.tensors)}
     result.entries.sort(key=lambda entry: order.get(entry.keys[0], 0))
     return result
@@ -146,43 +143,71 @@ def _unsplit(
     entry: Entry, factors: Factors, component: Component, uses: tuple[Use, ...], naming: Naming
 ) -> Entry | None:
     """The entry under its new name, where its rows are exactly those of the module in that naming."""
-    if naming == "diffusers":
-        if len(uses) > 1 or uses[0].swap or uses[0].transpose:
-            return None
-        module, param = module_of(uses[0].part)
-        return replace(entry, ref=Ref(component.name, module), param=_param(param), factors=factors)
-    tiles = _tiles(component, uses[0].part)
+    tiles = _tiles(component, uses[0].part, naming)
     if isinstance(factors, Oft) and len(uses) == 1 and len(tiles) > 1:
-        number = next(i for i, link in enumerate(tiles) if link.part == uses[0].part)
-        return replace(entry, ref=Ref(component.name, module_of(tiles[0].original)[0], part=number))
-    if tuple(use.part for use in uses) != tuple(link.part for link in tiles):
+        number = next(i for i, tile in enumerate(tiles) if tile.part == uses[0].part)
+        return replace(entry, ref=Ref(component.name, module_of(tiles[0].tensor)[0], part=number))
+    if [(use.part, use.swap, use.transpose) for use in uses] != [(t.part, t.swap, t.transpose) for t in tiles]:
         return None
-    if any((use.swap, use.transpose) != (link.swap, link.transpose) for use, link in zip(uses, tiles, strict=True)):
+    if tiles[0].reshaped and naming == "original" and not isinstance(factors, Full):
         return None
-    module, param = module_of(tiles[0].original)
-    part = entry.ref.part if isinstance(factors, Oft) else None
-    return replace(entry, ref=Ref(component.name, module, part=part), param=param, factors=factors)
+    module, param = _name(tiles[0], naming)
+    part = entry.ref.part if isinstance(factors, Oft) and naming == "original" else None
+    return replace(entry, ref=Ref(component.name, module, part=part), param=param, factors=_shaped(factors, tiles))
 
 
-def _param(param: str) -> str:
-    return "weight" if param == "scale" else param
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One part as some rows of a tensor in the naming that is written."""
+
+    part: str
+    tensor: str
+    shape: Shape
+    swap: bool = False
+    transpose: bool = False
+    reshaped: bool = False  # the other naming keeps the same values in other axes
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
 
 
-def _tiles(component: Component, part: str) -> list[Link]:
-    """All links of the original tensor a part lies in, in row order."""
+def _tiles(component: Component, part: str, naming: Naming) -> list[_Tile]:
+    """All parts of the tensor that ``part`` lies in, in row order."""
     by_part = component.link_of
     if part not in by_part:  # a bias the base does not have: the weight's layout, renamed
-        weight = by_part[part.removesuffix("bias") + "weight"]
+        weight = part.removesuffix("bias") + "weight"
         return [
-            replace(
-                link,
-                part=link.part.removesuffix("weight") + "bias",
-                original=link.original.removesuffix("weight") + "bias",
-                shape=link.shape[:1],
-            )
-            for link in component.tiles[weight.original]
+            replace(tile, part=_as_bias(tile.part), tensor=_as_bias(tile.tensor), shape=tile.shape[:1])
+            for tile in _tiles(component, weight, naming)
         ]
-    return component.tiles[by_part[part].original]
+    link = by_part[part]
+    if naming == "diffusers":
+        tiles = component.divided.get(link.tensor, (link,))
+        return [_Tile(each.part, each.diffusers, each.shape, reshaped=each.flat) for each in tiles]
+    if link.flat:
+        return [_Tile(part, link.original, (math.prod(link.shape),), reshaped=True)]
+    return [
+        _Tile(each.part, each.original, each.shape, each.swap, each.transpose)
+        for each in component.tiles[link.original]
+    ]
+
+
+def _as_bias(tensor: str) -> str:
+    return tensor.removesuffix("weight") + "bias"
+
+
+def _name(tile: _Tile, naming: Naming) -> tuple[str, str]:
+    """(module, param) of the tensor; diffusers calls a norm's scale its weight."""
+    module, param = module_of(tile.tensor)
+    return module, "weight" if naming == "diffusers" and param == "scale" else param
+
+
+def _shaped(factors: Factors, tiles: list[_Tile]) -> Factors:
+    """A whole value in the axes of the tensor it belongs to, where one naming keeps it flat."""
+    if isinstance(factors, Full) and tiles[0].reshaped:
+        return replace(factors, value=factors.value.reshaped(tiles[0].shape))
+    return factors
 
 
 def _to_parts(
@@ -199,8 +224,9 @@ def _to_parts(
     if len(uses) > 1:
         if not entry.factors.rows_are_local():
             return "its rows depend on each other and cannot be cut apart"
-        sizes = [_tiles_size(component, use.part) for use in uses]
-        parts_of = cut(entry.factors, sizes, recorded.get(f"{component.name}:{_original_name(component, uses)}"))
+        sizes = [_rows(component, use.part) for use in uses]
+        fused = component.fused.get(tuple(use.part for use in uses), "")
+        parts_of = cut(entry.factors, sizes, recorded.get(f"{component.name}:{fused}"))
         if parts_of is None:
             return "its factors cannot be cut exactly at the borders of the other naming"
         pieces = parts_of
@@ -214,33 +240,24 @@ def _to_parts(
     return ""
 
 
-def _tiles_size(component: Component, part: str) -> int:
-    return next(link.rows for link in _tiles(component, part) if link.part == part)
+def _rows(component: Component, part: str) -> int:
+    return next(tile.rows for tile in _tiles(component, part, "original") if tile.part == part)
 
 
-def _original_name(component: Component, uses: tuple[Use, ...]) -> str:
-    return _tiles(component, uses[0].part)[0].original
-
-
-def _under_part_name(item: _Item, component: Component, part: str) -> Entry:
-    module, param = module_of(part)
-    return replace(item.entry, ref=Ref(component.name, module), param=_param(param), factors=item.factors)
-
-
-def _join_all(items: Mapping[str, _Item], component: Component, result: Respelling) -> None:
+def _join_all(items: Mapping[str, _Item], component: Component, naming: Naming, result: Respelling) -> None:
     done: set[str] = set()
     for part, item in items.items():
-        tiles = _tiles(component, part)
-        original = tiles[0].original
+        tiles = _tiles(component, part, naming)
+        original = tiles[0].tensor
         if original in done:
             continue
         done.add(original)
-        there = [items.get(link.part) for link in tiles]
+        there = [items.get(tile.part) for tile in tiles]
         keys = tuple(dict.fromkeys(key for item in there if item for key in item.entry.keys))
-        module, param = module_of(original)
+        module, param = _name(tiles[0], naming)
         factors: Factors | None = item.factors
         if len(tiles) > 1:
-            joined = join([item.factors if item else None for item in there], [link.rows for link in tiles])
+            joined = join([item.factors if item else None for item in there], [tile.rows for tile in tiles])
             factors = joined[0] if joined else None
             if joined:
                 result.blocks[f"{component.name}:{original}"] = joined[1]
@@ -248,6 +265,8 @@ def _join_all(items: Mapping[str, _Item], component: Component, result: Respelli
             factors = None
         elif tiles[0].swap:
             factors = swapped(item.factors)
+        elif tiles[0].reshaped and naming == "original":
+            factors = None
         if factors is None:
             reason = (
                 f"the parts of {original} cannot be joined exactly (different algorithms, scales or dtypes)"

@@ -1,6 +1,6 @@
 """Name tables written as text, one rule a line, readable in both directions.
 
-diffusers module   original module   [rows] [swap | swap-last | transpose]
+diffusers module   original module   [rows] [swap | swap-last | transpose | last]
 
 {i} {j}      any number, the same on both sides
 one column   the same name in both namings
@@ -8,8 +8,12 @@ one column   the same name in both namings
 qkv:0        first of three row parts; sizes (in, (out-in)/2, (out-in)/2), where `in` is the width
              of the fused weight: thirds for plain attention, and right for grouped keys too
 qkvm:3       fourth of (in, in, in, rest): attention and MLP input of one linear
+2/3          second of three equal row parts
+in:1/2       the other way around: the original is the first of two equal row parts of the diffusers tensor
+rows:6       the original is flat: the diffusers tensor has the same values in six rows
 swap         the two halves of the rows change places (scale, shift <-> shift, scale)
 swap-last    the same, in the last block only
+last         the rule holds in the last block only; it stands before the rule for the others
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from inweave.targets.links import Link, Naming, Shape
 
 _SLOT = re.compile(r"\{(\w)\}|(\d+)")
 _NUMBER = re.compile(r"\d+")
+_EQUAL = re.compile(r"(in:)?(\d)/(\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +62,14 @@ class Template:
 class Rule:
     part: Template
     original: Template
-    layout: str = ""  # "", "qkv" or "qkvm"
+    layout: str = ""  # "", "qkv", "qkvm", or the number of equal parts
     index: int = 0
     swap: bool = False
     swap_last: bool = False
     transpose: bool = False
+    last: bool = False
+    flat_rows: int = 0
+    pieces: int = 0  # of how many originals the diffusers tensor consists; ``index`` says which one this is
 
 
 Lookup = dict[str, list[tuple[Template, Rule]]]
@@ -87,35 +95,45 @@ class RuleTable:
             self._parsed = by_part, by_original
         return self._parsed
 
+    @property
+    def divides(self) -> bool:
+        return " in:" in self._text
+
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
+        last = _last_block(shapes)
         if naming == "original":
-            last = _last_block(shapes)
             return [link for name in shapes for link in self._from_original(name, shapes, last)]
         by_part = self._rules[0]
         fused: dict[str, list[tuple[Rule, str, dict[str, str]]]] = {}
+        links: list[Link] = []
         for name in shapes:
-            matches = _find(by_part, name)
+            matches = _find(by_part, name, last)
             if not matches:
                 fused.setdefault(name, []).append((_SAME, name, {}))
                 continue
+            if matches[0][0].pieces:
+                links += [_piece(rule, name, rule.original.fill(v), _share(shapes[name], rule)) for rule, v in matches]
+                continue
             rule, variables = matches[0]
             fused.setdefault(rule.original.fill(variables), []).append((rule, name, variables))
-        last = _last_block(shapes)
-        return [link for original, uses in fused.items() for link in _stack(original, uses, shapes, last)]
+        return links + [link for original, uses in fused.items() for link in _stack(original, uses, shapes, last)]
 
     def _from_original(self, name: str, shapes: Mapping[str, Shape], last: str) -> list[Link]:
-        matches = _find(self._rules[1], name)
+        matches = _find(self._rules[1], name, last)
         shape = shapes[name]
         if not matches:
             return [Link(name, shape, name)]
         rule, variables = matches[0]
+        part = rule.part.fill(variables)
+        if rule.pieces:
+            return [_piece(rule, part, name, shape)]
         if not rule.layout:
-            part_shape = shape[::-1] if rule.transpose else shape
-            return [
-                Link(
-                    rule.part.fill(variables), part_shape, name, 0, None, _swaps(rule, variables, last), rule.transpose
-                )
-            ]
+            if rule.transpose:
+                shape = shape[::-1]
+            elif rule.flat_rows and len(shape) == 1:
+                shape = (rule.flat_rows, shape[0] // rule.flat_rows)
+            swap = _swaps(rule, variables, last)
+            return [Link(part, shape, name, 0, None, swap, rule.transpose, bool(rule.flat_rows))]
         sizes = _part_sizes(rule.layout, shape[0], _width(name, shapes, rule, variables))
         links, start = [], 0
         for (rule, variables), size in zip(sorted(matches, key=lambda use: use[0].index), sizes, strict=False):
@@ -161,14 +179,28 @@ class RuleTable:
         return aliases
 
 
+def each_stack(text: str, *stacks: str) -> str:
+    """The same rules for several stacks of blocks, whose names replace the @."""
+    return "".join(text.replace("@", stack) for stack in stacks)
+
+
 def _parse(line: str) -> list[Rule]:
     words = line.split()
     if not words:
         return []
     part = words[0]
-    original = words[1] if len(words) > 1 and not re.fullmatch(r"qkvm?:\d|swap|swap-last|transpose", words[1]) else part
+    original = words[1] if len(words) > 1 else part
     flags = set(words[2:])
-    layout, _, index = next((flag for flag in flags if ":" in flag), "").partition(":")
+    layout, number, pieces, rows = "", 0, 0, 0
+    for flag in flags:
+        if match := _EQUAL.fullmatch(flag):
+            number = int(match[2]) - 1
+            pieces, layout = (int(match[3]), "") if match[1] else (0, match[3])
+        elif flag.startswith("rows:"):
+            rows = int(flag[5:])
+        elif ":" in flag:
+            layout, _, index = flag.partition(":")
+            number = int(index)
     pairs = (
         [(part[1:], original.removeprefix("="))]
         if part.startswith("=")
@@ -179,25 +211,45 @@ def _parse(line: str) -> list[Rule]:
             Template.parse(a),
             Template.parse(b),
             layout,
-            int(index or 0),
+            number,
             "swap" in flags,
             "swap-last" in flags,
             "transpose" in flags,
+            "last" in flags,
+            rows,
+            pieces,
         )
         for a, b in pairs
     ]
 
 
+_MAIN_STACK = re.compile(r"(?:transformer_blocks|joint_blocks|blocks)\.(\d+)\.")
 _SAME = Rule(Template("", (), ("",)), Template("", (), ("",)))
 
 
-def _find(rules: Lookup, name: str) -> list[tuple[Rule, dict[str, str]]]:
+def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[Rule, dict[str, str]]]:
+    """The rules for a tensor; those of the last block only where it is known to be the ``last`` one, or may be (None)."""
     candidates = rules.get(_NUMBER.sub("#", name))
     if not candidates:
         return []
     numbers = tuple(_NUMBER.findall(name))
     matches = ((rule, template.match(numbers)) for template, rule in candidates)
-    return [(rule, variables) for rule, variables in matches if variables is not None]
+    return [
+        (rule, variables)
+        for rule, variables in matches
+        if variables is not None and (not rule.last or last is None or variables.get("{i}") == last)
+    ]
+
+
+def _piece(rule: Rule, tensor: str, original: str, shape: Shape) -> Link:
+    """One original that is some rows of a diffusers tensor; its part is called like a numbered part of a fused module."""
+    module, _, param = tensor.rpartition(".")
+    rows = shape[0]
+    return Link(f"{module}.{rule.index}.{param}", shape, original, tensor=tensor, offset=rule.index * rows)
+
+
+def _share(shape: Shape, rule: Rule) -> Shape:
+    return (shape[0] // rule.pieces, *shape[1:])
 
 
 def _stack(
@@ -206,7 +258,16 @@ def _stack(
     uses = sorted(uses, key=lambda use: use[0].index)
     if not uses[0][0].layout:
         return [
-            Link(name, shapes[name], original, 0, None, _swaps(rule, variables, last), rule.transpose)
+            Link(
+                name,
+                shapes[name],
+                original,
+                0,
+                None,
+                _swaps(rule, variables, last),
+                rule.transpose,
+                bool(rule.flat_rows),
+            )
             for rule, name, variables in uses
         ]
     links, start = [], 0
@@ -223,7 +284,7 @@ def _swaps(rule: Rule, variables: Mapping[str, str], last: str) -> bool:
 
 def _last_block(shapes: Mapping[str, Shape]) -> str:
     """The highest block number of the main stack."""
-    numbers = [int(m[1]) for name in shapes if (m := re.match(r"(?:transformer_blocks|joint_blocks)\.(\d+)\.", name))]
+    numbers = [int(m[1]) for name in shapes if (m := _MAIN_STACK.match(name))]
     return str(max(numbers, default=-1))
 
 
@@ -237,6 +298,8 @@ def _width(name: str, shapes: Mapping[str, Shape], rule: Rule, variables: Mappin
 
 
 def _part_sizes(layout: str, out: int, width: int) -> list[int]:
+    if layout.isdigit():
+        return [out // int(layout)] * int(layout)
     if layout == "qkv":
         rest = (out - width) // 2
         return [width, rest, rest]

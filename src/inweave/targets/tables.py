@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from inweave.targets.causal_vae import CAUSAL_VAE
+from inweave.targets.hunyuan import (
+    HUNYUAN_IMAGE,
+    HUNYUAN_IMAGE_COMFY,
+    HUNYUAN_VIDEO,
+    HUNYUAN_VIDEO_15,
+    HUNYUAN_VIDEO_15_COMFY,
+    HUNYUAN_VIDEO_COMFY,
+)
+from inweave.targets.image_tables import ANIMA, AURAFLOW, CASCADE, CASCADE_COMFY, KREA2, PIXART, SANA
 from inweave.targets.links import IdentityTable, Table
-from inweave.targets.rules import RuleTable
+from inweave.targets.rules import RuleTable, each_stack
 from inweave.targets.unet import UnetTable
 from inweave.targets.vae import VaeTable
+from inweave.targets.video_tables import LTX, MOCHI, WAN
 
 _DOUBLE_ATTENTION = """
 transformer_blocks.{i}.attn.to_q          double_blocks.{i}.img_attn.qkv   qkv:0
@@ -29,9 +39,19 @@ proj_out           final_layer.linear
 norm_out.linear    final_layer.adaLN_modulation.1   swap
 """
 
+_SINGLE_ATTENTION = """
+single_transformer_blocks.{i}.attn.to_q      single_blocks.{i}.linear1   qkvm:0
+single_transformer_blocks.{i}.attn.to_k      single_blocks.{i}.linear1   qkvm:1
+single_transformer_blocks.{i}.attn.to_v      single_blocks.{i}.linear1   qkvm:2
+single_transformer_blocks.{i}.proj_mlp       single_blocks.{i}.linear1   qkvm:3
+single_transformer_blocks.{i}.proj_out       single_blocks.{i}.linear2
+single_transformer_blocks.{i}.norm.linear    single_blocks.{i}.modulation.lin
+"""
+
 FLUX = RuleTable(
     "flux",
     _DOUBLE_ATTENTION
+    + _SINGLE_ATTENTION
     + """
 transformer_blocks.{i}.norm1.linear              double_blocks.{i}.img_mod.lin
 transformer_blocks.{i}.norm1_context.linear      double_blocks.{i}.txt_mod.lin
@@ -39,12 +59,6 @@ transformer_blocks.{i}.ff.net.0.proj             double_blocks.{i}.img_mlp.0
 transformer_blocks.{i}.ff.net.2                  double_blocks.{i}.img_mlp.2
 transformer_blocks.{i}.ff_context.net.0.proj     double_blocks.{i}.txt_mlp.0
 transformer_blocks.{i}.ff_context.net.2          double_blocks.{i}.txt_mlp.2
-single_transformer_blocks.{i}.attn.to_q          single_blocks.{i}.linear1   qkvm:0
-single_transformer_blocks.{i}.attn.to_k          single_blocks.{i}.linear1   qkvm:1
-single_transformer_blocks.{i}.attn.to_v          single_blocks.{i}.linear1   qkvm:2
-single_transformer_blocks.{i}.proj_mlp           single_blocks.{i}.linear1   qkvm:3
-single_transformer_blocks.{i}.proj_out           single_blocks.{i}.linear2
-single_transformer_blocks.{i}.norm.linear        single_blocks.{i}.modulation.lin
 time_text_embed.timestep_embedder.linear_1       time_in.in_layer
 time_text_embed.timestep_embedder.linear_2       time_in.out_layer
 time_text_embed.text_embedder.linear_1           vector_in.in_layer
@@ -87,6 +101,30 @@ time_guidance_embed.guidance_embedder.linear_2          guidance_in.out_layer
 """,
 )
 
+_OVIS = (
+    """
+transformer_blocks.{i}.norm1.linear           double_blocks.{i}.img_mod.lin
+transformer_blocks.{i}.norm1_context.linear   double_blocks.{i}.txt_mod.lin
+transformer_blocks.{i}.ff.net.0.proj          double_blocks.{i}.img_mlp.up_proj     in:1/2
+transformer_blocks.{i}.ff.net.0.proj          double_blocks.{i}.img_mlp.gate_proj   in:2/2
+transformer_blocks.{i}.ff.net.2               double_blocks.{i}.img_mlp.down_proj
+transformer_blocks.{i}.ff_context.net.0.proj  double_blocks.{i}.txt_mlp.up_proj     in:1/2
+transformer_blocks.{i}.ff_context.net.0.proj  double_blocks.{i}.txt_mlp.gate_proj   in:2/2
+transformer_blocks.{i}.ff_context.net.2       double_blocks.{i}.txt_mlp.down_proj
+timestep_embedder.linear_1                    time_in.in_layer
+timestep_embedder.linear_2                    time_in.out_layer
+"""
+    + _SINGLE_ATTENTION
+)
+
+OVIS_COMFY = RuleTable("ovis-comfy", _DOUBLE_ATTENTION + _OVIS + "=context_embedder_norm.weight   =txt_norm.scale")
+OVIS = RuleTable(
+    "ovis",
+    _DOUBLE_ATTENTION.replace("_norm.scale", "_norm.weight").replace("txt_in", "semantic_txt_in")
+    + _OVIS
+    + "context_embedder_norm   semantic_txt_norm",
+)
+
 SD3 = RuleTable(
     "sd3",
     """
@@ -127,17 +165,12 @@ time_text_embed.text_embedder.linear_2          y_embedder.mlp.2
 )
 
 
-def _each(text: str, *stacks: str) -> str:
-    """The same rules for several stacks of blocks, whose names replace the @."""
-    return "".join(text.replace("@", stack) for stack in stacks)
-
-
 _LUMINA_STACKS = ("layers", "noise_refiner", "context_refiner")
 
 
 Z_IMAGE = RuleTable(
     "z-image",
-    _each(
+    each_stack(
         """
 @.{i}.attention.to_q       @.{i}.attention.qkv      qkv:0
 @.{i}.attention.to_k       @.{i}.attention.qkv      qkv:1
@@ -171,7 +204,7 @@ t_embedder.mlp.2
 
 LUMINA2 = RuleTable(
     "lumina2",
-    _each(
+    each_stack(
         """
 @.{i}.attn.to_q                @.{i}.attention.qkv      qkv:0
 @.{i}.attn.to_k                @.{i}.attention.qkv      qkv:1
@@ -204,52 +237,6 @@ norm_out.linear_2                                   final_layer.linear
 """,
 )
 
-_WAN_BLOCK = """
-@.{i}.attn1.to_q              @.{i}.self_attn.q
-@.{i}.attn1.to_k              @.{i}.self_attn.k
-@.{i}.attn1.to_v              @.{i}.self_attn.v
-@.{i}.attn1.to_out.0          @.{i}.self_attn.o
-@.{i}.attn1.norm_q            @.{i}.self_attn.norm_q
-@.{i}.attn1.norm_k            @.{i}.self_attn.norm_k
-@.{i}.attn2.to_q              @.{i}.cross_attn.q
-@.{i}.attn2.to_k              @.{i}.cross_attn.k
-@.{i}.attn2.to_v              @.{i}.cross_attn.v
-@.{i}.attn2.to_out.0          @.{i}.cross_attn.o
-@.{i}.attn2.norm_q            @.{i}.cross_attn.norm_q
-@.{i}.attn2.norm_k            @.{i}.cross_attn.norm_k
-@.{i}.attn2.add_k_proj        @.{i}.cross_attn.k_img
-@.{i}.attn2.add_v_proj        @.{i}.cross_attn.v_img
-@.{i}.attn2.norm_added_k      @.{i}.cross_attn.norm_k_img
-@.{i}.norm2                   @.{i}.norm3
-@.{i}.norm3                   @.{i}.norm2
-@.{i}.ffn.net.0.proj          @.{i}.ffn.0
-@.{i}.ffn.net.2               @.{i}.ffn.2
-=@.{i}.scale_shift_table      =@.{i}.modulation
-"""
-
-WAN = RuleTable(
-    "wan",
-    _each(_WAN_BLOCK, "blocks", "vace_blocks")
-    + """
-vace_blocks.{i}.proj_in            vace_blocks.{i}.before_proj
-vace_blocks.{i}.proj_out           vace_blocks.{i}.after_proj
-vace_patch_embedding
-=scale_shift_table                 =head.modulation
-proj_out                           head.head
-patch_embedding
-condition_embedder.time_embedder.linear_1            time_embedding.0
-condition_embedder.time_embedder.linear_2            time_embedding.2
-condition_embedder.text_embedder.linear_1            text_embedding.0
-condition_embedder.text_embedder.linear_2            text_embedding.2
-condition_embedder.time_proj                         time_projection.1
-condition_embedder.image_embedder.norm1              img_emb.proj.0
-condition_embedder.image_embedder.ff.net.0.proj      img_emb.proj.1
-condition_embedder.image_embedder.ff.net.2           img_emb.proj.3
-condition_embedder.image_embedder.norm2              img_emb.proj.4
-=condition_embedder.image_embedder.pos_embed         =img_emb.emb_pos
-""",
-)
-
 OPENCLIP = RuleTable(
     "openclip",
     """
@@ -275,5 +262,17 @@ OWN = IdentityTable()
 
 TABLES: dict[str, Table] = {
     table.name: table
-    for table in (UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, OPENCLIP, VaeTable(), CAUSAL_VAE, OWN)
+    for table in (
+        UnetTable(), FLUX, FLUX2, SD3, Z_IMAGE, LUMINA2, WAN, LTX, MOCHI,
+        HUNYUAN_IMAGE, HUNYUAN_IMAGE_COMFY, HUNYUAN_VIDEO, HUNYUAN_VIDEO_COMFY, HUNYUAN_VIDEO_15, HUNYUAN_VIDEO_15_COMFY,
+        OVIS, OVIS_COMFY, PIXART, SANA, AURAFLOW, ANIMA, KREA2, CASCADE, CASCADE_COMFY,
+        OPENCLIP, VaeTable(), CAUSAL_VAE, OWN,
+    )
+}  # fmt: skip
+
+#: table -> the tables of the other original spellings of the same models
+SPELLINGS: dict[str, tuple[str, ...]] = {
+    name: (other,)
+    for own, comfy in ((table, f"{table}-comfy") for table in TABLES if f"{table}-comfy" in TABLES)
+    for name, other in ((own, comfy), (comfy, own))
 }

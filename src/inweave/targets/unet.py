@@ -36,6 +36,7 @@ _LDM = re.compile(r"(input_blocks|output_blocks)\.\d+\.|middle_block\.")
 
 class UnetTable:
     name = "unet"
+    divides = False
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
         pairs = _pairs_from_diffusers(shapes) if naming == "diffusers" else _pairs_from_ldm(shapes)

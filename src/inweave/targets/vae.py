@@ -35,6 +35,7 @@ _LDM = re.compile(rf"{_QUANT}|(?:encoder|decoder)\.(?:(?:down|up)\.\d+\.|mid\.(?
 
 class VaeTable:
     name = "vae"
+    divides = False
 
     def links(self, shapes: Mapping[str, Shape], naming: Naming) -> list[Link]:
         levels = _levels(shapes, naming)

@@ -5,7 +5,8 @@
     BREAK                            what follows starts a new chunk of text
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
 
-A tag of another kind is not text either: it is removed and reported.
+A tag of another kind is not text either: it is removed and reported. A prompt has at most `MAX_LENGTH`
+characters, and no weight is beyond `MAX_WEIGHT`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.errors import ConfigError
 
+MAX_LENGTH = 50_000
+MAX_WEIGHT = 10_000.0  # far beyond any use; half precision ends at 65,504
 BREAK = "BREAK"
 _TAG = re.compile(r"<(\w+):([^<>]+)>")
 _TOKEN = re.compile(
-    r"\\[()\[\]\\]|[()\[\]]|:\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
+    r"\\[()\[\]\\]|[()\[\]]|:\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
 )
 UP, DOWN = 1.1, 1 / 1.1
 
@@ -51,16 +56,20 @@ def parse(prompt: str) -> ParsedPrompt:
     tags: list[LoraTag] = []
     problems: list[str] = []
     warnings: list[str] = []
+    if len(prompt) > MAX_LENGTH:
+        wrong = f"prompt: {len(prompt):,} characters; at most {MAX_LENGTH:,} are accepted"
+        return ParsedPrompt(prompt, (), (), (wrong,), ())
 
     def take(match: re.Match[str]) -> str:
         kind, content = match[1].lower(), match[2]
         if kind not in ("lora", "lyco"):
-            warnings.append(f"the tag {match[0]} is unknown and was ignored; use <lora:name:strength>")
+            warnings.append(f"the tag {_short(match[0])} is unknown and was ignored; use <lora:name:strength>")
             return ""
         try:
             spec = parse_strength_spec(content, tag=True)
         except ConfigError as error:
-            problems.append(f"prompt: {match[0]}: {error}; write <lora:name:0.8> or <lora:name:te:unet>")
+            reason = _short(str(error), 300)
+            problems.append(f"prompt: {_short(match[0])}: {reason}; write <lora:name:0.8> or <lora:name:te:unet>")
             return ""
         te = spec.components.get("te", 1.0 if spec.overall is None else spec.overall)
         tags.append(LoraTag(spec.name, te, spec.components.get("unet", te)))
@@ -68,50 +77,49 @@ def parse(prompt: str) -> ParsedPrompt:
 
     text = _TAG.sub(take, prompt)
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
-    return ParsedPrompt(text, tuple(weighted_pieces(text)), tuple(tags), tuple(problems), tuple(warnings))
+    if not _is_text(text):
+        problems.append("prompt: it holds half a surrogate pair, which is no text")
+    pieces = weighted_pieces(text)
+    if any(not abs(weight) <= MAX_WEIGHT for _, weight in pieces):
+        problems.append(f"prompt: its brackets give a word a weight beyond {MAX_WEIGHT:,.0f}")
+    return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings))
 
 
 def weighted_pieces(text: str) -> list[tuple[str, float]]:
     """Pieces of text with their weights; brackets that never close count as if they did, at the end."""
-    pieces: list[list[object]] = []  # [text, weight]
-    brackets: list[tuple[str, int]] = []  # which bracket, and the first piece inside it
-
-    def scale(start: int, factor: float) -> None:
-        for piece in pieces[start:]:
-            piece[1] = float(piece[1]) * factor  # type: ignore[arg-type]
-
-    for token in _TOKEN.findall(text):
-        if token in ("(", "["):
-            brackets.append((token, len(pieces)))
-        elif token == ")" and _is_open(brackets, "("):
-            scale(_close(brackets, "("), UP)
-        elif token == "]" and _is_open(brackets, "["):
-            scale(_close(brackets, "["), DOWN)
-        elif token.startswith(":") and token.endswith(")") and _is_open(brackets, "("):
-            scale(_close(brackets, "("), float(token[1:-1]))
-        elif token == BREAK:
-            pieces.append([BREAK, 1.0])
+    tokens = _TOKEN.findall(text)
+    words: list[str] = []
+    weights = np.ones(len(tokens))
+    opened: dict[str, list[tuple[int, int]]] = {"(": [], "[": []}  # position of the bracket, first piece inside it
+    with np.errstate(over="ignore", invalid="ignore"):
+        for position, token in enumerate(tokens):
+            if token in opened:
+                opened[token].append((position, len(words)))
+            elif token == ")" and opened["("]:
+                weights[opened["("].pop()[1] : len(words)] *= UP
+            elif token == "]" and opened["["]:
+                weights[opened["["].pop()[1] : len(words)] *= DOWN
+            elif token[0] == ":" and token[-1] == ")" and opened["("]:
+                weights[opened["("].pop()[1] : len(words)] *= float(token[1:-1])
+            else:
+                words.append(token[1:] if len(token) == 2 and token[0] == "\\" else token)
+        unclosed = [(*each, UP) for each in opened["("]] + [(*each, DOWN) for each in opened["["]]
+        for _, start, factor in sorted(unclosed, reverse=True):
+            weights[start : len(words)] *= factor
+    merged: list[tuple[list[str], float]] = []
+    for word, weight in zip(words, weights.tolist(), strict=False):
+        number = 1.0 if word == BREAK else weight
+        if merged and BREAK not in (word, merged[-1][0][0]) and merged[-1][1] == number:
+            merged[-1][0].append(word)
         else:
-            pieces.append([token[1:] if len(token) == 2 and token[0] == "\\" else token, 1.0])
-    for bracket, start in reversed(brackets):
-        scale(start, UP if bracket == "(" else DOWN)
-    merged: list[tuple[str, float]] = []
-    for piece, weight in pieces:
-        words, number = str(piece), 1.0 if piece == BREAK else float(weight)  # type: ignore[arg-type]
-        if merged and BREAK not in (words, merged[-1][0]) and merged[-1][1] == number:
-            merged[-1] = (merged[-1][0] + words, number)
-        else:
-            merged.append((words, number))
-    return [(words if words == BREAK else words.strip(), number) for words, number in merged if words.strip()]
+            merged.append(([word], number))
+    joined = (("".join(parts), number) for parts, number in merged)
+    return [(piece if piece == BREAK else piece.strip(), number) for piece, number in joined if piece.strip()]
 
 
-def _is_open(brackets: list[tuple[str, int]], bracket: str) -> bool:
-    return any(kind == bracket for kind, _ in brackets)
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _close(brackets: list[tuple[str, int]], bracket: str) -> int:
-    """Remove the innermost bracket of this kind; returns where it began."""
-    for depth in range(len(brackets) - 1, -1, -1):
-        if brackets[depth][0] == bracket:
-            return brackets.pop(depth)[1]
-    raise AssertionError("no such bracket is open")
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

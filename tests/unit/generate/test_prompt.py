@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from inweave.generate.prompt import BREAK, parse, weighted_pieces
@@ -61,3 +63,35 @@ def test_an_unknown_tag_is_reported() -> None:
     prompt = parse("x <hypernet:y:1>")
     assert prompt.text == "x"
     assert "<hypernet:y:1>" in prompt.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ("(a" * 8_000, True),
+        ("[a" * 8_000, False),
+        ("[" * 15_000 + ")" * 15_000, False),
+        ("(" * 15_000 + "[" * 15_000 + ")" * 15_000, False),
+        ("(" + "b" * 20_000 + ":" + "1" * 20_000, False),
+        ("(a:" + "9" * 400 + ")", True),
+        ("x:" + " " * 40_000, False),
+        ("<" * 40_000, False),
+        ("<lora:" * 8_000, False),
+        ("<lora:a" + ":1" * 20_000 + ">", True),
+        ("B" * 50_000, False),
+        ("a" * 300_000, True),
+        ("half a \ud800 pair", True),
+    ],
+    ids=lambda value: value[:8] if isinstance(value, str) else "",
+)
+def test_a_hostile_prompt_costs_no_time_and_at_most_an_error(text: str, reported: bool) -> None:
+    started = time.process_time()
+    parsed = parse(text)
+    assert time.process_time() - started < 1.0
+    assert bool(parsed.problems) == reported
+    assert all(len(problem) < 500 for problem in parsed.problems)
+
+
+def test_brackets_of_two_kinds_close_on_their_own() -> None:
+    near(weighted_pieces("(a [b) c] d"), [("a", 1.1), ("b", 1.0), ("c", 1 / 1.1), ("d", 1.0)])
+    near(weighted_pieces("(a [b"), [("a", 1.1), ("b", 1.0)])

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from PIL import Image
 
-from inweave.errors import CancelledError
+from inweave.errors import CancelledError, FormatError, RequestError
 from inweave.generate.images import to_image
 from inweave.models import vae
+from inweave.models.configuration import library_errors
 from inweave.models.families.base import Conditioning
 from inweave.models.model import Model
 from inweave.models.samplers import make_scheduler, set_steps
@@ -67,49 +69,68 @@ class Job:
 
 @torch.no_grad()
 def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[int, int] = (0, 1)) -> Image.Image:
-    """Make one image, the first of ``number`` out of the second."""
+    """Make one image, the first of ``number`` out of the second; `RequestError` where it would not be one."""
     generator = torch.Generator("cpu").manual_seed(job.seed)
     if job.init is not None and job.strength == 0.0:
         return _decode(model, _encode(model, job.init, None), callbacks)
-    scheduler = make_scheduler(model.blueprint.scheduler, job.sampler, job.schedule, flow=model.flow)
-    shape = model.latent_space.shape(job.width, job.height)
-    times = set_steps(
-        scheduler,
-        job.steps,
-        model.device,
-        tokens=model.family.image_tokens(shape) if model.flow else None,
-        even_sigmas=model.family.even_sigmas,
-    )
-    first = 0
-    # a model that sees the masked image may start from noise alone; all others need to know the kept part
-    from_noise = job.init is None or (model.inpaints and job.mask is not None and job.strength == 1.0)
-    original = None if from_noise or job.init is None else _encode(model, job.init, generator)
-    noise = torch.randn(shape, generator=generator).to(model.device, model.dtype)
-    if original is None:
-        latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-    else:
-        first = _first_step(len(times), job.strength, model.flow)
-        if hasattr(scheduler, "set_begin_index"):
-            scheduler.set_begin_index(first)
-        latents = _add_noise(scheduler, original, noise, times[first : first + 1])
-        if job.mask is not None and job.strength == 1.0:
+    with network_errors(model):
+        scheduler = make_scheduler(model.blueprint.scheduler, job.sampler, job.schedule, flow=model.flow)
+        shape = model.latent_space.shape(job.width, job.height)
+        times = set_steps(
+            scheduler,
+            job.steps,
+            model.device,
+            tokens=model.family.image_tokens(shape) if model.flow else None,
+            even_sigmas=model.family.even_sigmas,
+        )
+        first = 0
+        # a model that sees the masked image may start from noise alone; all others need to know the kept part
+        from_noise = job.init is None or (model.inpaints and job.mask is not None and job.strength == 1.0)
+        original = None if from_noise or job.init is None else _encode(model, job.init, generator)
+        noise = torch.randn(shape, generator=generator).to(model.device, model.dtype)
+        if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
-    channels, mask = _mask_inputs(model, job, generator)
-    options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+        else:
+            first = _first_step(len(times), job.strength, model.flow)
+            if hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(first)
+            latents = _add_noise(scheduler, original, noise, times[first : first + 1])
+            if job.mask is not None and job.strength == 1.0:
+                latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
+        channels, mask = _mask_inputs(model, job, generator)
+        options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     started = time.perf_counter()
     for step, t in enumerate(times[first:]):
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
-        rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
-        rows = rows if channels is None else torch.cat([rows, channels], 1)
-        prediction = model.family.predict(model, rows, t, job.conditioning)
-        latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
-        if mask is not None and original is not None:
-            following = times[first + step + 1 : first + step + 2]
-            outside = _add_noise(scheduler, original, noise, following) if len(following) else original
-            latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
+        with network_errors(model):
+            rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
+            rows = rows if channels is None else torch.cat([rows, channels], 1)
+            prediction = model.family.predict(model, rows, t, job.conditioning)
+            latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
+            if mask is not None and original is not None:
+                following = times[first + step + 1 : first + step + 2]
+                outside = _add_noise(scheduler, original, noise, following) if len(following) else original
+                latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
         _report(model, callbacks, step + 1, len(times) - first, started, latents, number)
+    ensure_finite(latents, "the denoiser")
     return _decode(model, latents, callbacks)
+
+
+@contextmanager
+def network_errors(model: Model) -> Iterator[None]:
+    """Whatever a library raises inside a network: its parts, or a part and its configuration, do not fit each other."""
+    with library_errors(f"{model.name}: its networks cannot be run together; a configuration of it is wrong"):
+        yield
+
+
+def ensure_finite(values: torch.Tensor, source: str) -> None:
+    """Refuse what would become a black image."""
+    if not bool(torch.isfinite(values).all()):
+        raise RequestError(
+            f"{source} gave numbers that are not finite (overflow in {str(values.dtype).removeprefix('torch.')}): there is no "
+            "image; use lower LoRA strengths and guidance, or a wider dtype (bf16, fp32)"
+        )
 
 
 def _first_step(steps: int, strength: float, flow: bool) -> int:
@@ -119,11 +140,17 @@ def _first_step(steps: int, strength: float, flow: bool) -> int:
 
 
 def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    return vae.encode(model.vae, image, generator).to(model.dtype)
+    with network_errors(model):
+        return vae.encode(model.vae, image, generator).to(model.dtype)
 
 
 def _decode(model: Model, latents: torch.Tensor, callbacks: Callbacks) -> Image.Image:
-    return to_image(vae.decode(model.vae, latents, callbacks.warn))
+    with network_errors(model):
+        values = vae.decode(model.vae, latents, callbacks.warn)
+        if values.shape[1] != 3:
+            raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")
+    ensure_finite(values, "the autoencoder")
+    return to_image(values)
 
 
 def _add_noise(scheduler: Any, latents: torch.Tensor, noise: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ from inweave.errors import ConfigError, FormatError, InweaveError, RequestError,
 from inweave.exchange.load import load
 from inweave.files.paths import as_path
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
-from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
+from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
 from inweave.generate.find import LoraFinder, adapter_of, hashes_of, parse_request
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import ParsedPrompt
@@ -39,6 +39,8 @@ from inweave.models.samplers import own_sampler, problems
 from inweave.targets.detect import detect
 from inweave.targets.plan import Report
 from inweave.weights.stack import Strength
+
+MAX_SIDE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class Pipeline:
         width, height = (native, native) if image is None else working_size(image.size, native, patch)
         width, height = config.width or width, config.height or height
         for name, side in (("width", width), ("height", height)):
-            if side % patch:
+            if not patch <= side <= MAX_SIDE:
+                wrong.append(f"{name}: {side} is not possible; {patch} to {MAX_SIDE} pixels are")
+            elif side % patch:
                 wrong.append(f"{name}: {side} is not a multiple of {patch}, which this model needs")
         return width, height
 
@@ -270,9 +274,10 @@ class Pipeline:
     def _conditioning(self, request: PreparedRequest) -> Conditioning:
         config, prompts = request.config, (request.positive.pieces, request.negative.pieces)
         assert config.guidance is not None
-        return self.model.family.condition(
-            self.model, ConditioningRequest(*prompts, config.guidance, *request.size, config.clip_skip)
-        )
+        with network_errors(self.model):
+            return self.model.family.condition(
+                self.model, ConditioningRequest(*prompts, config.guidance, *request.size, config.clip_skip)
+            )
 
     def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)

@@ -18,15 +18,19 @@ from typing import Any
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
-from inweave.files.documents import read_json
 from inweave.formats.files import network_file
 from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.configuration import read_config
 from inweave.models.families import CLASSES, TOKENIZERS, family_of
-from inweave.models.families.base import Family, Variant
+from inweave.models.families.base import ENCODERS, Family, Variant
+from inweave.models.samplers import checked_scheduler
+from inweave.models.tokenizers import make_tokenizer
 from inweave.models.variants import find_variant
 from inweave.targets.index import SINGLE_FILE_PREFIXES, component_from_names
 from inweave.weights.source import FileSource, Renamed, WeightSource
 
+NETWORKS = (*FOLDERS, "vae")
+TOKENIZER_FOLDERS = tuple(folder.replace("text_encoder", "tokenizer") for folder in ENCODERS)
 Config = tuple[str, Mapping[str, Any]]  # class name, configuration
 PartFiles = Mapping[str, "str | os.PathLike[str]"]
 
@@ -38,20 +42,20 @@ def open_folder(
     index_file = folder / "model_index.json"
     if not index_file.is_file():
         raise FormatError(f"{folder}: no model_index.json; a diffusers model folder has one")
-    index = read_json(index_file)
+    index = read_config(index_file)
     files = dict(parts or {})
     networks: dict[str, Part] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
     for part, class_name in index_entries(index):
-        if part in FOLDERS or part == "vae":
+        if part in NETWORKS:
             file = files.pop(part, None)
-            config = (known_class(folder / part, class_name), read_json(folder / part / "config.json"))
+            config = (known_class(folder / part, class_name), read_config(folder / part / "config.json"))
             networks[part] = (
                 Part(part, *config, FileSource(_weights(folder / part)))
                 if file is None
                 else part_from_file(Path(file), part, config)
             )
-        elif part.startswith("tokenizer"):
+        elif part in TOKENIZER_FOLDERS:
             tokenizers[part] = tokenizer_at(Path(files.pop(part, folder / part)), class_name)
     if files:
         parts_there = ", ".join((*networks, *tokenizers))
@@ -65,7 +69,7 @@ def open_folder(
         family,
         networks,
         tokenizers,
-        read_json(folder / "scheduler" / "scheduler_config.json"),
+        scheduler_at(folder / "scheduler" / "scheduler_config.json", flow=family.flow),
         folder,
         variant or _variant(folder, index, denoiser, family),
         pipeline_settings(index),
@@ -83,8 +87,13 @@ def index_entries(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def pipeline_settings(index: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model_index.json says about the whole pipeline."""
-    return {key: value for key, value in index.items() if not key.startswith("_") and not isinstance(value, list)}
+    """What a model_index.json says about the whole pipeline: plain options."""
+    return {key: value for key, value in index.items() if not key.startswith("_") and isinstance(value, bool | None)}
+
+
+def scheduler_at(path: Path, *, flow: bool) -> dict[str, Any]:
+    """The settings of a scheduler, tried out."""
+    return checked_scheduler(str(path), read_config(path), flow=flow)
 
 
 def part_from_file(path: Path, part: str, config: Config) -> Part:
@@ -111,7 +120,7 @@ def under_prefix(source: FileSource, prefix: str, part: str) -> WeightSource:
 def known_class(path: Path, class_name: str) -> str:
     """The class, if it is one that may be built."""
     if class_name not in CLASSES:
-        raise FormatError(f"{path}: a network of class {class_name!r}; known are {', '.join(CLASSES)}")
+        raise FormatError(f"{path}: a network of class {class_name!r:.80}; known are {', '.join(CLASSES)}")
     return class_name
 
 
@@ -127,17 +136,14 @@ def _weights(folder: Path) -> Path:
 def tokenizer_at(folder: Path, class_name: str) -> Callable[[], Any]:
     """How to make a tokenizer, when it is needed."""
     if class_name not in TOKENIZERS:
-        raise FormatError(f"{folder}: a tokenizer of class {class_name!r}; known are {', '.join(TOKENIZERS)}")
+        raise FormatError(f"{folder}: a tokenizer of class {class_name!r:.80}; known are {', '.join(TOKENIZERS)}")
     return partial(_tokenizer, folder, class_name)
 
 
 def _tokenizer(folder: Path, class_name: str) -> Any:
     import transformers
 
-    try:
-        return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{folder}: this tokenizer cannot be read: {error}") from None
+    return make_tokenizer(folder, getattr(transformers, class_name))
 
 
 def _variant(folder: Path, index: Mapping[str, Any], denoiser: Part, family: Family) -> Variant | None:

@@ -1,7 +1,16 @@
-"""Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors."""
+"""Causal language models from a transformers folder: configuration and tokenizer as JSON, weights as safetensors.
+
+    config.json ──► the settings its class declares (`inweave.models.configuration`)
+    weights     ──► `FileSource`: the header gate, shards beside their index; the library only gets tensors
+    tokenizer   ──► `inweave.models.tokenizers`
+
+Nothing else in the folder is opened: no adapter beside the model, no code, no other way to store weights.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,65 +18,102 @@ import torch
 
 from inweave.errors import FormatError
 from inweave.formats.files import network_file
+from inweave.models.configuration import bounded, library_errors, read_config, transformers_config
+from inweave.models.tokenizers import make_tokenizer
+from inweave.weights.source import FileSource
 
 
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a folder."""
     from transformers import AutoTokenizer
 
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the libraries raise whatever a broken file leads them to
-        raise _unreadable(folder, error) from None
+    document = _document(folder)
+    named = document.get("tokenizer_class")
+    with _unreadable(folder):
+        config = _config(folder, document)
+        return make_tokenizer(
+            folder,
+            AutoTokenizer,
+            tokenizer_class=named if isinstance(named, str) else None,
+            config=config,
+            trust_remote_code=False,
+        )
 
 
 def blank_language_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The model in a precision, without weights; nothing of its files but the configuration is read."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if network_file(folder) is None:
-        raise FormatError(f"{folder}: no .safetensors weights in this folder")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
-    except Exception as error:  # as above
-        raise _unreadable(folder, error) from None
-    return network.eval().requires_grad_(False)
-
-
-def _unreadable(folder: Path, error: Exception) -> FormatError:
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    return FormatError(f"{folder}: not a causal language model that can be read: {reason}")
+    """The model in a precision, without weights; of its weight files only the headers are read."""
+    with _unreadable(folder):
+        return _blank(folder, dtype, _source(folder))
 
 
 def load_language_model(folder: Path, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """(model, tokenizer) of a folder; no code in it is ever run, and a missing weight is an error."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    if network_file(folder) is None:
-        raise FormatError(f"{folder}: no .safetensors weights in this folder")
+    source = _source(folder)
+    tokenizer = load_tokenizer(folder)
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        tokenizer = load_tokenizer(folder)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=dtype,
-            output_loading_info=True,
-        )
-        model, report = loaded
-    except FormatError:
-        raise
-    except Exception as error:  # as above
-        raise _unreadable(folder, error) from None
+        with _unreadable(folder):
+            blank = _blank(folder, dtype, source)
+            # what is cast anyway is read from the map; what is not would stay mapped
+            tensors = {name: source.get(name, owned=source.spec(name).dtype == dtype) for name in source.names()}
+            model, report = type(blank).from_pretrained(
+                None, config=blank.config, state_dict=tensors, dtype=dtype, output_loading_info=True
+            )
     finally:
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     if missing := sorted(report.get("missing_keys", ())):
         raise FormatError(f"{folder}: the weights lack {missing[0]!r} ({len(missing)} missing)")
+    if unused := sorted(report.get("unexpected_keys", ())):
+        raise FormatError(
+            f"{folder}: the model of its configuration has no place for {unused[0]!r} ({len(unused)} such tensors); "
+            "the configuration belongs to another model"
+        )
     return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+def _blank(folder: Path, dtype: torch.dtype, source: FileSource) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    config = _config(folder, _document(folder))
+    with torch.device("meta"), bounded(str(folder), len(source.names())):
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    return network.eval().requires_grad_(False)
+
+
+def _source(folder: Path) -> FileSource:
+    weights = network_file(folder)
+    if weights is None:
+        raise FormatError(f"{folder}: no .safetensors weights in this folder")
+    with _unreadable(folder):
+        return FileSource(weights)
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    with _unreadable(folder):
+        return read_config(folder / "config.json")
+
+
+def _config(folder: Path, document: Mapping[str, Any]) -> Any:
+    from transformers import CONFIG_MAPPING
+
+    kind = document.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise FormatError(
+            f"config.json names the model_type {kind!r:.80}, which this version of transformers does not have"
+        )
+    return transformers_config("config.json", CONFIG_MAPPING[kind], document)
+
+
+@contextmanager
+def _unreadable(folder: Path) -> Iterator[None]:
+    """Say of every error that it is about this folder as a language model."""
+    label = f"{folder}: not a causal language model that can be read"
+    try:
+        with library_errors(label):
+            yield
+    except FormatError as error:
+        raise error if str(error).startswith(f"{folder}: ") else FormatError(f"{label}: {error}") from None

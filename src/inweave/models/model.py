@@ -27,11 +27,13 @@ from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError, MergeStateError
 from inweave.models.blueprint import Blueprint, Part
+from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
 from inweave.models.families import CLASSES, TEXT_MODELS
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
+from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
 from inweave.ops.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
@@ -170,8 +172,9 @@ def load_model(
             if layers and component is not None:
                 source = MergedSource(Cast(source, precision), plans, component=component, index=index)
             build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision)
-            _fill_buffers(network, target)
-            blueprint.family.complete(folder, network)
+            with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
+                _fill_buffers(network, target)
+                blueprint.family.complete(folder, network)
             _make_contiguous(network)
             network.eval().requires_grad_(False)
     woven = {FOLDERS[folder]: network for folder, network in networks.items() if folder in FOLDERS}
@@ -182,6 +185,11 @@ def load_model(
         for folder, make in blueprint.tokenizers.items()
         if folder.replace("tokenizer", "text_encoder") in networks
     }
+    vae: Any = networks["vae"]
+    for folder, tokenizer in tokenizers.items():
+        check_tokenizer(f"{blueprint.name}: {folder}", tokenizer, networks[folder.replace("tokenizer", "text_encoder")])
+    with library_errors(f"{blueprint.name}: vae: its configuration cannot be used"):
+        LatentSpace.of(vae.config)
     return Model(blueprint, networks, tokenizers, weaver, target, precision)
 
 
@@ -234,19 +242,15 @@ def on_meta(part: Part) -> nn.Module:
     """The network without weights."""
     library = import_module(CLASSES[part.class_name])
     kind = getattr(library, part.class_name)
-    with torch.device("meta"):
-        try:
-            if CLASSES[part.class_name] == "diffusers":
-                network = kind.from_config(dict(part.config))
-            else:
-                config = kind.config_class.from_dict(dict(part.config))
-                if part.class_name in TEXT_MODELS:
-                    kind, config = getattr(library, TEXT_MODELS[part.class_name]), config.get_text_config()
-                network = kind(config)
-        except (TypeError, ValueError, KeyError) as error:
-            raise FormatError(
-                f"{part.folder}: its configuration cannot be used for a {part.class_name}: {error}"
-            ) from None
+    label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
+    with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label):
+        if CLASSES[part.class_name] == "diffusers":
+            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
+        else:
+            config = transformers_config(part.folder, kind.config_class, part.config)
+            if part.class_name in TEXT_MODELS:
+                kind, config = getattr(library, TEXT_MODELS[part.class_name]), config.get_text_config()
+            network = kind(config)
     assert isinstance(network, nn.Module)
     return network
 

@@ -25,13 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inweave.errors import ConfigError
+from inweave.checked import for_message
+from inweave.errors import ConfigError, FormatError
 
 if TYPE_CHECKING:
     import torch
 
 SAMPLERS = ("euler", "euler_ancestral", "ddim", "ddpm", "dpm_solver_multistep", "uni_pc")
 SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform")
+MAX_TIMESTEPS = 100_000
 FLOW_SAMPLERS = ("euler", "dpm_solver_multistep", "uni_pc")
 
 _CLASSES = {
@@ -86,10 +88,38 @@ def own_sampler(config: Mapping[str, Any]) -> str:
 
 def own_scheduler(config: Mapping[str, Any]) -> Any:
     """The model's own scheduler, as configured."""
-    name = str(config.get("_class_name"))
+    return _class(_known_class(config)).from_config(dict(config))
+
+
+def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
+    """The settings of a file that schedulers take, after two steps with them; ``label`` names the file in errors."""
+    import torch
+
+    from inweave.models.configuration import diffusers_config, library_errors
+
+    own = _known_class(document)
+    settings: dict[str, Any] = {"_class_name": own}
+    for name in (own, *_KNOWN_SCHEDULERS):  # the first that declares a setting says what type it has
+        rest = {key: value for key, value in document.items() if key not in settings}
+        settings |= diffusers_config(label, _class(name), rest)
+    if not 1 <= settings.get("num_train_timesteps", 1000) <= MAX_TIMESTEPS:
+        raise FormatError(f"{label}: num_train_timesteps should be 1 to {MAX_TIMESTEPS:,}")
+    with library_errors(f"{label}: no scheduler can be made of these settings"):
+        own_scheduler(settings)
+        scheduler = make_scheduler(settings, own_sampler(settings), "simple", flow=flow)
+        latents = torch.linspace(-1, 1, 16).view(1, 1, 4, 4)
+        for time in set_steps(scheduler, 2, torch.device("cpu"), tokens=16 if flow else None):
+            latents = scheduler.step(latents, time, latents, return_dict=False)[0]
+    if not bool(torch.isfinite(latents).all()):
+        raise FormatError(f"{label}: a scheduler of these settings gives numbers that are not finite")
+    return settings
+
+
+def _known_class(config: Mapping[str, Any]) -> str:
+    name = config.get("_class_name")
     if name not in _KNOWN_SCHEDULERS:
-        raise ConfigError(f"a scheduler of class {name!r}; known are {', '.join(_KNOWN_SCHEDULERS)}")
-    return _class(name).from_config(dict(config))
+        raise ConfigError(f"a scheduler of class {for_message(name)}; known are {', '.join(_KNOWN_SCHEDULERS)}")
+    return str(name)
 
 
 def problems(sampler: str, schedule: str, *, flow: bool) -> list[str]:

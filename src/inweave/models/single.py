@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.files.documents import read_json
 from inweave.formats.files import open_container
 from inweave.models import bundled
 from inweave.models.blueprint import Blueprint, Part, check_complete
+from inweave.models.configuration import read_config
 from inweave.models.families import CLASSES, TOKENIZERS, family_of
 from inweave.models.families.base import Variant
 from inweave.models.folder import (
+    NETWORKS,
+    TOKENIZER_FOLDERS,
     Config,
     PartFiles,
     index_entries,
@@ -31,6 +33,7 @@ from inweave.models.folder import (
     under_prefix,
 )
 from inweave.models.identify import identify
+from inweave.models.samplers import checked_scheduler
 from inweave.targets.index import SINGLE_FILE_PREFIXES
 from inweave.weights.source import FileSource
 
@@ -82,23 +85,22 @@ def open_single(
     if denoiser is None:
         raise FormatError(f"{path}: no denoiser in this file")
     family = family_of(denoiser.class_name, denoiser.config)
-    blueprint = Blueprint(
-        path.stem, family, networks, tokenizers, dict(configs["scheduler"][1]), path, chosen, settings, evidence
-    )
+    scheduler = checked_scheduler(f"{path}: its scheduler", configs["scheduler"][1], flow=family.flow)
+    blueprint = Blueprint(path.stem, family, networks, tokenizers, scheduler, path, chosen, settings, evidence)
     check_complete(blueprint)
     return blueprint
 
 
 def _from_folder(folder: Path) -> tuple[dict[str, Config], dict[str, Callable[[], Any]], dict[str, Any]]:
-    index = read_json(folder / "model_index.json")
+    index = read_config(folder / "model_index.json")
     configs: dict[str, Config] = {}
     tokenizers: dict[str, Callable[[], Any]] = {}
     for part, class_name in index_entries(index):
-        if class_name in CLASSES:
-            configs[part] = (class_name, read_json(folder / part / "config.json"))
+        if part in NETWORKS and class_name in CLASSES:
+            configs[part] = (class_name, read_config(folder / part / "config.json"))
         elif part == "scheduler":
-            configs[part] = (class_name, read_json(folder / part / "scheduler_config.json"))
-        elif part.startswith("tokenizer"):
+            configs[part] = (class_name, read_config(folder / part / "scheduler_config.json"))
+        elif part in TOKENIZER_FOLDERS:
             configs[part] = (class_name, {})
             tokenizers[part] = tokenizer_at(folder / part, class_name)
     if "scheduler" not in configs:

@@ -11,12 +11,15 @@ axes everywhere else.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from inweave.errors import FormatError
 
 SMALLEST_TILE = 16  # latents per side: a smaller tile sees too little of the image
 _OVERLAP = 4  # the share of a tile that the next one repeats
@@ -38,10 +41,22 @@ class LatentSpace:
         if "latents_mean" in config and "z_dim" in config:
             factor = tuple((1.0 / torch.tensor(config["latents_std"])).tolist())
             scale = 2 ** len(config["temperal_downsample"])  # spelled so in the files
-            return LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
-        scale = 2 ** (len(config["block_out_channels"]) - 1)
-        shift = config.get("shift_factor") or 0.0
-        return LatentSpace(config["latent_channels"], scale, (shift,), (config["scaling_factor"],))
+            space = LatentSpace(config["z_dim"], scale, tuple(config["latents_mean"]), factor, frames=True)
+        else:
+            scale = 2 ** (len(config["block_out_channels"]) - 1)
+            shift = config.get("shift_factor") or 0.0
+            space = LatentSpace(config["latent_channels"], scale, (shift,), (config["scaling_factor"],))
+        space.check()
+        return space
+
+    def check(self) -> None:
+        """Refuse numbers that no latents can have."""
+        numbers = (*self.shift, *self.factor)
+        lengths = {len(self.shift), len(self.factor)}
+        if not all(math.isfinite(number) for number in numbers) or 0.0 in self.factor:
+            raise FormatError("the autoencoder's shift and factor of latents should be finite, and the factor not 0")
+        if not lengths <= {1, self.channels} or self.channels < 1:
+            raise FormatError(f"the autoencoder has {self.channels} channels, and means for {max(lengths)}")
 
     def shape(self, width: int, height: int, batch: int = 1) -> tuple[int, int, int, int]:
         """The shape of latents for images of this size in pixels."""

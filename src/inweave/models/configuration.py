@@ -78,14 +78,14 @@ def transformers_config(label: str, kind: Any, document: Mapping[str, Any]) -> A
 def _declared(kind: Any, document: Mapping[str, Any]) -> dict[str, Any]:
     inner: dict[str, Any] = dict(getattr(kind, "sub_configs", None) or {})
     names = _field_names(kind).union(*(_field_names(each) for each in inner.values() if each is not None))
-    kept: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in document.items():
         if name in inner and isinstance(value, Mapping):
             below = inner[name]
-            kept[name] = _declared(below, value) if hasattr(below, "from_dict") else dict(value)
+            settings[name] = _declared(below, value) if hasattr(below, "from_dict") else dict(value)
         elif name in names or name in inner:
-            kept[name] = value
-    return kept
+            settings[name] = value
+    return settings
 
 
 def _field_names(kind: Any) -> set[str]:

@@ -28,13 +28,13 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     document = _document(folder)
-    named = document.get("tokenizer_class")
+    class_name = document.get("tokenizer_class")
     with _unreadable(folder):
         config = _config(folder, document)
         return make_tokenizer(
             folder,
             AutoTokenizer,
-            tokenizer_class=named if isinstance(named, str) else None,
+            tokenizer_class=class_name if isinstance(class_name, str) else None,
             config=config,
             trust_remote_code=False,
         )

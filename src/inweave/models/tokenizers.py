@@ -64,7 +64,7 @@ def make_tokenizer(folder: Path, kind: Any, *, tokenizer_class: str | None = Non
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a tokenizer that are data; a wrong type is an error, what is not known stays behind."""
     document: Mapping[str, Any] = read_json(path)
-    kept: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in document.items():
         if name in _FLAGS:
             fits = value is None or isinstance(value, bool)
@@ -85,8 +85,8 @@ def read_settings(path: Path) -> dict[str, Any]:
             continue
         if not fits:
             raise FormatError(f"{path}: {name} cannot be {for_message(value)}")
-        kept[name] = value
-    return kept
+        settings[name] = value
+    return settings
 
 
 def _is_token(value: Any) -> bool:

@@ -43,14 +43,14 @@ def open_binary(
     path: Path, *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
 ) -> BinaryIO:
     """The same, for those who close the file themselves."""
-    _ensure_regular(path, mode_of(path, error), error)
+    ensure_regular(path, error)
     try:
         descriptor = os.open(path, _FLAGS)
     except (OSError, ValueError) as problem:
         raise error(reason(path, problem)) from None
     try:
         status = os.fstat(descriptor)
-        _ensure_regular(path, status.st_mode, error)
+        _check_mode(path, status.st_mode, error)
         if limit is not None and status.st_size > limit:
             raise error(f"{printable_path(path)}: {status.st_size:,} bytes, more than the {limit:,} that are accepted")
         return os.fdopen(descriptor, "rb", buffering)
@@ -69,16 +69,25 @@ def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = 
 
 
 def read_text(
-    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, encoding: str = "utf-8-sig"
+    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, newlines: bool = True
 ) -> str:
-    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front."""
+    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front.
+
+    ``newlines``: those of other systems become "\\n".
+    """
     raw = read_bytes(path, limit, error=error)
     try:
-        return raw.decode(encoding)
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{printable_path(path)}: is not text: byte {problem.start} is not UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if newlines else text
 
 
-def _ensure_regular(path: Path, mode: int, error: ErrorClass) -> None:
+def ensure_regular(path: Path, error: ErrorClass = FormatError) -> None:
+    """Raise unless a regular file lies there; for what a library opens by name."""
+    _check_mode(path, mode_of(path, error), error)
+
+
+def _check_mode(path: Path, mode: int, error: ErrorClass) -> None:
     if not stat.S_ISREG(mode):
         raise error(f"{printable_path(path)}: not a regular file ({kind(mode)})")

@@ -17,6 +17,7 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import as_path
+from inweave.files.reading import ensure_regular, read_text
 
 MAX_FILE = 2**20  # bytes; real files have a few thousand
 _MAX_DOTS = 1000  # per line; parsing a dotted key takes time quadratic in its parts
@@ -29,19 +30,8 @@ def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
 
 def read_text_file(path: str | Path) -> str:
     """The text of a configuration file; one that cannot be a configuration is refused."""
-    try:
-        if not as_path(path).is_file():
-            raise ConfigError(f"{path}: there is no such file")
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if len(data) > MAX_FILE:
-        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, too large for a configuration")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is not text: byte {error.start} is not UTF-8") from None
+    ensure_regular(as_path(path), ConfigError)
+    text = read_text(path, MAX_FILE, newlines=False)
     if "\0" in text:
         raise FormatError(f"{path}: is not text: byte {text.index(chr(0))} is zero")
     return text

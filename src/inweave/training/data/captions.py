@@ -19,7 +19,6 @@ dropout the text keeps its punctuation.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +27,12 @@ from pathlib import Path
 import numpy as np
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import parse_json
+from inweave.files.reading import read_text
 from inweave.training.data.types import KEEP_SEPARATOR, Example
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"
+MAX_CAPTION, MAX_METADATA = 2**20, 2**28  # bytes
 _WILDCARD = re.compile(r"\{([^{}]*\|[^{}]*)\}")
 
 
@@ -39,7 +41,7 @@ def sidecar_captions(image: Path, names: Mapping[str, Path], extensions: Iterabl
     for extension in extensions:
         for name in (image.stem + extension, image.name + extension):
             file = names.get(name) or names.get(name.lower())
-            lines = _lines(_text(file)) if file else ()
+            lines = _lines(_text(file, MAX_CAPTION)) if file else ()
             if lines:
                 return lines
     return ()
@@ -49,13 +51,13 @@ def read_metadata(file: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """({file name: its captions}, problems by line)."""
     rows: dict[str, tuple[str, ...]] = {}
     problems = []
-    for number, line in enumerate(_text(file).split("\n"), 1):
+    for number, line in enumerate(_text(file, MAX_METADATA).split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"line {number} is not valid JSON: {error}")
+            row = parse_json(line, f"line {number}")
+        except FormatError as error:
+            problems.append(str(error))
             continue
         name = row.get("file_name") if isinstance(row, dict) else None
         if not isinstance(name, str) or not Path(name).name or "\0" in name:
@@ -72,11 +74,10 @@ def read_metadata(file: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     return rows, problems
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{file.name}: captions must be readable UTF-8 text: {error}") from None
+def _text(file: Path, limit: int) -> str:
+    return read_text(
+        file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable UTF-8 text: {text}")
+    )
 
 
 def _lines(text: str) -> tuple[str, ...]:

@@ -6,23 +6,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import parse_json
+from inweave.files.reading import read_text
+
+MAX_FILE = 2**30  # bytes; all of it is held in memory
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
     """(prompt, text to train on) of every text."""
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"dataset: {path}: a language model is trained on a .txt or .jsonl file of texts")
-    try:
-        raw = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: not a readable text file: {error}") from None
+    raw = read_text(path, MAX_FILE, error=lambda text: FormatError(f"{text} (not a readable text file)"))
     if path.suffix == ".txt":
         return [("", text.strip()) for text in re.split(r"\n[ \t]*\n", raw) if text.strip()]
     texts, problems = [], []
@@ -30,12 +30,12 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line, "")
             prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
             if not (isinstance(prompt, str) and isinstance(text, str)):
                 raise TypeError
             texts.append((prompt, text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (FormatError, KeyError, TypeError, AttributeError):
             problems.append(f'{path}, line {number}: expected {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
     if problems:
         raise ConfigError([*problems[:20], *([f"and {len(problems) - 20} more lines"] if len(problems) > 20 else [])])

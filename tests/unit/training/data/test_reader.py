@@ -113,7 +113,7 @@ def test_metadata_lists_what_belongs_to_the_dataset(tmp_path: Path) -> None:
         file.write('\n{"file_name": "missing.png", "text": "x"}\nnonsense')
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
-    assert "missing.png" in str(caught.value) and "line 4 is not valid JSON" in str(caught.value)
+    assert "missing.png" in str(caught.value) and "line 4: not valid JSON" in str(caught.value)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert len(skipped.examples) == 2 and len(skipped.report.unreadable) == 2
 

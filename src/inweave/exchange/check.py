@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
+from inweave.files.paths import exists
 from inweave.formats.alphas import Alphas
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
@@ -130,7 +130,7 @@ def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> t
         indexes = [base]
     else:
         indexes = [open_base(base)]
-        if not Path(base).exists() and find(os.fspath(base)):
+        if not exists(base) and find(os.fspath(base)):
             indexes.append(open_base(base, "original"))
     plans = [(resolve(adapter, index, strict=False), index) for index in indexes]
     plan, index = max(plans, key=lambda pair: pair[0].report.placed)

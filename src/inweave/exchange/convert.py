@@ -16,7 +16,7 @@ from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
-from inweave.files.writing import write_atomic
+from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
 from inweave.formats.files import write_file
 from inweave.formats.spell import Lost, Target, Written
@@ -236,10 +236,7 @@ def _store(out: Path, written: Written) -> Path:
         return write_file(out, written.tensors, written.metadata)
     if out.suffix == ".safetensors":
         raise ConfigError(f"{out}: a PEFT adapter is a directory; give a name without .safetensors")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be made a directory: {error.strerror}") from None
+    make_folder(out, error=ConfigError)
     write_file(out / "adapter_model.safetensors", written.tensors, written.metadata)
     document = json.dumps(written.config, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
     write_atomic(out / "adapter_config.json", [document])

@@ -71,6 +71,15 @@ def exists(path: str | os.PathLike[str]) -> bool:
     return True
 
 
+def occupied(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is in use, be it by a link that leads nowhere: whoever opens it learns what is wrong with it."""
+    try:
+        Path(path).lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def is_folder(path: str | os.PathLike[str]) -> bool:
     """Whether a folder lies there, links followed."""
     try:

@@ -20,6 +20,7 @@ from inweave.errors import FormatError
 from inweave.files.paths import ErrorClass, as_path, kind, mode_of, printable_path, reason
 
 MAX_TEXT = 64 * 1024 * 1024
+_BLOCK = 1 << 16
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -62,7 +63,9 @@ def open_binary(
 def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
     """All of a file of at most ``limit`` bytes."""
     with open_regular(path, error=error, limit=limit) as file:
-        raw = file.read(limit + 1) or b""
+        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # memory for all of it is taken at once
+        while len(raw) <= limit and (more := file.read(_BLOCK)):
+            raw += more
     if len(raw) > limit:  # it grew, or its size was not told, as in /proc
         raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")
     return raw

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from inweave.errors import ConfigError, RequestError
-from inweave.files.paths import as_path
+from inweave.files.paths import expand_home, is_file, is_folder
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant
@@ -38,15 +38,15 @@ def open_model(
 ) -> Blueprint:
     """The blueprint of a model, wherever it is."""
     chosen = _variant(variant)
-    path = as_path(where).expanduser()
+    path = expand_home(where)
     text = os.fspath(where)
-    if path.is_file():
+    if is_file(path):
         return open_single(path, variant=chosen, config=config, parts=parts)
     if config is not None:
         raise ConfigError(f"{text}: a folder has its own configurations; config is for single-file checkpoints")
     if text == embedded.NAME:
         return open_folder(embedded.folder(), name=embedded.NAME, variant=embedded.VARIANT, parts=parts)
-    if path.is_dir():
+    if is_folder(path):
         return open_folder(path, variant=chosen, parts=parts)
     known = find_variant(text)
     repo = known.repo if known is not None and "/" not in text else text

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.exchange.hashes import hash_file
+from inweave.files.paths import exists
 from inweave.layers import ALGORITHMS
 from inweave.training.adapters.summary import Shape
 from inweave.training.config.fields import names_where
@@ -106,7 +107,7 @@ def _public(config: TrainConfig) -> TrainConfig:
     """Reduce paths to their last part: folder names are private, and may name the user."""
 
     def last_part(value: str) -> str:
-        return Path(value).name if Path(value).exists() or Path(value).is_absolute() else value
+        return Path(value).name if exists(value) or Path(value).is_absolute() else value
 
     paths: dict[str, Any] = {
         name: last_part(value) for name in ("model", "dataset", "start_from") if (value := getattr(config, name))

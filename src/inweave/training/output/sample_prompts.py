@@ -24,11 +24,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
+from inweave.files.paths import is_file
 from inweave.generate.config import GenerateConfig
 from inweave.generate.prompt import parse
 from inweave.training.config.schema import TrainConfig
@@ -144,7 +144,7 @@ def _request(fields: Fields) -> GenerateConfig:
 
 def _file_prompts(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
     """Yield (where it is, the line or table) for every prompt in a file."""
-    if not Path(name).is_file():
+    if not is_file(name):
         raise ConfigError(f"{name}: no such file; a prompt itself cannot end in {', '.join(FILES)}")
     text = read_text_file(name)
     if name.lower().endswith(".txt"):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from inweave.errors import ConfigError
+from inweave.files.paths import is_file, is_folder
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
@@ -32,7 +33,7 @@ from inweave.training.tasks.setup import PRECISIONS, OnProgress
 def is_language_model(model: str) -> bool:
     """Whether it is a folder with a transformers configuration and no model_index.json."""
     folder = Path(model)
-    return folder.is_dir() and (folder / "config.json").is_file() and not (folder / "model_index.json").is_file()
+    return is_folder(folder) and is_file(folder / "config.json") and not is_file(folder / "model_index.json")
 
 
 class LanguageSetup:

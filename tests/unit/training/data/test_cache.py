@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from inweave.errors import FormatError  # noqa: E402
 from inweave.training.data import cache as caching  # noqa: E402
 from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402

@@ -250,6 +250,12 @@ def _full(work: Work, config: PeftConfig | None) -> None:
                 work.take(role) + keys,
                 param,
             )
+    if "diff_modulation" in left:  # named by its block: the table of shifts and scales in it is a bare parameter
+        value, ref = left["diff_modulation"], work.group.ref
+        name = f"{ref.name}_modulation" if ref.flat else f"{ref.name}.modulation"
+        work.made.append(
+            (replace(ref, name=name), "weight", Full(value=value, mode="add"), work.take("diff_modulation"))
+        )
     if "scale" in left and left["scale"].numel > 1:
         work.make(Full(value=left["scale"], mode="set"), work.take("scale"), "scale")
     if "inner_bias" in left:

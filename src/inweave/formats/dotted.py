@@ -55,6 +55,8 @@ class Diffusers:
 
 
 def _folder(component: str, target: Target) -> str:
+    if component == "unet2":
+        return "transformer_2"
     if not component.startswith("te"):
         return target.denoiser if target.denoiser != "model" else "unet"
     number = sorted(target.encoders).index(component) + 1 if component in target.encoders else 1

@@ -58,6 +58,8 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "ia3_l": ("ia3_l", "peft"),
     "diff": ("diff", ""),
     "diff_b": ("diff_b", ""),
+    "bias.diff": ("diff_b", ""),
+    "diff_m": ("diff_modulation", ""),
     "set_weight": ("set_weight", ""),
     "set_bias": ("set_bias", ""),
     "w_norm": ("w_norm", "lycoris"),
@@ -179,6 +181,7 @@ FLAT_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("lora_unet_unet_", "unet", "kohya"),
     ("lora_unet__", "unet", "kohya"),
     ("lora_unet_", "unet", "kohya"),
+    ("lora_transformer_2_", "unet2", "onetrainer"),
     ("lora_transformer_", "unet", "onetrainer"),
     ("lora_te1_", "te1", "kohya"),
     ("lora_te2_", "te2", "kohya"),
@@ -200,9 +203,14 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("model.diffusion_model.", "unet", "comfy"),
     ("diffusion_model.", "unet", "comfy"),
     ("conditional_transformer.", "unet", "diffusers"),
+    ("high_noise_model.", "unet", ""),
+    ("low_noise_model.", "unet2", ""),
     ("base_model.model.", "", "peft"),
+    ("transformer_2.", "unet2", "diffusers"),
     ("transformer.", "unet", "diffusers"),
     ("unet.", "unet", "diffusers"),
+    ("dit2.", "unet2", "diffsynth"),
+    ("dit.", "unet", "diffsynth"),
     ("text_encoder_3.", "te3", "diffusers"),
     ("text_encoder_2.", "te2", "diffusers"),
     ("text_encoder.", "te1", "diffusers"),
@@ -217,6 +225,7 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("clip_l.", "te1", "onetrainer"),
     ("clip_g.", "te2", "onetrainer"),
     ("t5.", "te3", "onetrainer"),
+    ("pipe.", "", "diffsynth"),
     ("_orig_mod.", "", ""),
     ("module.", "", ""),
 )
@@ -245,7 +254,9 @@ def locate(module: str) -> tuple[Ref, str]:
         named_component, named_dialect = _DOTTED_MEANING[wrapper[0]]
         if named_component and component.startswith("te"):
             break  # a text encoder's own module may be called `transformer`
-        module, component = module[wrapper.end() :], named_component or component
+        if component != "unet2":  # what lies inside of the second denoiser belongs to it
+            component = named_component or component
+        module = module[wrapper.end() :]
         dialect = dialect if dialect == "peft" else named_dialect or dialect
     if module.startswith("sformer_blocks."):  # 16 characters cut where `transformer.` has 12
         module, component = "tran" + module, "unet"

@@ -21,6 +21,7 @@ from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
 from inweave.cli.options import OptionalValues
+from inweave.cli.output import system_errors
 from inweave.cli.resize import resize
 from inweave.cli.train import train
 
@@ -65,4 +66,5 @@ def main() -> None:
     """
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
-    app()
+    with system_errors():
+        app()

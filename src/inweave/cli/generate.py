@@ -13,9 +13,9 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output import OK, print_json, print_lines, printable, reporting_errors
+from inweave.cli.output import OK, print_json, print_lines, reporting_errors
 from inweave.cli.progress import Display, display
-from inweave.files.paths import exists, is_folder
+from inweave.files.paths import exists, is_folder, printable
 
 if TYPE_CHECKING:
     from inweave.generate.config import GenerateConfig

@@ -15,10 +15,9 @@ from inweave.cli.output import (
     print_facts,
     print_json,
     print_lines,
-    printable,
     reporting_errors,
 )
-from inweave.files.paths import exists, is_file, is_folder
+from inweave.files.paths import exists, is_file, is_folder, printable
 
 if TYPE_CHECKING:
     from inweave.exchange.inspect import Facts

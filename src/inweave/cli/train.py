@@ -30,10 +30,10 @@ from inweave.cli.output import (
     print_facts,
     print_json,
     print_lines,
-    printable,
     reporting_errors,
 )
 from inweave.cli.progress import Display, display
+from inweave.files.paths import printable
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig

@@ -61,12 +61,18 @@ def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tupl
     return fields, problems
 
 
+def _toml_escape(character: str) -> str:
+    """What JSON lets stand and TOML does not, and what could control the terminal that it is printed on."""
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def format_toml_value(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
+        return "".join(c if c.isprintable() else _toml_escape(c) for c in json.dumps(value, ensure_ascii=False))
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):

@@ -11,7 +11,6 @@ the first steps, which are slower than all others.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.files.documents import parse_json
+from inweave.files.documents import format_json, parse_json
 from inweave.files.paths import is_file
 from inweave.files.reading import read_bytes
 from inweave.files.writing import make_folder, open_append, write_atomic
@@ -63,7 +62,7 @@ class TrainLog:
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {name: finite(value) for name, value in record.items()}
         try:
-            self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(format_json(clean) + "\n")
             self._file.flush()
             if self._events is not None and "step" in record:
                 for name, value in record.items():

@@ -216,9 +216,8 @@ def _import(path: Path, as_json: bool) -> None:
 
 def _add_setting(overrides: dict[str, Any], text: str) -> None:
     """SETTING=VALUE; the value is read as TOML, or else as plain text."""
-    import tomllib
-
     from inweave.errors import ConfigError
+    from inweave.training.config.toml import parse_toml
 
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -227,6 +226,7 @@ def _add_setting(overrides: dict[str, Any], text: str) -> None:
     if name in overrides:
         raise ConfigError(f"--set {text}: {name} is already set to {overrides[name]!r}; set it once")
     try:
-        overrides[name] = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        overrides[name] = value
+        table = parse_toml(f"value = {value}", f"--set {name}")
+    except ConfigError:
+        table = {}
+    overrides[name] = table["value"] if table.keys() == {"value"} else value

@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
 from inweave.training.config.toml import parse_toml, read_text_file
@@ -230,7 +231,7 @@ class _Scanner:
     def _scan_subset(self, root: Path, value: Any, where: str, subset: Subset, problems: list[str]) -> None:
         folder = root / expand_home(value) if isinstance(value, str) and value else None
         if folder is None or not is_folder(folder):
-            problems.append(f"{where}.image_dir: expected the path of a folder, got {value!r}")
+            problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(value)}")
             return
         before = len(self.examples) + len(self.unreadable)
         self.scan_folder(folder, subset)

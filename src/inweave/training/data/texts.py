@@ -14,8 +14,9 @@ from typing import Any
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
 from inweave.files.reading import read_text
+from inweave.training.config.toml import SURROGATE
 
-MAX_FILE = 2**30  # bytes; all of it is held in memory
+MAX_FILE, MAX_LINE = 2**30, 2**24  # bytes, all of them held in memory, and letters in a line of JSON
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
@@ -29,10 +30,13 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
     for number, line in enumerate(raw.split("\n"), 1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE:
+            problems.append(f"{path}, line {number}: has {len(line)} letters; at most {MAX_LINE} are read")
+            continue
         try:
             row = parse_json(line, "")
             prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
-            if not (isinstance(prompt, str) and isinstance(text, str)):
+            if not (isinstance(prompt, str) and isinstance(text, str)) or SURROGATE.search(prompt + text):
                 raise TypeError
             texts.append((prompt, text))
         except (FormatError, KeyError, TypeError, AttributeError):

@@ -79,7 +79,8 @@ def training_metadata(
         metadata["modelspec.resolution"] = "x".join(sides)
     if prediction in ("epsilon", "v_prediction"):
         metadata["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
-    return metadata | dict(data)
+    # a file name may have bytes that are no text, and nothing of that may keep a trained file from being written
+    return {key: value.encode("utf-8", "backslashreplace").decode() for key, value in (metadata | dict(data)).items()}
 
 
 def _network(shape: Shape) -> dict[str, str]:

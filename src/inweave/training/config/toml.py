@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.files.paths import as_path
 from inweave.files import documents
+from inweave.files.paths import as_path
 from inweave.files.reading import ensure_regular, read_text
 
 MAX_FILE = 2**20  # bytes; real files have a few thousand

@@ -570,7 +570,7 @@ def test_a_caption_file_without_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="has 2000 captions"):
         read_dataset(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"a" * (2**20 + 1))
-    with pytest.raises(FormatError, match="captions must be readable.*bytes"):
+    with pytest.raises(FormatError, match=r"captions must be readable.*bytes"):
         read_dataset(tmp_path)
     (tmp_path / "a.txt").unlink()
     os.mkfifo(tmp_path / "a.txt")

@@ -45,7 +45,9 @@ class DiffusionSetup:
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.dataset = read(config)
         self.device = device
-        self.measurable = open_model(config.model, variant=config.variant, parts=config.parts or None)
+        self.measurable = open_model(
+            config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
+        )
         self.config = with_defaults(config, self.measurable, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
         if sizes and config.vram is not None:

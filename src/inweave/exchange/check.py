@@ -101,7 +101,7 @@ def check(
     detection = detect(adapter)
     target = index.base or index.source
     detected = index.base if index.base and detection.fits_as_well(index.base) else detection.base
-    nonfinite, zeros = _scan(adapter, values)
+    nonfinite, zeros = scan_values(adapter, values)
     if zeros:
         report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
     for naming, clean in namings.items():
@@ -137,7 +137,7 @@ def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> t
     return plan, index, {index.naming: plan.report.clean for plan, index in plans}
 
 
-def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
+def scan_values(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
     if values == "none":
         return [], []
     limit = SAMPLE_BYTES if values == "sample" else None

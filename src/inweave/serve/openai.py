@@ -121,14 +121,15 @@ def _number(name: str, text: str) -> float | int:
 
 
 def _paired(pairs: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """`loras[][name]`, `loras[][weight]` in the order they came: a new LoRA starts where a field repeats."""
-    rows: list[dict[str, Any]] = [{}]
+    """`loras[][name]`, `loras[][weight]`: the first name goes with the first weight, and so on."""
+    columns: dict[str, list[Any]] = {}
     for name, value in pairs:
         name = {"weight": "strength", "scale": "strength"}.get(name, name)
-        if name in rows[-1]:
-            rows.append({})
-        rows[-1][name] = value if name in ("name", "path", "hash") else _number(f"loras.{name}", value)
-    return rows
+        parsed = value if name in ("name", "path", "hash") else _number(f"loras.{name}", value)
+        columns.setdefault(name, []).append(parsed)
+    if len({len(column) for column in columns.values()}) != 1:
+        raise ConfigError("loras: every LoRA needs the same fields in this form; or send one field of JSON")
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 async def _white_where_transparent(service: Service, text: str) -> str:

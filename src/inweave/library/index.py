@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import posixpath
 import secrets
 import sqlite3
 import threading
@@ -243,7 +244,7 @@ class Library:
         kind, colon, digits = text.lower().partition(":")
         if colon and kind in _HASHES.values():
             return self._only(reference, self._entries(f"{kind} = ?", digits))
-        path = text.replace("\\", "/").removeprefix("./")
+        path = self._below_root(text.replace("\\", "/"))
         for where, value in (
             ("id = ?", text),
             ("path = ?", path),
@@ -257,6 +258,14 @@ class Library:
         if (column := _HASHES.get(len(digits))) and set(digits) <= set("0123456789abcdef"):
             return self._only(reference, self._entries(f"{column} = ?", digits))
         return self._only(reference, [])
+
+    def _below_root(self, path: str) -> str:
+        """A path as entries have it; one that names a file of this machine must begin with a folder of the library."""
+        whole = posixpath.normpath(str(Path(path).expanduser()) if path.startswith("~/") else path)
+        for folder in self.folders:
+            if whole.startswith(f"{folder}/"):
+                return whole.removeprefix(f"{folder}/")
+        return path.removeprefix("./")
 
     def _only(self, reference: str, rows: list[Entry]) -> Entry:
         if len({row.contents.sha256 if row.contents else row.id for row in rows}) > 1:

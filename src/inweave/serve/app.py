@@ -15,7 +15,6 @@ from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
 from inweave.serve import dataset_routes, native, openai, sdapi
-from inweave.serve.errors import GoneError
 from inweave.serve.failures import code_of, message_of, public, status_of
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
@@ -65,8 +64,8 @@ async def _our_error(request: Request, error: InweaveError) -> JSONResponse:
 
 def error_response(request: Request, error: Exception) -> JSONResponse:
     """An error in the shape of the API that was called."""
-    status = 410 if isinstance(error, GoneError) else status_of(error)
-    body: dict[str, Any] = {"code": "gone" if status == 410 else code_of(error), "message": message_of(error)}
+    status = status_of(error)
+    body: dict[str, Any] = {"code": code_of(error), "message": message_of(error)}
     if isinstance(error, ConfigError):
         body["problems"] = [public(problem) for problem in error.problems]
     if isinstance(error, MismatchError):

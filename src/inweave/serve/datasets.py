@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.files.writing import write_atomic
 from inweave.models import embedded
+from inweave.serve.errors import StorageError
 
 MAX_FILES = 20_000
 MAX_CAPTION = 20_000
@@ -59,7 +61,7 @@ class DatasetStore:
         target = files / f"{_stem(name)}.png"
         if not target.exists() and sum(1 for _ in files.iterdir()) >= MAX_FILES:
             raise ConflictError(f"a dataset may hold {MAX_FILES:,} files")
-        _write(target, png)
+        write_atomic(target, [png], error=StorageError)
         return target.name
 
     def put_caption(self, dataset: str, name: str, text: str) -> str:
@@ -70,7 +72,7 @@ class DatasetStore:
             raise MissingError(f"there is no picture {stem} in this dataset")
         if len(text) > MAX_CAPTION:
             raise ConfigError(f"a caption may hold {MAX_CAPTION:,} characters, this one has {len(text):,}")
-        _write(files / f"{stem}.txt", text.encode("utf-8", "replace"))
+        write_atomic(files / f"{stem}.txt", [text.encode("utf-8", "replace")], error=StorageError)
         return f"{stem}.txt"
 
     def delete_picture(self, dataset: str, name: str) -> None:
@@ -127,9 +129,3 @@ def _stem(name: str) -> str:
             f"{last[:60]!r}: a name of letters, digits, spaces, dots, dashes and underscores is needed, at most 120"
         )
     return stem
-
-
-def _write(target: Path, content: bytes) -> None:
-    temporary = target.with_name(f".{secrets.token_hex(8)}")
-    temporary.write_bytes(content)
-    temporary.replace(target)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from inweave.errors import InweaveError
+from inweave.serve.errors import StorageError
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event, Failure, Job
 from inweave.serve.process import ChildProcess
@@ -123,10 +124,11 @@ class Dispatcher:
             except WireError:
                 await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED)
                 raise
-            except OSError as error:
-                await self._process.send(Message("cancel", {"job": job.id}))
-                reason = f"its results could not be stored: {error.strerror}"
+            except (StorageError, sqlite3.OperationalError) as error:
+                log.error("the results of a job cannot be stored: %s", error)
+                reason = "its results could not be stored; the disk of the worker is full or read-only"
                 await self._stored(self._store.finish, job.id, "failed", error=Failure("storage", reason))
+                raise WireError("the model process is restarted, because it still speaks of that job") from None
             finally:
                 self.current = None
                 self.busy_seconds += time.monotonic() - started

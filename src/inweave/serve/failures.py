@@ -28,9 +28,11 @@ from inweave.errors import (
     RequestError,
     TargetError,
 )
+from inweave.serve.errors import GoneError, StorageError
 from inweave.serve.jobs import Failure
 
 _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
+    (GoneError, "gone", 410),
     (MissingError, "not_found", 404),
     (ConflictError, "conflict", 409),
     (BusyError, "busy", 429),
@@ -40,6 +42,7 @@ _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (FormatError, "unreadable_file", 422),
     (TargetError, "lora_mismatch", 422),
     (MemoryBudgetError, "out_of_memory", 500),
+    (StorageError, "storage", 507),
     (CancelledError, "cancelled", 409),
 )
 #: a path with at least one folder in front of its last part, posix or Windows

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import json
 from urllib.parse import urlsplit
@@ -65,6 +66,8 @@ class Security:
 
         async def respond(message: Message) -> None:
             nonlocal started
+            if limited.exceeded and not started:
+                return  # whatever the route makes of it, the answer is about the size
             if message["type"] == "http.response.start":
                 started = True
                 present = {name for name, _ in message["headers"]}
@@ -74,11 +77,9 @@ class Security:
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
-        try:
+        with contextlib.suppress(BodyTooLarge):
             await self._app(scope, limited, respond)
-        except BodyTooLarge:
-            if started:
-                raise
+        if limited.exceeded and not started:
             await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
@@ -128,12 +129,14 @@ class _Limit:
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive, self.limit, self._length = receive, limit, 0
+        self.exceeded = False
 
     async def __call__(self) -> Message:
         message = await self._receive()
         if message["type"] == "http.request":
             self._length += len(message.get("body", b""))
             if self._length > self.limit:
+                self.exceeded = True
                 raise BodyTooLarge
         return message
 

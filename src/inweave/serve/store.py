@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import sqlite3
 import threading
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from inweave.errors import BusyError, ConflictError, MissingError
+from inweave.files.writing import write_atomic
+from inweave.serve.errors import StorageError
 from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, State, StoredEvent, Submission, new_id
 
 _SCHEMA = """
@@ -322,15 +323,10 @@ class JobStore:
     # files
 
     def write_file(self, job: str, name: str, content: bytes) -> None:
-        """A complete file, or none: written under another name, synchronized, renamed."""
+        """A complete file, or none; `StorageError` where the disk is full or cannot be written."""
         folder = self.files / job
         folder.mkdir(exist_ok=True)
-        temporary = folder / f".{name}.part"
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / name)
+        write_atomic(folder / name, [content], error=StorageError)
 
     def input_files(self, job: str) -> dict[str, Path]:
         """The pictures a job was submitted with, by name."""

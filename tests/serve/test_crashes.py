@@ -25,7 +25,7 @@ def own_worker(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_kills_at_any_moment_lose_nothing(own_worker: Worker) -> None:
     chance = random.Random(5)
     reference = own_worker.http.get(own_worker.ended(own_worker.submit(seed=11))["result"]["images"][0]["url"]).content
-    jobs = [own_worker.submit(seed=11) for _ in range(sized(4, 20))]
+    jobs = [own_worker.submit(seed=11) for _ in range(sized(3, 20))]
     for round_number in range(sized(2, 50)):
         time.sleep(chance.uniform(0.0, 1.5))
         if round_number % 2:

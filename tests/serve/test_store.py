@@ -37,7 +37,7 @@ def test_a_submission_survives_the_process(tmp_path: Path) -> None:
     after = JobStore(tmp_path)
     after.recover()
     assert after.job(job.id).state == "queued"
-    assert after.input_files(job.id)["init"].read_bytes() == b"picture"
+    assert after.files.inputs(job.id)["init"].read_bytes() == b"picture"
 
 
 def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
         store.submit(submission())
     with pytest.raises(BusyError, match="full"):
         store.submit(submission())
-    assert len(list(store.files.iterdir())) == 0
+    assert len(list(store.files.root.iterdir())) == 0
 
 
 def test_results_expire_by_age_and_by_size(tmp_path: Path) -> None:
@@ -95,13 +95,13 @@ def test_results_expire_by_age_and_by_size(tmp_path: Path) -> None:
     for _ in range(3):
         job = store.submit(submission())[0].id
         store.claim()
-        store.write_file(job, "0.png", bytes(100))
+        store.files.write(job, "0.png", bytes(100))
         store.finish(job, "done", result={"images": [{"file": "0.png"}]})
         jobs.append(job)
         now[0] += 1
     assert store.expire() == 2  # only the newest fits into 150 bytes
     assert [store.job(job).expired for job in jobs] == [True, True, False]
-    assert not (store.files / jobs[0]).exists() and store.events(jobs[0]) == []
+    assert not store.files.folder(jobs[0]).exists() and store.events(jobs[0]) == []
     now[0] += 1000
     assert store.expire() == 1
     with pytest.raises(MissingError):
@@ -119,9 +119,9 @@ def test_an_idempotency_key_is_one_job_and_one_request(store: JobStore) -> None:
 @pytest.mark.parametrize("name", ["../jobs.sqlite3", ".0.png.part", "/etc/passwd", "nosuch", ""])
 def test_only_files_of_the_job_are_served(store: JobStore, name: str) -> None:
     job = store.submit(submission())[0].id
-    store.write_file(job, "0.png", b"x")
+    store.files.write(job, "0.png", b"x")
     with pytest.raises(MissingError):
-        store.result_file(job, name)
+        store.files.result(job, name)
 
 
 class QueueMachine(RuleBasedStateMachine):

@@ -90,10 +90,10 @@ def show(
     if as_json:
         print_json({"ok": True, **document})
         return
-    shown = [
+    rows = [
         (name, str(value)) for name, value in document.items() if value not in (None, [], (), {}) and name != "metadata"
     ]
-    print_facts(str(document["name"]), shown)
+    print_facts(str(document["name"]), rows)
 
 
 @library_app.command("find")

@@ -46,10 +46,10 @@ def walk(root: Path, passed_over: list[str]) -> Iterator[Sighting]:
             if not name.endswith(".safetensors"):
                 continue
             stem = name.removesuffix(".safetensors")
-            beside = [
+            sidecar_stamps = [
                 stamps.get(f"{stem}{middle}{ending}", 0) for middle in ("", ".preview") for ending in SIDECAR_ENDINGS
             ]
-            stamp = "/".join(str(each) for each in (status.st_mtime_ns, *beside) if each)
+            stamp = "/".join(str(each) for each in (status.st_mtime_ns, *sidecar_stamps) if each)
             yield Sighting(prefix + name, status.st_size, status.st_mtime_ns, status.st_ino, stamp, names)
         if depth < MAX_DEPTH:
             stack += [(folder / name, f"{prefix}{name}/", depth + 1) for name in folders]

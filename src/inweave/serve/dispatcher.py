@@ -151,7 +151,7 @@ class Dispatcher:
     async def _run_job(self, job: Job) -> None:
         try:
             resolved = await asyncio.to_thread(self._resolve, job)
-            files = await asyncio.to_thread(self._store.input_files, job.id)
+            files = await asyncio.to_thread(self._store.files.inputs, job.id)
             blobs = [await asyncio.to_thread(path.read_bytes) for path in files.values()]
         except (InweaveError, OSError) as error:
             await self._stored(self._store.finish, job.id, "failed", error=failure_of(error))
@@ -189,7 +189,7 @@ class Dispatcher:
         kind, data = message.data["event"], dict(message.data["data"])
         if kind == "image" and message.blobs:
             name = f"{data['index']}.png"
-            self._store.write_file(job.id, name, message.blobs[0])
+            self._store.files.write(job.id, name, message.blobs[0])
             data["file"] = name
             results.append(data)
         elif message.blobs:
@@ -201,8 +201,8 @@ class Dispatcher:
         state = data["state"]
         if state == "done":
             result = await asyncio.to_thread(self._deliver, job, data["result"])
-            for image, kept in zip(result.get("images", ()), results, strict=False):
-                image["file"] = kept["file"]
+            for image, stored in zip(result.get("images", ()), results, strict=False):
+                image["file"] = stored["file"]
             await self._stored(self._store.finish, job.id, "done", result=result)
         elif state == "failed":
             await self._stored(self._store.finish, job.id, "failed", error=Failure(**data["error"]))

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from inweave.errors import CancelledError, InweaveError
+from inweave.serve.contract import RunnerSettings, RunRequest
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event
 from inweave.serve.wire import Message, WireError, read_message
@@ -35,7 +36,7 @@ class ModelProcess:
 
     def serve(self) -> None:
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
-        from inweave.serve.runner import Runner, RunnerSettings  # imports torch: seconds
+        from inweave.serve.runner import Runner  # imports torch: seconds
 
         runner = Runner(RunnerSettings(**self._queue.get().data))
         self._send(Message("ready", {"pid": os.getpid()}))
@@ -69,8 +70,6 @@ class ModelProcess:
         self._send(Message("loaded", {"model": model, "error": error}))
 
     def _run(self, runner: Any, message: Message) -> None:
-        from inweave.serve.runner import RunRequest
-
         job = message.data["job"]
         names = message.data["inputs"]
         request = RunRequest(

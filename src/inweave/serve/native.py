@@ -205,7 +205,7 @@ async def job_stream(
 ) -> EventSourceResponse:
     service = service_of(request)
     job = await present(service, job_id)
-    files = service.store.files / job.id
+    files = service.store.files.folder(job.id)
 
     def translate(job: Job, event: StoredEvent) -> Iterable[ServerSentEvent]:
         from inweave.serve.rbee import rbee_event
@@ -227,7 +227,7 @@ def _event_number(text: str | None) -> int:
 async def job_file(request: Request, job_id: JobId, name: Annotated[str, Field(max_length=100)]) -> FileResponse:
     service = service_of(request)
     job = await present(service, job_id)
-    path = await asyncio.to_thread(service.store.result_file, job.id, name)
+    path = await asyncio.to_thread(service.store.files.result, job.id, name)
     kind = "image/png" if path.suffix == ".png" else "application/octet-stream"
     return FileResponse(
         path, media_type=kind, headers={"Content-Disposition": f'inline; filename="{job.id}-{path.name}"'}

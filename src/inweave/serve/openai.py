@@ -191,8 +191,8 @@ def _image_request(body: dict[str, Any], operation: str) -> ImageRequest:
     if model:
         fields["model"] = model
     if plus:
-        named = fields.get("loras") or []
-        fields["loras"] = [*(named if isinstance(named, list) else [named]), *stack.split("+")]
+        listed = fields.get("loras") or []
+        fields["loras"] = [*(listed if isinstance(listed, list) else [listed]), *stack.split("+")]
     return ImageRequest.parse({**fields, "operation": operation})
 
 

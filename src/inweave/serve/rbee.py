@@ -25,10 +25,10 @@ def rbee_event(event: StoredEvent, files: Path) -> Iterator[ServerSentEvent]:
     """What an event means to rbee's clients; most mean nothing to them."""
     data: dict[str, Any] | None = None
     if event.type in ("progress", "preview"):
-        kept = (
+        names = (
             ("step", "total", "percent", "image", "format") if event.type == "preview" else ("step", "total", "percent")
         )
-        data = {name: event.data[name] for name in kept}
+        data = {name: event.data[name] for name in names}
         kind = event.type
     elif event.type == "done":
         images = event.data.get("images", [])

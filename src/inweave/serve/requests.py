@@ -72,10 +72,10 @@ class ImageRequest(CheckedModel):
         return request
 
     def _contradictions(self) -> list[str]:
-        wanted = {"image_generation": (False, False), "image_transform": (True, False), "image_inpaint": (True, True)}
+        required = {"image_generation": (False, False), "image_transform": (True, False), "image_inpaint": (True, True)}
         problems = []
         for name, value, needed in zip(
-            ("image", "mask_image"), (self.image, self.mask_image), wanted[self.operation], strict=True
+            ("image", "mask_image"), (self.image, self.mask_image), required[self.operation], strict=True
         ):
             if needed and value is None:
                 problems.append(f"{name}: is required for {self.operation}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from typing import Any
 
@@ -24,6 +25,11 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
         app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024, lifespan="on",
     )  # fmt: skip
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # the server repeats a signal after it has drained: that is no failure
+        signal.signal(number, lambda *_: None)
     server = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])

@@ -12,8 +12,7 @@ from __future__ import annotations
 import io
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +25,8 @@ from inweave.generate.find import LoraFinder
 from inweave.generate.pipeline import Pipeline, Result, pipeline
 from inweave.generate.record import png_text
 from inweave.models.embedded import NAME as EMBEDDED
+from inweave.serve.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs import Event
-
-Emit = Callable[[Event], object]
-Cancelled = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerSettings:
-    """Where and with how much memory a runner works."""
-
-    device: str | None = None
-    dtype: str | None = None
-    memory_bytes: int | None = None
-    parts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> components from other files
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """A job as a runner gets it: everything was looked up, so ``loras`` maps each reference to its file.
-
-    ``model`` is what `inweave.pipeline` opens. ``inputs``: pictures as PNG by name (init, mask).
-    """
-
-    kind: str
-    model: str
-    config: dict[str, Any]
-    loras: dict[str, str] = field(default_factory=dict)
-    preview_every: int = 0
-    inputs: dict[str, bytes] = field(default_factory=dict)
-    paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
 
 
 class LoraTable(LoraFinder):

@@ -279,7 +279,7 @@ class Service:
     def result_files(self, job: Job) -> list[Path]:
         """The pictures of a job that is done."""
         images = (job.result or {}).get("images", ())
-        return [self.store.result_file(job.id, image["file"]) for image in images]
+        return [self.store.files.result(job.id, image["file"]) for image in images]
 
 
 def _base_name(where: str) -> str | None:

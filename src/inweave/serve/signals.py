@@ -32,7 +32,7 @@ class JobSignals:
         event = asyncio.Event()
         self._readers[job].add(event)
         try:
-            return await _within(event, seconds)
+            return await wait_seconds(event, seconds)
         finally:
             self._readers[job].discard(event)
             if not self._readers[job]:
@@ -42,12 +42,12 @@ class JobSignals:
         event = asyncio.Event()
         self._workers.add(event)
         try:
-            return await _within(event, seconds)
+            return await wait_seconds(event, seconds)
         finally:
             self._workers.discard(event)
 
 
-async def _within(event: asyncio.Event, seconds: float) -> bool:
+async def wait_seconds(event: asyncio.Event, seconds: float) -> bool:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
         return True

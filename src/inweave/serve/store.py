@@ -1,7 +1,7 @@
 """The queue on disk: jobs and their events in SQLite, pictures in files next to it.
 
     jobs.sqlite3          one row per job, one row per event
-    files/<job>/<name>    inputs (input-init.png, input-mask.png) and results (0.png, 1.png, ...)
+    files/<job>/<name>    see `job_files`
 
 What was answered with a job id survives the death of every process: a submission is committed and synchronized
 before its id is known to anybody. Each change of state is one transaction together with its event, and only happens
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import shutil
 import sqlite3
 import threading
 import time
@@ -25,8 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from inweave.errors import BusyError, ConflictError, MissingError
-from inweave.files.writing import write_atomic
-from inweave.serve.errors import StorageError
+from inweave.serve.job_files import JobFiles
 from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, State, StoredEvent, Submission, new_id
 
 _SCHEMA = """
@@ -84,8 +82,7 @@ class JobStore:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.files = folder / "files"
-        self.files.mkdir(exist_ok=True)
+        self.files = JobFiles(folder / "files")
         self.queue_limit = queue_limit
         self.keep_seconds = keep_seconds
         self.keep_bytes = keep_bytes
@@ -122,7 +119,7 @@ class JobStore:
             if waiting >= self.queue_limit:
                 raise BusyError(f"the queue is full: {waiting} jobs are waiting, {self.queue_limit} are allowed")
             job = new_id()
-            size = self._write_inputs(job, submission.inputs)
+            size = self.files.write_inputs(job, submission.inputs)
             try:
                 with self._transaction():
                     self._db.execute(
@@ -133,14 +130,9 @@ class JobStore:
                     )  # fmt: skip
                     self._append(job, Event("queued", {"kind": submission.kind, "model": submission.model}))
             except BaseException:
-                shutil.rmtree(self.files / job, ignore_errors=True)
+                self.files.remove(job)
                 raise
             return self.job(job), True
-
-    def _write_inputs(self, job: str, inputs: dict[str, bytes]) -> int:
-        for name, content in inputs.items():
-            self.write_file(job, f"input-{name}", content)
-        return sum(map(len, inputs.values()))
 
     # reading
 
@@ -226,7 +218,7 @@ class JobStore:
                 "UPDATE jobs SET state = ?, finished = ?, result = ?, error = ?, bytes = bytes + ? "
                 "WHERE id = ? AND state = 'running'",
                 (state, self._clock(), json.dumps(result) if result is not None else None,
-                 json.dumps(error.as_dict()) if error is not None else None, self._size(job), job),
+                 json.dumps(error.as_dict()) if error is not None else None, self.files.result_bytes(job), job),
             )  # fmt: skip
             if changed.rowcount != 1:
                 return False
@@ -265,9 +257,7 @@ class JobStore:
             self.retry_or_fail(job.id, "worker_restarted", "the worker was killed while it ran this job")
         with self._lock:
             known = {row[0] for row in self._db.execute("SELECT id FROM jobs WHERE expired = 0")}
-        for folder in self.files.iterdir():
-            if folder.name not in known:
-                shutil.rmtree(folder, ignore_errors=True)
+        self.files.remove_all_but(known)
 
     # control
 
@@ -297,7 +287,7 @@ class JobStore:
                 raise ConflictError(f"job {job} expired, and its request with it")
             if not row.final:
                 raise ConflictError(f"job {job} is {row.state}")
-            inputs = {path.name.removeprefix("input-"): path.read_bytes() for path in self.input_files(job).values()}
+            inputs = {path.name.removeprefix("input-"): path.read_bytes() for path in self.files.inputs(job).values()}
             return Submission(row.kind, row.model, row.request, inputs, row.priority, row.client)
 
     def prioritize(self, job: str, priority: int) -> Job:
@@ -319,28 +309,6 @@ class JobStore:
         """Waiting jobs wait on while the queue is paused, also over restarts; the running one goes on."""
         with self._lock, self._transaction():
             self._db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", ("1" if paused else "0",))
-
-    # files
-
-    def write_file(self, job: str, name: str, content: bytes) -> None:
-        """A complete file, or none; `StorageError` where the disk is full or cannot be written."""
-        folder = self.files / job
-        folder.mkdir(exist_ok=True)
-        write_atomic(folder / name, [content], error=StorageError)
-
-    def input_files(self, job: str) -> dict[str, Path]:
-        """The pictures a job was submitted with, by name."""
-        return {path.stem.removeprefix("input-"): path for path in sorted((self.files / job).glob("input-*"))}
-
-    def result_file(self, job: str, name: str) -> Path:
-        """A file of a job's result; `MissingError` where there is none."""
-        path = self.files / job / name
-        if "/" in name or name.startswith(".") or not path.is_file():
-            raise MissingError(f"job {job} has no file {name}")
-        return path
-
-    def _size(self, job: str) -> int:
-        return sum(path.stat().st_size for path in (self.files / job).glob("[0-9]*"))
 
     # retention
 
@@ -378,7 +346,7 @@ class JobStore:
                 (job,),
             )
             self._db.execute("DELETE FROM events WHERE job = ?", (job,))
-        shutil.rmtree(self.files / job, ignore_errors=True)
+        self.files.remove(job)
 
     # database
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inweave.errors import CancelledError
+from inweave.serve.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs import Event
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
-
-if TYPE_CHECKING:
-    from inweave.serve.runner import Cancelled, Emit, RunnerSettings, RunRequest
 
 POLL_SECONDS = 0.2
 

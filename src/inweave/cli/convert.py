@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
-from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, reporting_errors
-from inweave.files.paths import printable
+from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, printable, reporting_errors
 
 
 def convert(

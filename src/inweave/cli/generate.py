@@ -13,9 +13,8 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output import OK, print_json, print_lines, reporting_errors
+from inweave.cli.output import OK, print_json, print_lines, printable, reporting_errors
 from inweave.cli.progress import Display, display
-from inweave.files.paths import exists, is_folder, printable
 
 if TYPE_CHECKING:
     from inweave.generate.config import GenerateConfig
@@ -135,7 +134,6 @@ def _grid(
     progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     from inweave.errors import ConfigError
-    from inweave.files.images import encode_png, write_png
     from inweave.generate.sweep import Axis, compare, sweep
 
     if grid and comparing:
@@ -150,10 +148,10 @@ def _grid(
     results = [result for line in made.results for result in line]
     name = "-"
     if out == "-":
-        sys.stdout.buffer.write(encode_png(image))
+        image.save(sys.stdout.buffer, format="PNG")
     else:
         path = _path(out, config.prompt, config.seed or 0, 0, 1)
-        write_png(path, image)
+        image.save(path, format="PNG")
         name = str(path)
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
     cells = [result.records[0]["config"] for result in results]
@@ -162,10 +160,9 @@ def _grid(
 
 
 def _to_stdout(result: Result, number: int) -> None:
-    from inweave.files.images import encode_png
     from inweave.generate.record import png_text
 
-    sys.stdout.buffer.write(encode_png(result.images[number], png_text(result.records[number])))
+    result.images[number].save(sys.stdout.buffer, format="PNG", pnginfo=png_text(result.records[number]))
     sys.stdout.buffer.flush()
 
 
@@ -177,13 +174,13 @@ def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> P
         path = Path(out)
         if path.suffix.lower() != ".png":
             raise ConfigError(f"{out}: images are written as PNG; end the name in .png")
-        if not is_folder(path.parent):
+        if not path.parent.is_dir():
             raise ConfigError(f"{out}: there is no folder {path.parent}")
         return path if total == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
     stem = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48] or "image"
     path = Path(f"{stem}-{seed}.png")
     copy = 2
-    while exists(path):
+    while path.exists():
         path, copy = Path(f"{stem}-{seed}-{copy}.png"), copy + 1
     return path
 

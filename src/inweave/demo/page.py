@@ -6,7 +6,6 @@ import html
 from pathlib import Path
 
 from inweave.demo.story import Chapter, Story
-from inweave.files.writing import write_text
 from inweave.version import __version__
 
 _STYLE = """
@@ -52,7 +51,8 @@ inside the package; nothing was downloaded.</p><dl>{facts}</dl></header>
 </body></html>
 """
     path = story.folder / "index.html"
-    return write_text(path, text)
+    path.write_text(text, "utf-8")
+    return path
 
 
 def _section(chapter: Chapter, story: Story) -> str:

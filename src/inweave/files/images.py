@@ -78,22 +78,18 @@ def open_image(
 
 
 def read_image(
-    path: str | os.PathLike[str],
-    *,
-    error: ErrorClass = FormatError,
-    pixels: int = MAX_PIXELS,
-    upright: bool = True,
+    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, pixels: int = MAX_PIXELS
 ) -> DecodedImage:
-    """An image decoded to the last pixel, in memory; ``upright``: turned as its EXIF orientation says."""
+    """An image decoded to the last pixel, in memory and upright."""
     with open_image(path, error=error, pixels=pixels) as image:
         try:
             image.load()
             tag = image.getexif().get(_EXIF_ORIENTATION)
-            result = ImageOps.exif_transpose(image) if upright else image.copy()
+            upright = ImageOps.exif_transpose(image)
         except Exception as problem:
             raise error(f"{printable_path(path)}: not an image that can be read: {_reason(problem)}") from None
         orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
-        return DecodedImage(result, image.size, orientation)
+        return DecodedImage(upright, image.size, orientation)
 
 
 def write_png(

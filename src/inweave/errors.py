@@ -8,6 +8,9 @@
     |   `-- NotMerged      unmerged before merging
     |-- ConfigError        invalid options or settings; lists every problem, not only the first
     |-- RequestError       a request that cannot be served
+    |   |-- MissingError   it names something that does not exist
+    |   |-- ConflictError  the thing it names is not in a state that allows it
+    |   `-- BusyError      there is no room for it now; trying again later may work
     |-- MemoryBudgetError  the work does not fit in the memory it may use
     |-- CancelledError     stopped between two steps because the caller asked for it
     `-- LostPeerError      another process of a distributed run ended
@@ -57,6 +60,18 @@ class ConfigError(InweaveError):
 
 class RequestError(InweaveError):
     """A request that cannot be served."""
+
+
+class MissingError(RequestError):
+    """A request names something that does not exist."""
+
+
+class ConflictError(RequestError):
+    """The thing that a request names is not in a state that allows it."""
+
+
+class BusyError(RequestError):
+    """There is no room for a request now; trying again later may work."""
 
 
 class MemoryBudgetError(InweaveError):

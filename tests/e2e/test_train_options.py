@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 pytest.importorskip("diffusers")
 
-from inweave.models.embedded import style_folder
+from inweave.cli.app import app
+from inweave.models.embedded import folder, style_folder
 from tests.e2e.test_train_verb import invoked, metadata, quick
 from tests.unit.training.tasks.test_language import SONG, write_language_model
 
@@ -146,3 +149,44 @@ def test_a_language_model_rejects_image_settings(tmp_path: Path) -> None:
     )
     for name in ("masked_loss", "flip", "trigger", "resolution"):
         assert f"{name}: only applies to image models" in report
+
+
+@pytest.mark.parametrize("model", ["sdxl", "sd3.5", "flux", "someone/something"])
+def test_a_model_of_the_hub_is_downloaded_where_that_is_allowed(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `generate` does: the same names, and the option that the message names."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    command = ["train", "--model", model, "-d", str(style_folder("pixel")), "-o", str(tmp_path / "out"), "--rank", "32",
+               "--alpha", "32", "--steps", "1000", "--lr", "1e-4", "--batch-size", "1", "--save-every", "250", "--fp16"]  # fmt: skip
+    refused = CliRunner().invoke(app, command)
+    assert refused.exit_code == 2 and "not on this machine, and downloading is off" in refused.output
+    assert "--allow-download" in refused.output and not (tmp_path / "out").exists()
+    for check in ([], ["--check"]):
+        unreachable = CliRunner().invoke(app, [*command, "--allow-download", *check])
+        assert unreachable.exit_code == 2 and "could not be reached" in unreachable.output
+
+
+def test_a_model_in_the_cache_of_the_hub_is_trained_by_its_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = tmp_path / "hub"
+    snapshot = hub / "models--someone--something" / "snapshots" / ("0" * 40)
+    shutil.copytree(folder(), snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    command = [
+        "train",
+        "--model",
+        "someone/something",
+        "-d",
+        str(style_folder("pixel")),
+        "-o",
+        str(tmp_path),
+        "--check",
+        "--json",
+    ]
+    result = CliRunner().invoke(app, [*command, "--set", "resolution=64", "--steps", "1", "--set", "min_bucket=32"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["config"]["model"] == "someone/something"

@@ -20,8 +20,11 @@ from inweave.cli.extract import extract
 from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
+from inweave.cli.library import library_app
 from inweave.cli.options import OptionalValues
+from inweave.cli.output import system_errors
 from inweave.cli.resize import resize
+from inweave.cli.serve import serve
 from inweave.cli.train import train
 
 CREATE, ADAPTERS, CHECKPOINTS, MEASURE = "Generate and train", "Adapter files", "Checkpoint files", "Measure"
@@ -37,6 +40,7 @@ app = typer.Typer(
 app.command("demo", rich_help_panel=CREATE)(demo)
 app.command("generate", rich_help_panel=CREATE)(generate)
 app.command("train", rich_help_panel=CREATE, cls=OptionalValues)(train)
+app.command("serve", rich_help_panel=CREATE)(serve)
 app.command("inspect", rich_help_panel=ADAPTERS)(inspect)
 app.command("check", rich_help_panel=ADAPTERS)(check)
 app.command("convert", rich_help_panel=ADAPTERS)(convert)
@@ -45,6 +49,7 @@ app.command("bake", rich_help_panel=CHECKPOINTS)(bake)
 app.command("merge", hidden=True)(bake)  # what people type first
 app.command("extract", rich_help_panel=CHECKPOINTS)(extract)
 app.command("resize", rich_help_panel=ADAPTERS)(resize)
+app.add_typer(library_app, name="library", rich_help_panel=ADAPTERS)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 
@@ -65,4 +70,5 @@ def main() -> None:
     """
     gc.set_threshold(50_000, 20, 20)
     atexit.register(gc.freeze)
-    app()
+    with system_errors():
+        app()

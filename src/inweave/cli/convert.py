@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
-from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, printable, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, reporting_errors
+from inweave.files.paths import printable
 
 
 def convert(

@@ -11,6 +11,7 @@ from inweave.cli.extras import require
 from inweave.cli.options import JSON
 from inweave.cli.output import OK, print_json, reporting_errors
 from inweave.cli.progress import display
+from inweave.files.paths import printable
 
 
 def demo(
@@ -33,7 +34,7 @@ def demo(
                 out,
                 steps=steps,
                 image_steps=image_steps,
-                report=lambda line: None if as_json else typer.echo(line),
+                report=lambda line: None if as_json else typer.echo(printable(line)),
                 progress=progress.update,
             )
         page = write_page(story)
@@ -41,5 +42,5 @@ def demo(
         images = [str(out / chapter.image) for chapter in story.chapters]
         print_json({"ok": True, "page": str(page), "images": images, "facts": story.facts})
     else:
-        typer.secho(f"open {page.resolve()}", bold=True)
+        typer.secho(printable(f"open {page.resolve()}"), bold=True)
     raise typer.Exit(OK)

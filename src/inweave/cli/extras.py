@@ -13,6 +13,17 @@ from inweave.cli.output import fail
 _PACKAGES = {
     "torch": {"torch": "torch"},
     "generate": {"torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "PIL": "pillow"},
+    "serve": {
+        "fastapi": "fastapi",
+        "uvicorn": "uvicorn",
+        "sse_starlette": "sse-starlette",
+        "multipart": "python-multipart",
+        "prometheus_client": "prometheus-client",
+        "torch": "torch",
+        "diffusers": "diffusers",
+        "transformers": "transformers",
+        "PIL": "pillow",
+    },
     "train": {"torch": "torch", "transformers": "transformers", "PIL": "pillow"},
 }
 

@@ -13,8 +13,9 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output import OK, print_json, print_lines, printable, reporting_errors
+from inweave.cli.output import OK, print_json, print_lines, reporting_errors
 from inweave.cli.progress import Display, display
+from inweave.files.paths import exists, is_folder, printable
 
 if TYPE_CHECKING:
     from inweave.generate.config import GenerateConfig
@@ -134,6 +135,7 @@ def _grid(
     progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     from inweave.errors import ConfigError
+    from inweave.files.images import encode_png, write_png
     from inweave.generate.sweep import Axis, compare, sweep
 
     if grid and comparing:
@@ -148,10 +150,10 @@ def _grid(
     results = [result for line in made.results for result in line]
     name = "-"
     if out == "-":
-        image.save(sys.stdout.buffer, format="PNG")
+        sys.stdout.buffer.write(encode_png(image))
     else:
         path = _path(out, config.prompt, config.seed or 0, 0, 1)
-        image.save(path, format="PNG")
+        write_png(path, image)
         name = str(path)
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
     cells = [result.records[0]["config"] for result in results]
@@ -160,9 +162,10 @@ def _grid(
 
 
 def _to_stdout(result: Result, number: int) -> None:
+    from inweave.files.images import encode_png
     from inweave.generate.record import png_text
 
-    result.images[number].save(sys.stdout.buffer, format="PNG", pnginfo=png_text(result.records[number]))
+    sys.stdout.buffer.write(encode_png(result.images[number], png_text(result.records[number])))
     sys.stdout.buffer.flush()
 
 
@@ -174,13 +177,13 @@ def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> P
         path = Path(out)
         if path.suffix.lower() != ".png":
             raise ConfigError(f"{out}: images are written as PNG; end the name in .png")
-        if not path.parent.is_dir():
+        if not is_folder(path.parent):
             raise ConfigError(f"{out}: there is no folder {path.parent}")
         return path if total == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
     stem = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48] or "image"
     path = Path(f"{stem}-{seed}.png")
     copy = 2
-    while path.exists():
+    while exists(path):
         path, copy = Path(f"{stem}-{seed}-{copy}.png"), copy + 1
     return path
 

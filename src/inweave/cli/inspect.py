@@ -15,9 +15,9 @@ from inweave.cli.output import (
     print_facts,
     print_json,
     print_lines,
-    printable,
     reporting_errors,
 )
+from inweave.files.paths import exists, is_file, is_folder, printable
 
 if TYPE_CHECKING:
     from inweave.exchange.inspect import Facts
@@ -66,9 +66,9 @@ def inspect(
 
 def _adapter_files(path: Path) -> list[Path]:
     """The adapters in a folder, unless the folder is one itself."""
-    if not path.is_dir() or (path / "adapter_config.json").exists():
+    if not is_folder(path) or exists(path / "adapter_config.json"):
         return [path]
-    inside = sorted(p for p in path.iterdir() if p.suffix == ".safetensors" or (p / "adapter_config.json").is_file())
+    inside = sorted(p for p in path.iterdir() if p.suffix == ".safetensors" or is_file(p / "adapter_config.json"))
     return inside if len(inside) > 1 else [path]
 
 

@@ -22,6 +22,8 @@ from types import FrameType
 
 import typer
 
+from inweave.files.paths import printable
+
 #: seconds the others get to exit by themselves after one has failed: they may not know of it
 GRACE = 10.0
 #: exit code of a process that stopped because another one did
@@ -65,7 +67,7 @@ def launch(processes: int, configuration: str, as_json: bool) -> int:
             for stream in ("out", "err"):
                 output = (Path(folder) / f"{failed}.{stream}").read_text("utf-8", "replace").strip()
                 if output:
-                    typer.echo(output, err=stream == "err")
+                    typer.echo("\n".join(map(printable, output.splitlines())), err=stream == "err")
         code = started[failed].returncode
         return code if code >= 0 else 128 - code
 

@@ -7,23 +7,24 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import typer
 
 from inweave.errors import ConfigError, InweaveError, TargetError
+from inweave.files.documents import format_json
+from inweave.files.paths import printable, printable_path
 
 OK, PROBLEMS, UNREADABLE = 0, 1, 2
 
 
 def print_json(document: object) -> None:
-    """JSON on stdout; a character that UTF-8 cannot express is replaced."""
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
-    typer.echo(text.encode("utf-8", "replace").decode("utf-8"))
+    """JSON on stdout; what could control a terminal is escaped."""
+    typer.echo(format_json(document, indent=2))
 
 
 @contextmanager
@@ -53,6 +54,24 @@ def reporting_errors(as_json: bool, *, target_code: int = UNREADABLE) -> Iterato
         raise typer.Exit(OK) from None
 
 
+@contextmanager
+def system_errors() -> Iterator[None]:
+    """Turn what the system refuses outside of any file of ours (a full disk behind stdout) into one line."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()  # or Python would try to write the rest again at exit
+        if error.errno == errno.EPIPE:
+            raise SystemExit(OK) from None
+        where = printable_path(error.filename) if isinstance(error.filename, str) else "standard output"
+        sys.stderr.write(f"error: {where}: {error.strerror or error}\n")
+        raise SystemExit(UNREADABLE) from None
+
+
 def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
     """Print an error and exit with ``code``; only errors about contents may take several lines."""
     if as_json:
@@ -66,8 +85,9 @@ def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
 def print_facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A title and aligned name/value lines; control characters from a file never reach the terminal."""
     typer.secho(printable(title), bold=True)
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
+    names = [printable(name) for name, _ in rows]
+    width = max(map(len, names), default=0)
+    for name, (_, value) in zip(names, rows, strict=True):
         typer.echo(f"  {name:<{width}}  {printable(value)}")
 
 
@@ -83,8 +103,3 @@ def print_lines(lines: Iterable[str], color: str | None = None, *, limit: int | 
 def span(values: Sequence[int]) -> str:
     """Sorted numbers in short: "8", or "4 to 8"."""
     return f"{values[0]}" if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-
-def printable(text: str) -> str:
-    """``text`` with every character that is not printable replaced."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from inweave.cli.output import printable
+from inweave.files.paths import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

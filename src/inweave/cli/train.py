@@ -30,10 +30,10 @@ from inweave.cli.output import (
     print_facts,
     print_json,
     print_lines,
-    printable,
     reporting_errors,
 )
 from inweave.cli.progress import Display, display
+from inweave.files.paths import printable
 
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
@@ -44,7 +44,7 @@ _EVENTS = ("memory", "dataset", "started", "resumed", "sample", "sample failed",
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with settings; options override it.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder or a checkpoint file.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a model folder, a checkpoint file, a known name (sdxl) or a Hugging Face Hub id.")] = None,
     dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of images with captions, a .txt or .jsonl of texts, or a dataset .toml.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="The name of the LoRA file, without .safetensors.")] = None,
@@ -63,6 +63,7 @@ def train(
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs to train on, one process each.")] = 1,
     vram: Annotated[str | None, typer.Option("--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.")] = None,
+    allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.")] = False,
     import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file as ours.")] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
@@ -71,6 +72,7 @@ def train(
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha,
         "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume,
         "vram": vram, "precision": "fp16" if fp16 else None, "skip_unreadable": skip_unreadable or None,
+        "allow_download": allow_download or None,
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
     if import_ is not None:
@@ -78,7 +80,7 @@ def train(
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
         _import(import_, as_json)
     require("train", as_json)
-    from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError
+    from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError, RequestError
     from inweave.training.config.schema import TrainConfig
     from inweave.training.distributed.env import launched
 
@@ -103,7 +105,7 @@ def train(
                 as_json,
                 130,
             )
-        except (ConfigError, FormatError):
+        except (ConfigError, FormatError, RequestError):
             raise
         except InweaveError as error:
             fail(str(error), as_json, LOST if isinstance(error, LostPeerError) else PROBLEMS)
@@ -216,9 +218,8 @@ def _import(path: Path, as_json: bool) -> None:
 
 def _add_setting(overrides: dict[str, Any], text: str) -> None:
     """SETTING=VALUE; the value is read as TOML, or else as plain text."""
-    import tomllib
-
     from inweave.errors import ConfigError
+    from inweave.training.config.toml import parse_toml
 
     name, equals, value = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -227,6 +228,7 @@ def _add_setting(overrides: dict[str, Any], text: str) -> None:
     if name in overrides:
         raise ConfigError(f"--set {text}: {name} is already set to {overrides[name]!r}; set it once")
     try:
-        overrides[name] = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        overrides[name] = value
+        table = parse_toml(f"value = {value}", f"--set {name}")
+    except ConfigError:
+        table = {}
+    overrides[name] = table["value"] if table.keys() == {"value"} else value

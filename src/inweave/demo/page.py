@@ -6,6 +6,7 @@ import html
 from pathlib import Path
 
 from inweave.demo.story import Chapter, Story
+from inweave.files.writing import write_text
 from inweave.version import __version__
 
 _STYLE = """
@@ -51,8 +52,7 @@ inside the package; nothing was downloaded.</p><dl>{facts}</dl></header>
 </body></html>
 """
     path = story.folder / "index.html"
-    path.write_text(text, "utf-8")
-    return path
+    return write_text(path, text)
 
 
 def _section(chapter: Chapter, story: Story) -> str:

@@ -20,6 +20,9 @@ from PIL import Image, ImageDraw
 
 from inweave.bench.embedded import style_set
 from inweave.errors import ConfigError
+from inweave.files.images import write_png
+from inweave.files.paths import exists, is_folder
+from inweave.files.writing import make_folder
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sheet import Sheet
@@ -72,9 +75,9 @@ def run(
     progress: Progress | None = None,
 ) -> Story:
     """Run the whole demo into ``folder``; fewer ``image_steps`` than the model's own are for a quick look."""
-    if folder.exists() and not folder.is_dir():
+    if exists(folder) and not is_folder(folder):
         raise ConfigError(f"{folder} is a file; the demo needs a folder to write to")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     started = time.perf_counter()
     pipe = pipeline(embedded.NAME)
     story = Story(folder, image_steps=image_steps)
@@ -120,7 +123,7 @@ def _base(pipe: Pipeline, story: Story, progress: Progress | None) -> None:
     captioned = [
         [_captioned(image, BASE[i * columns + j]) for j, image in enumerate(row)] for i, row in enumerate(rows)
     ]
-    Sheet(captioned, [], []).render().save(story.folder / "base.png")
+    write_png(story.folder / "base.png", Sheet(captioned, [], []).render())
     story.chapters.append(
         Chapter(
             "What the model generates",
@@ -150,7 +153,7 @@ def _train(story: Story, steps: int, progress: Progress | None) -> Path:
     images = style_set(STYLE)[1]
     columns = 8
     cells = [images[i : i + columns] for i in range(0, len(images) // columns * columns, columns)]
-    Sheet(cells, [], []).render(72).save(story.folder / "training.png")
+    write_png(story.folder / "training.png", Sheet(cells, [], []).render(72))
     folder = f"{story.folder.name}/training"
     story.chapters.append(
         Chapter(
@@ -172,8 +175,9 @@ def _strengths(pipe: Pipeline, story: Story, style: Path, progress: Progress | N
     for number, subject in enumerate(SUBJECTS):
         cells.append([_generate(pipe, story, subject, 11, ((str(style), value),)) for value in values])
         _show(progress, "strengths", number + 1, len(SUBJECTS))
-    Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).render().save(
-        story.folder / "strength.png"
+    write_png(
+        story.folder / "strength.png",
+        Sheet(cells, [f"strength {value:g}" for value in values], list(SUBJECTS)).render(),
     )
     lora = _command_path(story, style)
     story.chapters.append(
@@ -197,7 +201,7 @@ def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
     for number, subject in enumerate(SUBJECTS):
         cells.append([_generate(pipe, story, subject, 11, loras) for _, loras in stacks])
         _show(progress, "stacking", number + 1, len(SUBJECTS))
-    Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).render().save(story.folder / "stack.png")
+    write_png(story.folder / "stack.png", Sheet(cells, [name for name, _ in stacks], list(SUBJECTS)).render())
     lora = _command_path(story, style)
     story.chapters.append(
         Chapter(
@@ -212,10 +216,10 @@ def _stack(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
 
 def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None) -> None:
     start = _generate(pipe, story, "red apple", 7)
-    start.save(story.folder / "apple.png")
+    write_png(story.folder / "apple.png", start)
     mask = Image.new("L", start.size, 0)
     ImageDraw.Draw(mask).rectangle((0, 64, 127, 127), fill=255)
-    mask.save(story.folder / "mask.png")
+    write_png(story.folder / "mask.png", mask)
     edits = [
         ("start", start),
         ("green apple, 0.6", _generate(pipe, story, "green apple", 3, init=start, strength=0.6)),
@@ -224,7 +228,9 @@ def _edits(pipe: Pipeline, story: Story, style: Path, progress: Progress | None)
         ("inpainted: pizza", _generate(pipe, story, "pizza", 5, init=start, mask=mask, strength=1.0, feather=6)),
     ]
     _show(progress, "editing", 1, 1)
-    Sheet([[image for _, image in edits]], [name for name, _ in edits], []).render().save(story.folder / "edit.png")
+    write_png(
+        story.folder / "edit.png", Sheet([[image for _, image in edits]], [name for name, _ in edits], []).render()
+    )
     name = story.folder.name
     story.chapters.append(
         Chapter(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal, get_args
 
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
+from inweave.files.paths import exists
 from inweave.formats.alphas import Alphas
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
@@ -101,7 +101,7 @@ def check(
     detection = detect(adapter)
     target = index.base or index.source
     detected = index.base if index.base and detection.fits_as_well(index.base) else detection.base
-    nonfinite, zeros = _scan(adapter, values)
+    nonfinite, zeros = scan_values(adapter, values)
     if zeros:
         report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
     for naming, clean in namings.items():
@@ -130,14 +130,14 @@ def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> t
         indexes = [base]
     else:
         indexes = [open_base(base)]
-        if not Path(base).exists() and find(os.fspath(base)):
+        if not exists(base) and find(os.fspath(base)):
             indexes.append(open_base(base, "original"))
     plans = [(resolve(adapter, index, strict=False), index) for index in indexes]
     plan, index = max(plans, key=lambda pair: pair[0].report.placed)
     return plan, index, {index.naming: plan.report.clean for plan, index in plans}
 
 
-def _scan(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
+def scan_values(adapter: Adapter, values: ValueCheck) -> tuple[list[dict[str, object]], list[str]]:
     if values == "none":
         return [], []
     limit = SAMPLE_BYTES if values == "sample" else None

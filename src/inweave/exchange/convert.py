@@ -16,7 +16,7 @@ from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
-from inweave.files.writing import write_atomic
+from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
 from inweave.formats.files import write_file
 from inweave.formats.spell import Lost, Target, Written
@@ -139,16 +139,24 @@ def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
     metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
         respelling.blocks
     )
-    renamed = replace(adapter, entries=tuple(respelling.entries), metadata=metadata)
+    second = [entry for entry in respelling.entries if entry.ref.component == "unet2" and dialect != "diffusers"]
+    entries = (
+        tuple(entry for entry in respelling.entries if entry not in second) if second else tuple(respelling.entries)
+    )
+    renamed = replace(adapter, entries=entries, metadata=metadata)
     written = WRITERS[dialect].write(renamed, target_of(index))
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
+    written.lost += [Lost(entry.keys, f"{entry.ref}: {_ONE_DENOISER}") for entry in second]
     return written
+
+
+_ONE_DENOISER = "this dialect holds one denoiser, the file changes two (transformer_2); write it as diffusers"
 
 
 def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:
     """kohya trains SD 1 and 2 under diffusers names, SDXL and all transformers under the original ones."""
-    if component.name != "unet":
+    if component.name not in ("unet", "unet2"):
         return "diffusers"
     if dialect in _ORIGINAL:
         return "original"
@@ -236,10 +244,7 @@ def _store(out: Path, written: Written) -> Path:
         return write_file(out, written.tensors, written.metadata)
     if out.suffix == ".safetensors":
         raise ConfigError(f"{out}: a PEFT adapter is a directory; give a name without .safetensors")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be made a directory: {error.strerror}") from None
+    make_folder(out, error=ConfigError)
     write_file(out / "adapter_model.safetensors", written.tensors, written.metadata)
     document = json.dumps(written.config, indent=2, sort_keys=True, allow_nan=False).encode() + b"\n"
     write_atomic(out / "adapter_config.json", [document])

@@ -16,9 +16,9 @@ import hashlib
 import importlib
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from inweave.files.reading import open_regular
 from inweave.formats.files import read_header
 
 CHUNK = 4 * 1024 * 1024
@@ -54,7 +54,7 @@ def hash_file(path: str | os.PathLike[str]) -> Hashes:
     whole, body, window = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     blake = _blake3()
     position = 0
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK):
             whole.update(chunk)
             if blake is not None:

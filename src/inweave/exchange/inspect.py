@@ -12,6 +12,7 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
+from inweave.files.paths import is_file
 from inweave.formats.alphas import Alphas
 from inweave.formats.config import json_object
 from inweave.targets.detect import detect
@@ -54,7 +55,7 @@ def inspect(
     """
     adapter = load(path, name=name, alpha=alpha)
     location = Path(path)
-    files = [location] if location.is_file() else sorted(location.glob("*.safetensors"))
+    files = [location] if is_file(location) else sorted(location.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     detection = detect(adapter)
     hashes = hash_file(files[0]).as_dict() if len(files) == 1 and files[0].suffix != ".json" else None

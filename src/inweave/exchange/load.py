@@ -10,7 +10,7 @@ from pathlib import Path
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
-from inweave.files.paths import as_path
+from inweave.files.paths import as_path, exists, is_folder, occupied
 from inweave.formats.alphas import Alphas, lacks_alpha
 from inweave.formats.files import open_container, read_header, shard_files, weight_files
 from inweave.formats.read import read_container
@@ -52,20 +52,20 @@ def open_base(base: str | os.PathLike[str], naming: Naming = "diffusers") -> Mod
     """The index of a base model: a known name, a checkpoint file, an index of shards, or a folder."""
     path = as_path(base)
     text = os.fspath(base)
-    if not path.exists() and not path.is_symlink():
+    if not occupied(path):
         if find(text) is not None:
             return known_index(text, naming)
         if text.endswith((".safetensors", ".json")) or os.sep in text:
             raise ConfigError(f"{text}: no such file or directory, and no base model has this name")
         return known_index(text, naming)  # raises, listing the known names
-    if path.is_dir():
+    if is_folder(path):
         return _with_base_name(_open_folder(path))
     return _with_base_name(index_from_names(_shapes(path), source=text))
 
 
 def open_weights(path: str | os.PathLike[str]) -> ModelIndex:
     """The index of a model on disk, for work that needs its weights: the name of a base is not enough."""
-    if not as_path(path).exists():
+    if not exists(as_path(path)):
         raise ConfigError(f"{path}: no such file or folder; the weights themselves are needed, not the name of a base")
     return open_base(path)
 

@@ -1,5 +1,7 @@
 """JSON of strangers: bounded in size, nesting, number of values and digits before anything else looks at it.
 
+    format_json(document)      as text that is safe to print: whatever is not printable is escaped, as JSON escapes it
+
     read_json(path)            an object from a file
     parse_json(text, where)    any value from a text; ``where`` names it in errors
 
@@ -67,6 +69,28 @@ def parse_json(
     if not _is_shallow(document):
         raise error(f"{where}: nested more than {MAX_DEPTH} deep")
     return document
+
+
+def format_json(document: object, indent: int | None = None) -> str:
+    """A document as JSON that a terminal can show: no control character, no change of direction, no lone surrogate.
+
+    A number that is not finite is null.
+    """
+    try:
+        text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), indent=indent, ensure_ascii=False, allow_nan=False)
+    if text.isprintable():
+        return text
+    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_finite(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _integer(digits: str) -> int:

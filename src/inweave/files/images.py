@@ -78,18 +78,22 @@ def open_image(
 
 
 def read_image(
-    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, pixels: int = MAX_PIXELS
+    path: str | os.PathLike[str],
+    *,
+    error: ErrorClass = FormatError,
+    pixels: int = MAX_PIXELS,
+    upright: bool = True,
 ) -> DecodedImage:
-    """An image decoded to the last pixel, in memory and upright."""
+    """An image decoded to the last pixel, in memory; ``upright``: turned as its EXIF orientation says."""
     with open_image(path, error=error, pixels=pixels) as image:
         try:
             image.load()
             tag = image.getexif().get(_EXIF_ORIENTATION)
-            upright = ImageOps.exif_transpose(image)
+            result = ImageOps.exif_transpose(image) if upright else image.copy()
         except Exception as problem:
             raise error(f"{printable_path(path)}: not an image that can be read: {_reason(problem)}") from None
         orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
-        return DecodedImage(upright, image.size, orientation)
+        return DecodedImage(result, image.size, orientation)
 
 
 def write_png(

@@ -1,7 +1,7 @@
 """Paths: from what a caller passed, what lies there, and how they are printed.
 
     as_path("~/loras/a.safetensors")   a Path; whatever cannot be one is an error of ours
-    is_file, is_folder                 False for whatever the system cannot look at: a name of 300 characters, a NUL
+    is_file, is_folder, exists         False for whatever the system cannot look at: a name of 300 characters, a NUL
 
     printable("a\\x1b[2J\\u202e")        'a\\\\x1b[2J\\\\u202e': escaped as Python writes it
 
@@ -60,6 +60,24 @@ def is_file(path: str | os.PathLike[str]) -> bool:
         return stat.S_ISREG(Path(path).stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something lies there, links followed."""
+    try:
+        Path(path).stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def occupied(path: str | os.PathLike[str]) -> bool:
+    """Whether a name is in use, be it by a link that leads nowhere: whoever opens it learns what is wrong with it."""
+    try:
+        Path(path).lstat()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_folder(path: str | os.PathLike[str]) -> bool:

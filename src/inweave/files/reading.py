@@ -20,6 +20,7 @@ from inweave.errors import FormatError
 from inweave.files.paths import ErrorClass, as_path, kind, mode_of, printable_path, reason
 
 MAX_TEXT = 64 * 1024 * 1024
+_BLOCK = 1 << 16
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -43,14 +44,14 @@ def open_binary(
     path: Path, *, error: ErrorClass = FormatError, limit: int | None = None, buffering: int = -1
 ) -> BinaryIO:
     """The same, for those who close the file themselves."""
-    _ensure_regular(path, mode_of(path, error), error)
+    ensure_regular(path, error)
     try:
         descriptor = os.open(path, _FLAGS)
     except (OSError, ValueError) as problem:
         raise error(reason(path, problem)) from None
     try:
         status = os.fstat(descriptor)
-        _ensure_regular(path, status.st_mode, error)
+        _check_mode(path, status.st_mode, error)
         if limit is not None and status.st_size > limit:
             raise error(f"{printable_path(path)}: {status.st_size:,} bytes, more than the {limit:,} that are accepted")
         return os.fdopen(descriptor, "rb", buffering)
@@ -62,23 +63,34 @@ def open_binary(
 def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
     """All of a file of at most ``limit`` bytes."""
     with open_regular(path, error=error, limit=limit) as file:
-        raw = file.read(limit + 1) or b""
+        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # memory for all of it is taken at once
+        while len(raw) <= limit and (more := file.read(_BLOCK)):
+            raw += more
     if len(raw) > limit:  # it grew, or its size was not told, as in /proc
         raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")
     return raw
 
 
 def read_text(
-    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, encoding: str = "utf-8-sig"
+    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError, newlines: bool = True
 ) -> str:
-    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front."""
+    """The text of a file of at most ``limit`` bytes: UTF-8, with or without a mark in front.
+
+    ``newlines``: those of other systems become "\\n".
+    """
     raw = read_bytes(path, limit, error=error)
     try:
-        return raw.decode(encoding)
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         raise error(f"{printable_path(path)}: is not text: byte {problem.start} is not UTF-8") from None
+    return text.replace("\r\n", "\n").replace("\r", "\n") if newlines else text
 
 
-def _ensure_regular(path: Path, mode: int, error: ErrorClass) -> None:
+def ensure_regular(path: Path, error: ErrorClass = FormatError) -> None:
+    """Raise unless a regular file lies there; for what a library opens by name."""
+    _check_mode(path, mode_of(path, error), error)
+
+
+def _check_mode(path: Path, mode: int, error: ErrorClass) -> None:
     if not stat.S_ISREG(mode):
         raise error(f"{printable_path(path)}: not a regular file ({kind(mode)})")

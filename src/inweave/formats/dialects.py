@@ -28,7 +28,7 @@ def dialect_of(prefix: str, families: set[str], ref: Ref, has_adapter_name: bool
         return "candle"
     if prefix == "kohya":
         return "lycoris" if "lycoris" in families else "kohya"
-    if prefix in ("lycoris", "onetrainer", "comfy", "peft", "hcp"):
+    if prefix in ("lycoris", "onetrainer", "comfy", "peft", "hcp", "diffsynth"):
         return prefix
     if prefix == "diffusers":
         if "dotted" in families:

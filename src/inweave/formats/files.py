@@ -23,7 +23,7 @@ from typing import BinaryIO
 from inweave.adapter import Tensor
 from inweave.errors import FormatError
 from inweave.files.documents import read_json
-from inweave.files.paths import as_path, mode_of
+from inweave.files.paths import as_path, is_file, mode_of, occupied
 from inweave.files.reading import open_regular
 from inweave.files.writing import write_atomic
 from inweave.formats.gate import Header, header_length, parse_header
@@ -63,7 +63,7 @@ def open_container(path: str | os.PathLike[str]) -> Container:
         return _open_shards(source)
     config = source.parent / "adapter_config.json"
     container = _open_file(source)
-    if source.name in ADAPTER_FILES[:2] and config.is_file():
+    if source.name in ADAPTER_FILES[:2] and occupied(config):
         return replace(container, config=read_json(config))
     return container
 
@@ -160,9 +160,9 @@ def _open_shards(index: Path) -> Container:
 
 def _open_directory(path: Path) -> Container:
     config_path = path / "adapter_config.json"
-    config = read_json(config_path) if config_path.is_file() else None
+    config = read_json(config_path) if occupied(config_path) else None
     for name in ADAPTER_FILES:
-        if (path / name).is_file():
+        if occupied(path / name):
             container = _open_file(path / name)
             return replace(container, path=path, config=config)
     indexes = sorted(path.glob("*.safetensors.index.json"))
@@ -174,9 +174,9 @@ def _open_directory(path: Path) -> Container:
         container = _open_file(single[0])
         return replace(container, path=path, config=config)
     for name in PICKLE_NAMES:
-        if (path / name).is_file():
+        if is_file(path / name):
             raise FormatError(f"{path / name}: cannot be read. {_CONVERT_PICKLE}")
-    adapters = sorted(sub.name for sub in path.iterdir() if (sub / "adapter_config.json").is_file())
+    adapters = sorted(sub.name for sub in path.iterdir() if is_file(sub / "adapter_config.json"))
     if adapters:
         raise FormatError(f"{path}: holds the adapters {', '.join(adapters)}; name one of these directories")
     if len(single) > 1:

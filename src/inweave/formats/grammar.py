@@ -58,6 +58,8 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "ia3_l": ("ia3_l", "peft"),
     "diff": ("diff", ""),
     "diff_b": ("diff_b", ""),
+    "bias.diff": ("diff_b", ""),
+    "diff_m": ("diff_modulation", ""),
     "set_weight": ("set_weight", ""),
     "set_bias": ("set_bias", ""),
     "w_norm": ("w_norm", "lycoris"),
@@ -74,8 +76,6 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "vera_lambda_b": ("vera_b", "peft"),
     "vera_lambda_d": ("vera_d", "peft"),
     "base_layer.bias": ("inner_bias", "peft"),
-    "token_adapter.trainable_tokens_delta": ("token_rows", "peft"),
-    "trainable_tokens_delta": ("token_rows", "peft"),
     "weight": ("plain_weight", ""),
     "bias": ("plain_bias", ""),
 }  # fmt: skip
@@ -181,6 +181,7 @@ FLAT_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("lora_unet_unet_", "unet", "kohya"),
     ("lora_unet__", "unet", "kohya"),
     ("lora_unet_", "unet", "kohya"),
+    ("lora_transformer_2_", "unet2", "onetrainer"),
     ("lora_transformer_", "unet", "onetrainer"),
     ("lora_te1_", "te1", "kohya"),
     ("lora_te2_", "te2", "kohya"),
@@ -202,9 +203,14 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("model.diffusion_model.", "unet", "comfy"),
     ("diffusion_model.", "unet", "comfy"),
     ("conditional_transformer.", "unet", "diffusers"),
+    ("high_noise_model.", "unet", ""),
+    ("low_noise_model.", "unet2", ""),
     ("base_model.model.", "", "peft"),
+    ("transformer_2.", "unet2", "diffusers"),
     ("transformer.", "unet", "diffusers"),
     ("unet.", "unet", "diffusers"),
+    ("dit2.", "unet2", "diffsynth"),
+    ("dit.", "unet", "diffsynth"),
     ("text_encoder_3.", "te3", "diffusers"),
     ("text_encoder_2.", "te2", "diffusers"),
     ("text_encoder.", "te1", "diffusers"),
@@ -219,6 +225,8 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("clip_l.", "te1", "onetrainer"),
     ("clip_g.", "te2", "onetrainer"),
     ("t5.", "te3", "onetrainer"),
+    ("pipe.", "", "diffsynth"),
+    ("_orig_mod.", "", ""),
     ("module.", "", ""),
 )
 
@@ -226,24 +234,14 @@ _FLAT = re.compile("|".join(prefix for prefix, _, _ in FLAT_PREFIXES))
 _FLAT_MEANING = {prefix: (component, dialect) for prefix, component, dialect in FLAT_PREFIXES}
 _DOTTED = re.compile("|".join(re.escape(prefix) for prefix, _, _ in DOTTED_PREFIXES))
 _DOTTED_MEANING = {prefix: (component, dialect) for prefix, component, dialect in DOTTED_PREFIXES}
-#: torch.compile's, FSDP's and checkpointing's own names, wherever they stand
-_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
-_FLAT_WRAPPERS = re.compile(r"(^|_)_?(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)_")
 _OTHER_ENCODER = re.compile(r"^text_encoders\.\w+\.transformer\.")
-
-
-def unwrapped(module: str) -> str:
-    """A dotted name without the modules that torch.compile, FSDP and activation checkpointing put around others."""
-    return _WRAPPERS.sub("", module).removesuffix(".") if "_mod" in module else module
 
 
 def locate(module: str) -> tuple[Ref, str]:
     """Strip wrappers and the component from a module's spelling: (Ref, the prefix's dialect or "")."""
-    module = unwrapped(module)
     if (flat := _FLAT.match(module)) and len(module) > flat.end():
         component, dialect = _FLAT_MEANING[flat[0]]
-        name = module[flat.end() :].lstrip("_").replace(".", "_")
-        return Ref(component, _FLAT_WRAPPERS.sub(r"\1", name), flat=True), dialect
+        return Ref(component, module[flat.end() :].lstrip("_").replace(".", "_"), flat=True), dialect
     component, dialect = "", ""
     while True:
         if other := _OTHER_ENCODER.match(module):
@@ -256,7 +254,9 @@ def locate(module: str) -> tuple[Ref, str]:
         named_component, named_dialect = _DOTTED_MEANING[wrapper[0]]
         if named_component and component.startswith("te"):
             break  # a text encoder's own module may be called `transformer`
-        module, component = module[wrapper.end() :], named_component or component
+        if component != "unet2":  # what lies inside of the second denoiser belongs to it
+            component = named_component or component
+        module = module[wrapper.end() :]
         dialect = dialect if dialect == "peft" else named_dialect or dialect
     if module.startswith("sformer_blocks."):  # 16 characters cut where `transformer.` has 12
         module, component = "tran" + module, "unet"

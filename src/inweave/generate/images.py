@@ -8,13 +8,13 @@ feather  alpha = 2 * blurred mask - 1, clamped to 0..1: new fades into old insid
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFilter, ImageOps
 
 from inweave.errors import RequestError
+from inweave.files.images import read_image
 
 MAX_PIXELS = 64 * 1024 * 1024
 ImageInput = str | os.PathLike[str] | Image.Image
@@ -25,18 +25,8 @@ def open_image(source: ImageInput, label: str) -> Image.Image:
     if isinstance(source, Image.Image):
         image = source
     else:
-        try:
-            with Image.open(Path(source)) as file:
-                if file.width * file.height > MAX_PIXELS:
-                    raise RequestError(
-                        f"{label} {source}: {file.width}x{file.height} is larger than {MAX_PIXELS:,} pixels"
-                    )
-                image = file.copy()
-        except FileNotFoundError:
-            raise RequestError(f"{label} {source}: no such file") from None
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise RequestError(f"{label} {source}: not an image that can be read: {error}") from None
-    image = ImageOps.exif_transpose(image)
+        image = read_image(source, error=lambda text: RequestError(f"{label} {text}"), pixels=MAX_PIXELS).image
+    image = ImageOps.exif_transpose(image)  # what a file says of it was followed and removed
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         background = Image.new("RGBA", image.size, "white")
         background.alpha_composite(image.convert("RGBA"))

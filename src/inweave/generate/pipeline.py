@@ -26,7 +26,8 @@ from PIL import Image
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
-from inweave.files.paths import as_path
+from inweave.files.images import write_png
+from inweave.files.paths import as_path, is_file
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
 from inweave.generate.find import LoraFinder, adapter_of, hashes_of, parse_request
@@ -59,7 +60,7 @@ class AppliedLora:
     warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        hashes = hashes_of(self.path) if self.path.is_file() else None
+        hashes = hashes_of(self.path) if is_file(self.path) else None
         return {
             "name": self.name, "te": self.te, "unet": self.unet, "in_prompt": self.in_prompt,
             "modules": self.modules, "tensors": self.tensors,
@@ -84,7 +85,7 @@ class Result:
         """One image as PNG, with its settings in it."""
         if not 0 <= number < len(self.images):
             raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
-        self.images[number].save(as_path(path), format="PNG", pnginfo=png_text(self.records[number]))
+        write_png(as_path(path), self.images[number], png_text(self.records[number]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,7 @@ class Pipeline:
             except InweaveError as error:
                 wrong.append(str(error))
                 continue
-            name, strengths = path.stem if path.is_file() else path.name, choice.strengths()
+            name, strengths = path.stem if is_file(path) else path.name, choice.strengths()
             warnings = tuple(f"LoRA {name}: {warning}" for warning in report.warnings)
             applied.append(
                 AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,

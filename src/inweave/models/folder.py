@@ -18,6 +18,7 @@ from typing import Any
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError, FormatError
+from inweave.files.paths import is_file, is_folder
 from inweave.formats.files import network_file
 from inweave.models.blueprint import Blueprint, Part, check_complete
 from inweave.models.configuration import read_config
@@ -40,7 +41,7 @@ def open_folder(
 ) -> Blueprint:
     """The blueprint of a model in diffusers' layout; ``parts`` have files of their own."""
     index_file = folder / "model_index.json"
-    if not index_file.is_file():
+    if not is_file(index_file):
         raise FormatError(f"{folder}: no model_index.json; a diffusers model folder has one")
     index = read_config(index_file)
     files = dict(parts or {})
@@ -98,7 +99,7 @@ def scheduler_at(path: Path, *, flow: bool) -> dict[str, Any]:
 
 def part_from_file(path: Path, part: str, config: Config) -> Part:
     """One network from a file or folder of its own, or out of a whole checkpoint."""
-    source = FileSource(_weights(path) if path.is_dir() else path)
+    source = FileSource(_weights(path) if is_folder(path) else path)
     component = "te3" if config[0] == "T5EncoderModel" else FOLDERS.get(part, part)
     names = source.names()
     prefixes = (prefix for prefix, each in SINGLE_FILE_PREFIXES if each == component)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from inweave.errors import ConfigError, RequestError
-from inweave.files.paths import as_path
+from inweave.files.paths import expand_home, is_file, is_folder
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant
@@ -38,21 +38,27 @@ def open_model(
 ) -> Blueprint:
     """The blueprint of a model, wherever it is."""
     chosen = _variant(variant)
-    path = as_path(where).expanduser()
+    path = expand_home(where)
     text = os.fspath(where)
-    if path.is_file():
+    if is_file(path):
         return open_single(path, variant=chosen, config=config, parts=parts)
     if config is not None:
         raise ConfigError(f"{text}: a folder has its own configurations; config is for single-file checkpoints")
     if text == embedded.NAME:
         return open_folder(embedded.folder(), name=embedded.NAME, variant=embedded.VARIANT, parts=parts)
-    if path.is_dir():
+    if is_folder(path):
         return open_folder(path, variant=chosen, parts=parts)
+    known, repo = find_variant(text), hub_id(text)
+    return open_folder(hub_folder(repo, allow_download), name=repo, variant=chosen or known, parts=parts)
+
+
+def hub_id(text: str) -> str:
+    """The repository of a model that is not a path: `owner/name`, or that of a known name such as `sdxl`."""
     known = find_variant(text)
     repo = known.repo if known is not None and "/" not in text else text
     if not _HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
         raise ConfigError(f"{text}: no such file or folder, and no model has this name; {embedded.NAME} is built in")
-    return open_folder(_snapshot(repo, allow_download), name=repo, variant=chosen or known, parts=parts)
+    return repo
 
 
 def _variant(text: str | None) -> Variant | None:
@@ -64,7 +70,7 @@ def _variant(text: str | None) -> Variant | None:
     return variant
 
 
-def _snapshot(repo: str, allowed: bool) -> Path:
+def hub_folder(repo: str, allowed: bool) -> Path:
     """A snapshot from the hub's cache, or downloaded where that is allowed."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 
@@ -39,7 +40,10 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
         every = ", ".join(k.name for k in KNOWN)
         raise ConfigError(f"no base model is called {name!r}; known are {every}; a path to a checkpoint works too")
     known = _BY_NAME[names[0]]
-    return ModelIndex({part.component: _component(part, naming) for part in known.parts}, known.name, known.name)
+    components = {part.component: _component(part, naming) for part in known.parts}
+    if known.experts == 2 and naming == "diffusers":  # a single file holds one of them
+        components["unet2"] = replace(components["unet"], name="unet2")
+    return ModelIndex(components, known.name, known.name)
 
 
 @lru_cache(maxsize=256)
@@ -60,16 +64,18 @@ def _component(part: Part, naming: Naming) -> Component:
 @lru_cache(maxsize=256)
 def listing(name: str) -> dict[str, Shape]:
     """Names and shapes of one network, from the package's data."""
-    return expand(_packed(name))
+    return expand(packed_listing(name))
 
 
 def listed_modules(name: str) -> frozenset[str]:
     """The module names of one network with every number written as '#', read without spelling the listing out."""
-    return frozenset(re.sub(r"\[[\d,-]+\]|\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in _packed(name))
+    return frozenset(
+        re.sub(r"\[[\d,-]+\]|\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in packed_listing(name)
+    )
 
 
 @lru_cache(maxsize=256)
-def _packed(name: str) -> dict[str, list[int]]:
+def packed_listing(name: str) -> dict[str, list[int]]:
     text = resources.files("inweave.targets").joinpath("listings", f"{name}.json").read_text("utf-8")
     tensors: dict[str, list[int]] = json.loads(text)["tensors"]
     return tensors

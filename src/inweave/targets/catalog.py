@@ -28,6 +28,7 @@ class Known:
     aliases: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # how trainers' metadata calls it
     variant_of: str = ""  # the base this one differs from in its input layer only
+    experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes: no file tells them apart
 
 
@@ -81,8 +82,8 @@ KNOWN: tuple[Known, ...] = (
     Known("qwen-image-layered", (_dit("qwen-image-layered", "own"),), (), ("qwen-image-layered",), variant_of="qwen-image"),
     Known("z-image-turbo", (_dit("z-image-turbo", "z-image"),), ("z-image", "zimage", "z_image"), ("z-image", "zimage", "z_image")),
     Known("lumina2", (_dit("lumina2", "lumina2"),), ("lumina-2", "lumina-image-2.0"), ("lumina-2", "lumina2")),
-    Known("wan2.1-t2v-14b", (_dit("wan2.1-t2v-14b", "wan"),), ("wan", "wan-14b", "wan2.1-14b", "wan2.2", "wan2.2-t2v-a14b", "wan2.2-t2v-14b"), ("wan2.1", "wan"), same_tensors=("Wan2.2-T2V-A14B (both experts)",)),
-    Known("wan2.2-i2v-a14b", (_dit("wan2.2-i2v-a14b", "wan"),), ("wan2.2-i2v-14b",), variant_of="wan2.1-t2v-14b"),
+    Known("wan2.1-t2v-14b", (_dit("wan2.1-t2v-14b", "wan"),), ("wan", "wan-14b", "wan2.1-14b", "wan2.2", "wan2.2-t2v-a14b", "wan2.2-t2v-14b"), ("wan2.1", "wan"), experts=2, same_tensors=("Wan2.2-T2V-A14B (both experts)",)),
+    Known("wan2.2-i2v-a14b", (_dit("wan2.2-i2v-a14b", "wan"),), ("wan2.2-i2v-14b",), variant_of="wan2.1-t2v-14b", experts=2),
     Known("wan2.1-i2v-14b", (_dit("wan2.1-i2v-14b", "wan"),), ("wan-i2v",), variant_of="wan2.1-t2v-14b", same_tensors=("Wan2.1-I2V-14B-480P", "Wan2.1-I2V-14B-720P")),
     Known("wan2.1-flf2v-14b", (_dit("wan2.1-flf2v-14b", "wan"),), ("wan-flf2v",)),
     Known("wan2.1-vace-14b", (_dit("wan2.1-vace-14b", "wan"),), ("wan-vace",)),

@@ -11,11 +11,12 @@ The same adapter therefore resolves against a diffusers folder and a single-file
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from inweave.targets.links import Link, Naming, Shape, Table
+from inweave.targets.spellings import alternatives, fused_leaves
 from inweave.targets.tables import OWN, SPELLINGS, TABLES
 
 DENOISER_TABLES = tuple(name for name in TABLES if name not in ("openclip", "vae", "causal-vae", "own"))
@@ -187,6 +188,9 @@ class Component:
                 if len(uses) > 1:
                     for number, use in enumerate(uses):
                         modules.setdefault(f"{module}.{number}", {}).setdefault(param, (use,))
+                if len(uses) == 4 and module.endswith("linear1"):  # attention and MLP input in one linear
+                    modules.setdefault(f"{module}_qkv", {}).setdefault(param, uses[:3])
+                    modules.setdefault(f"{module}_mlp", {}).setdefault(param, uses[3:])
         for alias, parts in self.table.aliases(self.links).items():
             for param in ("weight", "bias"):
                 if all(f"{part}.{param}" in self.parts for part in parts):
@@ -212,22 +216,25 @@ class Component:
     ) -> dict[str, Spelling]:
         """The readings of a module name, by naming.
 
-        In a model known by its own names only, a path may have segments too many in front (`distilbert.`);
-        in the others an unknown root is another network's.
+        In a model known by its own names only, a path may have segments too many in front (`distilbert.`); in the others
+        only the roots of known wrappers are ignored (`inweave.targets.spellings`): an unknown root is another network's.
         """
-        readings: dict[str, Spelling] = {}
-        for naming in namings:
-            spelling = self._reading_in(name, flat, naming)
-            if spelling is not None:
-                readings[naming] = spelling
-        if readings:
-            return readings
-        root = "text_model_" if flat else "text_model."
-        if name.startswith(root):  # on disk, but not in the memory of newer libraries
-            return self.readings_of(name[len(root) :], flat=flat, namings=namings)
-        if self.table.name == "own" and not flat and name.count(".") > 1:
-            return self.readings_of(name.partition(".")[2], flat=False, namings=namings)
-        return readings
+        any_root = self.table.name == "own"
+        for spelled in (name, *alternatives(name, flat=flat, any_root=any_root)):
+            readings: dict[str, Spelling] = {}
+            for naming in namings:
+                spelling = self._reading_in(spelled, flat, naming) or self._fused_reading(spelled, flat, naming)
+                if spelling is not None:
+                    readings[naming] = spelling
+            if readings:
+                return readings
+        return {}
+
+    def _fused_reading(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
+        """A projection that stacks several of the finer names, such as `to_qkv`."""
+        leaves = fused_leaves(name) if naming == "diffusers" else ()
+        readings = [spelling for leaf in leaves if (spelling := self._reading_in(leaf, flat, naming)) is not None]
+        return stacked(readings, self.parts) if leaves and len(readings) == len(leaves) else None
 
     def _reading_in(self, name: str, flat: bool, naming: Naming) -> Spelling | None:
         table = self.by_diffusers if naming == "diffusers" else self.by_original
@@ -362,6 +369,17 @@ def _with_roots(modules: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spe
             if head == root and tail:
                 spellings.setdefault(tail, modules[module])
     return spellings
+
+
+def stacked(readings: Sequence[Spelling], parts: Mapping[str, Shape]) -> Spelling | None:
+    """Several modules read as one that stacks their rows, or None if their inputs differ."""
+    spelling: dict[str, tuple[Use, ...]] = {}
+    for param in ("weight", "bias"):
+        uses = [reading[param] for reading in readings if param in reading]
+        inputs = {parts[use.part][1:] for each in uses for use in each}
+        if len(uses) == len(readings) and len(inputs) == 1:
+            spelling[param] = tuple(use for each in uses for use in each)
+    return spelling if "weight" in spelling else None
 
 
 def _flattened(spellings: Mapping[str, Spelling]) -> dict[str, str]:

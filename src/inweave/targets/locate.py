@@ -32,6 +32,8 @@ class Locator:
     def __init__(self, adapter: Adapter, index: ModelIndex) -> None:
         self.adapter = adapter
         self.index = index
+        components = {entry.ref.component for entry in adapter.entries}
+        self.two_denoisers = "unet2" in components and bool(components & {"unet", ""})
         self.prefer = self._vote("unet"), self._vote("te")
         self.orders: dict[str, list[str]] = {}
 
@@ -52,6 +54,9 @@ class Locator:
         if ref.component == "unet" or not ref.component:
             denoisers = [c for c in (index.denoiser, generic) if c]
             return denoisers + (index.encoders if not ref.component or not denoisers else [])
+        if ref.component == "unet2":
+            second = index.components.get("unet2") or (None if self.two_denoisers else index.denoiser)
+            return [second] if second else []
         own = index.components.get(ref.component)
         others = [c for c in index.encoders if c is not own]
         return ([own] if own else []) + others + ([generic] if generic else [])
@@ -62,6 +67,11 @@ class Locator:
         if ref.name.startswith("#"):
             return self._match_listed(entry)
         candidates = self.candidates(ref)
+        if not candidates and ref.component == "unet2":
+            return (
+                "the file changes two denoisers (transformer_2 is the second expert, for low noise), the base has one; "
+                "use a model that holds both, or split the file by its prefixes"
+            )
         if not candidates:
             return f"the base has no component {ref.component!r} (it has {', '.join(self.index.components)})"
         prefer = self.prefer[ref.component.startswith("te")]

@@ -59,6 +59,8 @@ class _Resolver:
             return self._new_module(entry) if is_saved_module(entry) else self._unplaced(entry, match)
         if match.naming == "original":
             self.in_original.add(id(entry))
+        if ref.component == "unet2" and match.component.name == "unet":
+            self._warn("the file names the second denoiser (transformer_2) alone; the base's only one receives it")
         param = entry.param.removesuffix("?")
         uses = uses_of(match.spelling, param)
         if uses is None:
@@ -99,10 +101,14 @@ class _Resolver:
         other = replace(entry.factors, transposed=not entry.factors.transposed)
         if fitted(other, shape) is None:
             return None
-        warning = "fan_in_fan_out of the configuration contradicts some layers' shapes; square layers follow the configuration"
+        self._warn(
+            "fan_in_fan_out of the configuration contradicts some layers' shapes; square layers follow the configuration"
+        )
+        return other
+
+    def _warn(self, warning: str) -> None:
         if warning not in self.report.warnings:
             self.report.warnings.append(warning)
-        return other
 
     def _create(self, entry: Entry, match: Match, param: str) -> list[Placement] | None:
         """A bias the base does not have starts as zeros; anything else cannot be placed."""

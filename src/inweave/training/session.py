@@ -31,7 +31,7 @@ from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord, require_tensorboard
 from inweave.training.output.metadata import base_hashes
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
-from inweave.training.tasks.language_setup import LanguageSetup, is_language_model
+from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
 from inweave.training.tasks.setup import OnProgress, Report, Setup
 
 
@@ -127,7 +127,8 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Report,
 
 def open_setup(config: TrainConfig, device: torch.device) -> Setup:
     """Read the dataset and open the model, without its weights."""
-    return LanguageSetup(config, device) if is_language_model(config.model) else DiffusionSetup(config, device)
+    folder = language_model_folder(config)
+    return DiffusionSetup(config, device) if folder is None else LanguageSetup(config, device, folder)
 
 
 def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | None) -> Plan | None:

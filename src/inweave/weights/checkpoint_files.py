@@ -17,6 +17,7 @@ import torch
 
 from inweave.adapter import Tensor
 from inweave.errors import FormatError
+from inweave.files.reading import open_regular
 from inweave.formats.files import read_header, shard_files, weight_files
 from inweave.formats.gate import Header, Span
 from inweave.ops.decode import TORCH, decode
@@ -63,7 +64,7 @@ class Pieces:
         for path, header in self.headers.items():
             if twice := header.spans.keys() & self._where.keys():
                 raise FormatError(f"{path}: tensor {min(twice)!r} is in an earlier shard too")
-            self._files[path] = opened.enter_context(path.open("rb", buffering=0))
+            self._files[path] = opened.enter_context(open_regular(path, buffering=0))
             self._where |= {name: (path, span) for name, span in header.spans.items()}
 
     def names(self) -> Collection[str]:

@@ -18,6 +18,7 @@ import torch
 from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
 from inweave.files.paths import as_path
+from inweave.files.reading import open_regular
 from inweave.formats.files import Container, open_container
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
@@ -104,7 +105,7 @@ class Loaded:
         if last - first != total or any((start - first) % item for start in starts):
             self.scattered = True
             return
-        with path.open("rb", buffering=0) as file:
+        with open_regular(path, buffering=0) as file:
             raw = ring_for(device).send_file(file, first, total)
         numbers = raw.view(TORCH[dtypes.pop()])
         offsets = {id(t): (start - first) // item for start, t in zip(starts, factors.values(), strict=True)}

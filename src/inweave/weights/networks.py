@@ -16,7 +16,6 @@ from torch import nn
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
-from inweave.formats.grammar import unwrapped
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
 
@@ -71,11 +70,6 @@ def index_of(model: object) -> ModelIndex:
 
 
 def floating_state(network: nn.Module) -> dict[str, nn.Parameter]:
-    """The floating-point tensors of a network's state dict, not detached.
-
-    Modules that only wrap another one (torch.compile, DDP, FSDP) have no part in the names: adapters are for the plain model.
-    """
-    while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        network = network.module
+    """The floating-point tensors of a network's state dict, not detached."""
     state: dict[str, nn.Parameter] = network.state_dict(keep_vars=True)
-    return {unwrapped(name): tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}

@@ -26,6 +26,7 @@ import torch
 from inweave.adapter import Tensor
 from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path
+from inweave.files.reading import open_regular
 from inweave.formats.files import open_container
 from inweave.ops.decode import TORCH, decode
 from inweave.targets.index import Component
@@ -140,12 +141,11 @@ class FileSource:
     def _read(self, name: str, start: int, length: int) -> memoryview:
         """Bytes of a tensor by a plain read."""
         path, offset = self._places[name]
-        try:
-            with path.open("rb", buffering=0) as file:
-                self._check_same(path, os.fstat(file.fileno()))
-                return read_bytes(file, offset + start, length)
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read again: {error.strerror}") from None
+        with open_regular(
+            path, buffering=0, error=lambda text: FormatError(f"{text}; it cannot be read again")
+        ) as file:
+            self._check_same(path, os.fstat(file.fileno()))
+            return read_bytes(file, offset + start, length)
 
     def check_unchanged(self) -> None:
         """Raise if a file was replaced, cut or written to since it was opened.

@@ -73,13 +73,14 @@ class Strength:
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
         """The strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
         component = placement.component
-        value = self.overall * self.components.get(component, self._encoder(component))
+        value = self.overall * self.components.get(component, self._group(component))
         if self.blocks:
             value *= self._block(placement, blocks)
         return value
 
-    def _encoder(self, component: str) -> float:
-        return self.components.get("te", 1.0) if component.startswith("te") else 1.0
+    def _group(self, component: str) -> float:
+        """The strength of all text encoders, or of both denoisers."""
+        return self.components.get("te" if component.startswith("te") else "unet" if component == "unet2" else "", 1.0)
 
     def _block(self, placement: Placement, blocks: Mapping[str, str]) -> float:
         if placement.component.startswith("te"):

@@ -105,7 +105,8 @@ def test_a_file_that_does_not_tell_its_size() -> None:
 def test_text_is_utf8(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"\xef\xbb\xbfgr\xc3\xbcn\r\n")
-    assert read_text(path) == "grün\r\n"
+    assert read_text(path) == "grün\n"
+    assert read_text(path, newlines=False) == "grün\r\n"
     path.write_bytes(b"ab\xff")
     with pytest.raises(FormatError, match="byte 2 is not UTF-8"):
         read_text(path)

@@ -69,7 +69,7 @@ def trained_networks(model: Model, config: TrainConfig) -> dict[str, nn.Module]:
         component: model.networks[folder]
         for folder, component in FOLDERS.items()
         if folder in model.networks and folder not in model.family.frozen_encoders
-        and (config.train_denoiser if component == "unet" else config.train_text_encoders)
+        and (config.train_denoiser if component.startswith("unet") else config.train_text_encoders)
     }  # fmt: skip
     if not networks:
         raise ConfigError("nothing to train: train_denoiser and train_text_encoders are both off")

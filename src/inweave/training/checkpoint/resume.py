@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from torch import nn
 
 from inweave.errors import ConfigError
+from inweave.files.paths import is_folder
 from inweave.training.checkpoint.store import State, checkpoints, load_named, load_newest, lock, recover
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
@@ -68,7 +69,7 @@ def open_resume_point(config: TrainConfig, world: World, source: str | None = No
     point = ResumePoint(folder)
     try:
         if world.first:
-            if folder.is_dir():
+            if is_folder(folder):
                 point.acquire(world)
                 recover(folder)
             remove_leftovers(Path(config.output), config.name)

@@ -2,7 +2,7 @@
 
     <output>/<name>-state/step-000120/state.safetensors   every tensor: parameters, optimizer, EMA, counters
                                      /state.json          step, configuration, a digest of the data, a checksum
-                         /.step-000120.part               being written
+                         /.step-000120.RANDOM.part        being written
                          /.lock                           locked by the process that trains
 
 A checkpoint is written into a hidden folder, every file and the folder are flushed to the disk, and the folder is then
@@ -17,9 +17,10 @@ import errno
 import json
 import os
 import re
+import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import read_json
+from inweave.files.paths import exists, is_folder
+from inweave.files.reading import ensure_regular
+from inweave.files.writing import make_folder, new_folder, open_append, write_text
 from inweave.training.data.cache import tensor_checksum
 
 VERSION = 1
 _STEP = re.compile(r"step-(\d{6,})")
-_LEFTOVER = re.compile(r"\.(step-\d{6,})\.(part|old)")
+_LEFTOVER = re.compile(r"\.(step-\d{6,})\.(?:[0-9a-f]{16}\.)?(part|old)")
 _FILES = ("state.safetensors", "state.json")
 
 
@@ -50,27 +55,14 @@ class State:
 def save_state(folder: Path, state: State, keep: int) -> Path:
     """Write a checkpoint and remove all but the last ``keep``; 0 keeps all."""
     target = folder / f"step-{state.step:06d}"
-    hidden, aside = folder / f".{target.name}.part", folder / f".{target.name}.old"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in (hidden, aside):
-            shutil.rmtree(leftover, ignore_errors=True)
-        hidden.mkdir()
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
-        save_file(tensors, hidden / _FILES[0])
-        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": tensor_checksum(tensors)}
-        facts["facts_sum"] = _sum_of_facts(facts)
-        (hidden / _FILES[1]).write_text(json.dumps(facts, indent=1, ensure_ascii=False), "utf-8")
-        for path in (*(hidden / name for name in _FILES), hidden):
-            _flush(path)
-        if target.exists():  # the same step again, after a resume or because this one is damaged
-            target.rename(aside)
-        hidden.rename(target)
-        _flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(hidden, ignore_errors=True)
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise FormatError(f"{target}: the checkpoint could not be written: {reason}") from None
+    aside = folder / f".{target.name}.{secrets.token_hex(8)}.old"
+
+    def unwritable(reason: object) -> FormatError:
+        return FormatError(f"{target}: the checkpoint could not be written: {reason}")
+
+    make_folder(folder, error=unwritable)
+    with new_folder(target, error=unwritable) as hidden:
+        _write_and_rename(hidden, target, aside, state, unwritable)
     shutil.rmtree(aside, ignore_errors=True)
     for path in checkpoints(folder)[keep:] if keep else ():
         if path != target:  # the one just written is good, whatever the others are
@@ -78,22 +70,42 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
     return target
 
 
+def _write_and_rename(
+    hidden: Path, target: Path, aside: Path, state: State, unwritable: Callable[[object], FormatError]
+) -> None:
+    try:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.tensors.items()}
+        save_file(tensors, hidden / _FILES[0])
+        facts = {**state.facts, "version": VERSION, "step": state.step, "sum": tensor_checksum(tensors)}
+        facts["facts_sum"] = _sum_of_facts(facts)
+        write_text(hidden / _FILES[1], json.dumps(facts, indent=1, ensure_ascii=False), error=unwritable)
+        for path in (*(hidden / name for name in _FILES), hidden):
+            _flush(path)
+        if exists(target):  # the same step again, after a resume or because this one is damaged
+            target.rename(aside)
+        hidden.rename(target)
+        _flush(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise unwritable((error.strerror if isinstance(error, OSError) else None) or error) from None
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Return all folders named like a checkpoint, newest first; `load_state` checks whether they are complete."""
-    if not folder.is_dir():
+    if not is_folder(folder):
         return []
     numbered = [(int(match[1]), path) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name))]
-    return [path for _, path in sorted(numbered, reverse=True) if path.is_dir()]
+    return [path for _, path in sorted(numbered, reverse=True) if is_folder(path)]
 
 
 def load_state(place: Path) -> State:
     """Read a checkpoint, or raise what is wrong with it."""
     try:
-        facts = json.loads((place / _FILES[1]).read_text("utf-8"))
+        facts: Any = read_json(place / _FILES[1], finite=False)  # a loss may be NaN
+        ensure_regular(place / _FILES[0])
         tensors = load_file(place / _FILES[0])
         step, version, total = int(facts["step"]), facts["version"], facts["sum"]
         facts_sum = facts.get("facts_sum")  # absent in earlier versions
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (FormatError, OSError, ValueError, KeyError, TypeError, OverflowError, SafetensorError) as error:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
         raise FormatError(f"{place}: format version {version}, expected {VERSION}")
@@ -119,7 +131,7 @@ def load_newest(folder: Path) -> tuple[State | None, list[str]]:
 
 def load_named(place: Path) -> tuple[State, list[str]]:
     """Read the checkpoint at a path: itself, or the newest in a folder of checkpoints."""
-    if (place / _FILES[1]).exists() or _STEP.fullmatch(place.name):
+    if exists(place / _FILES[1]) or _STEP.fullmatch(place.name):
         return load_state(place), []
     state, damaged = load_newest(place)
     if state is None:
@@ -131,10 +143,12 @@ def load_named(place: Path) -> tuple[State, list[str]]:
 
 def recover(folder: Path) -> None:
     """Finish or remove what a process that died while writing left behind."""
-    for path in sorted(folder.glob(".step-*"), reverse=True):  # .part before .old: prefer the new one to the old one
+    for path in sorted(
+        folder.glob(".step-*"), key=lambda path: (path.suffix == ".old", path.name)
+    ):  # prefer the new one
         match = _LEFTOVER.fullmatch(path.name)
         place = folder / match[1] if match else path
-        if match and not place.exists():
+        if match and not exists(place):
             with suppress(FormatError, OSError):
                 load_state(path)
                 path.rename(place)
@@ -144,11 +158,12 @@ def recover(folder: Path) -> None:
 
 def lock(folder: Path) -> TextIO:
     """Lock the folder until the file is closed or the process ends, however it ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"output: {folder} cannot be written to: {error.strerror}") from None
+
+    def unwritable(reason: str) -> ConfigError:
+        return ConfigError(f"output: {folder} cannot be written to: {reason}")
+
+    make_folder(folder, error=unwritable)
+    file = open_append(folder / ".lock", error=unwritable)
     try:
         import fcntl
 

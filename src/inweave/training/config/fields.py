@@ -56,6 +56,10 @@ class Settings(CheckedModel):
         "auto", "compute precision; trained weights keep fp32 master copies"
     )
 
+    allow_download: bool = _model(
+        False, "download the base model from the Hub if it is not on this machine", resume="free", private=True
+    )
+
     dataset: str = _dataset(
         ...,
         "a folder of images, a kohya dataset .toml, a .txt or .jsonl of texts, or inweave/pixel",

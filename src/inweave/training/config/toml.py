@@ -1,25 +1,32 @@
 """Configuration text, bounded before it is parsed.
 
-    path --read_text_file--> text --parse_toml--> table --flatten_sections--> fields
+    path --read_text_file--> text --parse_toml, parse_json--> table --flatten_sections--> fields
     fields --format_toml_value--> text
 
-A file comes from somebody else: its size, its nesting and the length of its keys are limited here, so that no parser
-behind this module meets more than it can handle.
+A file comes from somebody else: its size, its nesting, the length of its keys, its numbers and its text are limited here
+(`ensure_plain`), so that nothing behind this module meets more than it can handle.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files import documents
 from inweave.files.paths import as_path
+from inweave.files.reading import ensure_regular, read_text
 
 MAX_FILE = 2**20  # bytes; real files have a few thousand
-_MAX_DOTS = 1000  # per line; parsing a dotted key takes time quadratic in its parts
+MAX_TOML = 2**18  # letters; the parser is slow
+_MAX_DOTS = 2**20  # the squares of those in each line, added up: parsing a dotted key takes the square of its parts
+#: half of a pair, which JSON can write and no file can hold
+SURROGATE = re.compile("[\ud800-\udfff]")
+_MAX_DEPTH, _MAX_VALUES, _MAX_BITS = 64, 100_000, 128
 
 
 def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
@@ -29,33 +36,54 @@ def at_most(problems: Sequence[str], limit: int = 50) -> list[str]:
 
 def read_text_file(path: str | Path) -> str:
     """The text of a configuration file; one that cannot be a configuration is refused."""
-    try:
-        if not as_path(path).is_file():
-            raise ConfigError(f"{path}: there is no such file")
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_FILE + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    if len(data) > MAX_FILE:
-        raise FormatError(f"{path}: is larger than {MAX_FILE} bytes, too large for a configuration")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is not text: byte {error.start} is not UTF-8") from None
+    ensure_regular(as_path(path), ConfigError)
+    text = read_text(path, MAX_FILE, newlines=False)
     if "\0" in text:
         raise FormatError(f"{path}: is not text: byte {text.index(chr(0))} is zero")
     return text
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    if max(line.count(".") for line in text.split("\n")) > _MAX_DOTS:
-        raise FormatError(f"{where}: has a line with more than {_MAX_DOTS} dots")
+    if len(text) > MAX_TOML:
+        raise FormatError(f"{where}: is larger than {MAX_TOML} letters, too large for a configuration in TOML")
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > _MAX_DOTS:
+        raise FormatError(f"{where}: has keys with too many dots")
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except RecursionError:
         raise FormatError(f"{where}: is nested too deeply") from None
     except ValueError as error:  # a number may be too long to read, which is no TOMLDecodeError
         raise ConfigError(f"{where}: is not valid TOML: {error}") from None
+    ensure_plain(table, where)
+    return table
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The value that a JSON text holds."""
+    value = documents.parse_json(text, where, error=ConfigError, finite=False)
+    ensure_plain(value, where)
+    return value
+
+
+def ensure_plain(value: Any, where: str) -> None:
+    """Refuse what no configuration has: values nested deeply or without end, numbers and text that cannot be printed."""
+    todo: list[tuple[Any, int]] = [(value, 0)]
+    count = 0
+    while todo:
+        each, depth = todo.pop()
+        count += 1
+        if depth > _MAX_DEPTH:
+            raise FormatError(f"{where}: is nested too deeply")
+        if count > _MAX_VALUES:
+            raise FormatError(f"{where}: has too many values for a configuration")
+        if isinstance(each, int) and each.bit_length() > _MAX_BITS:
+            raise ConfigError(f"{where}: has a number of more than {_MAX_BITS} bits")
+        if isinstance(each, str) and SURROGATE.search(each):
+            raise ConfigError(f"{where}: has text with half of a surrogate pair, which cannot be written")
+        if isinstance(each, Mapping):
+            todo += [(inside, depth + 1) for pair in each.items() for inside in pair]
+        elif isinstance(each, list | tuple | set):
+            todo += [(inside, depth + 1) for inside in each]
 
 
 def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
@@ -71,12 +99,18 @@ def flatten_sections(table: Mapping[str, Any], keep: Iterable[str] = ()) -> tupl
     return fields, problems
 
 
+def _toml_escape(character: str) -> str:
+    """What JSON lets stand and TOML does not, and what could control the terminal that it is printed on."""
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
 def format_toml_value(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON lets it stand, TOML does not
+        return "".join(c if c.isprintable() else _toml_escape(c) for c in json.dumps(value, ensure_ascii=False))
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):

@@ -10,19 +10,20 @@ everything stays in memory. Part of every key is a digest of the encoders, so th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import secrets
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 
 from inweave.errors import FormatError
+from inweave.files.paths import is_file
+from inweave.files.writing import make_folder, write_atomic
 from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
 
@@ -74,7 +75,7 @@ class TensorCache:
 
     def _read(self, key: str) -> Tensors | None:
         place = self._place(key)
-        if place is None or not place.is_file():
+        if place is None or not is_file(place):
             return None
         try:
             tensors = load_file(place)
@@ -88,18 +89,12 @@ class TensorCache:
         place = self._place(key)
         if place is None:
             return
-        temporary = place.with_name(f".{key}.{secrets.token_hex(4)}")  # other processes may be writing the same
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            save_file(tensors, temporary, {"sum": str(tensor_checksum(tensors))})
-            temporary.replace(place)
-        except (OSError, SafetensorError) as error:
-            raise FormatError(
-                f"{place}: the cache cannot be written: {error}; set cache_dir to another folder"
-            ) from None
-        finally:
-            with contextlib.suppress(OSError):  # whatever happened, no partial file is left behind
-                temporary.unlink(missing_ok=True)
+            make_folder(place.parent)
+            raw = serialize(tensors, {"sum": str(tensor_checksum(tensors))})
+            write_atomic(place, [raw], durable=False)  # other processes may be writing the same
+        except FormatError as error:
+            raise FormatError(f"{error}; it is a file of the cache: set cache_dir to another folder") from None
 
 
 def cache_key(facts: object) -> str:

@@ -1,14 +1,15 @@
 """Captions: read from their files, and turned into a few variants whose encodings can be cached.
 
     a.txt or a.png.txt next to a.png     one caption per line; empty lines do not count
-    metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"
+    metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"; the image
+                                         is in the folder of the file or below it
 
     prefix [trigger] tag, tag ||| tag, tag ||| tag suffix
            kept in front          shuffled     kept at the end
 
     |||        tags before it, and after a second one, stay in place; without it the first `keep_tokens` tags do
     [trigger]  where the trigger word goes; a caption with neither this nor the word gets the word in front
-    {a|b}      wildcard: one of them; may be nested, and braces without a bar are plain text
+    {a|b}      wildcard: one of them; may be nested, and braces without a bar are plain text, as are those around them
     ;;;        joins tags that stay together; becomes a separator in the result
 
 Prefix, suffix and a trigger put in front are never shuffled or counted by `keep_tokens`; a tag that contains the trigger
@@ -18,20 +19,23 @@ dropout the text keeps its punctuation.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import parse_json
+from inweave.files.reading import read_text
+from inweave.training.config.toml import SURROGATE
 from inweave.training.data.types import KEEP_SEPARATOR, Example
+from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
 
 TOGETHER, TRIGGER = ";;;", "[trigger]"
-_WILDCARD = re.compile(r"\{([^{}]*\|[^{}]*)\}")
+MAX_CAPTION = 2**20  # bytes of a caption file; real ones have a few hundred
+MAX_CAPTIONS = 1000  # of one image
+MAX_METADATA, MAX_LINE = 2**28, 2**20  # bytes of metadata.jsonl, and letters in a line of it
 
 
 def sidecar_captions(image: Path, names: Mapping[str, Path], extensions: Iterable[str]) -> tuple[str, ...]:
@@ -39,7 +43,11 @@ def sidecar_captions(image: Path, names: Mapping[str, Path], extensions: Iterabl
     for extension in extensions:
         for name in (image.stem + extension, image.name + extension):
             file = names.get(name) or names.get(name.lower())
-            lines = _lines(_text(file)) if file else ()
+            lines = _lines(_text(file, MAX_CAPTION)) if file else ()
+            if file and len(lines) > MAX_CAPTIONS:
+                raise FormatError(
+                    f"{file.name}: has {len(lines)} captions, one per line; at most {MAX_CAPTIONS} are read"
+                )
             if lines:
                 return lines
     return ()
@@ -49,22 +57,35 @@ def read_metadata(file: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     """({file name: its captions}, problems by line)."""
     rows: dict[str, tuple[str, ...]] = {}
     problems = []
-    for number, line in enumerate(_text(file).split("\n"), 1):
+    allowed = _roots(file.parent)
+    for number, line in enumerate(_text(file, MAX_METADATA).split("\n"), 1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE:
+            problems.append(f"line {number} has {len(line)} letters; at most {MAX_LINE} are read")
+            continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            problems.append(f"line {number} is not valid JSON: {error}")
+            row = parse_json(line, f"line {number}")
+        except FormatError as error:
+            problems.append(str(error))
             continue
         name = row.get("file_name") if isinstance(row, dict) else None
         if not isinstance(name, str) or not Path(name).name or "\0" in name:
             problems.append(f'line {number} names no image, expected {{"file_name": "a.png", "text": "..."}}')
             continue
+        if not _is_inside(file.parent / name, allowed):
+            problems.append(f"line {number}: {for_message(name)} is outside of the folder; move the image into it")
+            continue
         value = row.get("text", row.get("caption"))
         texts = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(text, str) for text in texts):
-            problems.append(f"line {number}: the caption of {name} is {value!r}, expected text or a list of texts")
+            problems.append(
+                f"line {number}: the caption of {name} is {for_message(value)}, expected text or a list of texts"
+            )
+        elif SURROGATE.search("".join((name, *texts))):
+            problems.append(f"line {number} has half of a surrogate pair, which is no text; write the whole letter")
+        elif len(texts) > MAX_CAPTIONS:
+            problems.append(f"line {number}: {name} has {len(texts)} captions; at most {MAX_CAPTIONS} are read")
         elif name in rows:
             problems.append(f"line {number}: {name} was listed before; put all its captions into one list")
         else:
@@ -72,11 +93,25 @@ def read_metadata(file: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
     return rows, problems
 
 
-def _text(file: Path) -> str:
+def _roots(folder: Path) -> tuple[Path, ...]:
+    """Where the images of a folder may be: in it, or where the hub's cache keeps the files that such a folder links to."""
+    root = folder.resolve()
+    blobs = (parent.parent / "blobs" for parent in root.parents if parent.name == "snapshots")
+    return (root, *blobs)
+
+
+def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
+    """Whether a path is in one of these folders once its links are followed."""
     try:
-        return file.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{file.name}: captions must be readable UTF-8 text: {error}") from None
+        return any(path.resolve().is_relative_to(root) for root in roots)
+    except (OSError, RuntimeError, ValueError):  # a circle of links, or a name that no file can have
+        return False
+
+
+def _text(file: Path, limit: int) -> str:
+    return read_text(
+        file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable UTF-8 text: {text}")
+    )
 
 
 def _lines(text: str) -> tuple[str, ...]:
@@ -111,11 +146,11 @@ def caption_variants(
     if problems:
         raise ConfigError(problems)
     joint = separator if separator[-1].isspace() else separator + " "
-    random = shuffle or tag_dropout > 0 or (wildcards and _WILDCARD.search(caption) is not None)
+    random = shuffle or tag_dropout > 0 or (wildcards and has_wildcards(caption))
     texts = []
     for number in range(count if random else 1):
-        rng = _CaptionRandom(seed, number, caption)
-        text = _expand_wildcards(caption, rng) if wildcards else caption
+        rng = CaptionRandom(seed, number, caption)
+        text = expand_wildcards(caption, rng) if wildcards else caption
         leading = "" if TRIGGER in text or _contains_word(f"{prefix} {text} {suffix}", trigger) else trigger
         text = text.replace(TRIGGER, trigger) if trigger else text.replace(TRIGGER, "").strip(" ,")
         if keep_separator in text:
@@ -180,34 +215,8 @@ def tag_frequency(examples: Iterable[Example]) -> dict[str, dict[str, int]]:
     return {folder: dict(counts) for folder, counts in frequency.items()}
 
 
-class _CaptionRandom:
-    """Random numbers seeded by a hash: the raw words of PCG64 are the same on every platform."""
-
-    def __init__(self, seed: int, number: int, caption: str) -> None:
-        text = f"{seed}\0{number}\0{caption}".encode("utf-8", "surrogatepass")
-        self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(text).digest()))
-
-    def unit(self) -> float:
-        return (int(self._bits.random_raw()) >> 11) * 2.0**-53
-
-    def shuffle(self, tags: list[str]) -> list[str]:
-        return [tag for _, tag in sorted(((self.unit(), tag) for tag in tags), key=lambda entry: entry[0])]
-
-
 def _tags(text: str, separator: str) -> list[str]:
     return [tag for each in text.split(separator) if (tag := each.strip())]
-
-
-def _expand_wildcards(text: str, rng: _CaptionRandom) -> str:
-    """From the innermost outward."""
-
-    def pick(match: re.Match[str]) -> str:
-        options = match[1].split("|")
-        return options[int(rng.unit() * len(options))]
-
-    while _WILDCARD.search(text):  # each round removes a pair of braces
-        text = _WILDCARD.sub(pick, text)
-    return text
 
 
 def _contains_word(text: str, trigger: str) -> bool:

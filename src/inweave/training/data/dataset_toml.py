@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
+from inweave.checked import for_message
+
 T = TypeVar("T")
 _TABLES = {"g": "[general]", "d": "[[datasets]]", "s": "[[datasets.subsets]]"}
 
@@ -62,7 +64,7 @@ def parse_table(
 ) -> T:
     """``base`` with the values of a table; ``other_keys`` are read by the caller, ``problems`` are added to."""
     if not isinstance(table, dict):
-        problems.append(f"{where}: expected a table of settings, got {table!r}")
+        problems.append(f"{where}: expected a table of settings, got {for_message(table)}")
         return base
     known = {each.metadata["name"]: each for each in fields(base)}  # type: ignore[arg-type]
     allowed = [name for name, each in known.items() if level in each.metadata["tables"]] + list(other_keys)
@@ -71,15 +73,15 @@ def parse_table(
         if name in other_keys:
             continue
         if name not in known:
-            near = difflib.get_close_matches(name, allowed, 1)
+            near = difflib.get_close_matches(name[:100], allowed, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(allowed)}"
-            problems.append(f"{where}.{name}: there is no such setting; {hint}")
+            problems.append(f"{where}.{name[:100]}: there is no such setting; {hint}")
             continue
         kind, tables = known[name].metadata["kind"], known[name].metadata["tables"]
         if level not in tables:
             problems.append(f"{where}.{name}: belongs in {' or '.join(_TABLES[each] for each in tables)}")
         elif not kind.accepts(value):
-            problems.append(f"{where}.{name}: expected {kind.expected}, got {value!r}")
+            problems.append(f"{where}.{name}: expected {kind.expected}, got {for_message(value)}")
         else:
             values[known[name].name] = kind.convert(value)
     return replace(base, **values)  # type: ignore[type-var]
@@ -91,6 +93,8 @@ def iter_tables(
     """(place in the file, table) of every table in a list of tables."""
     tables = data.get(name)
     if not isinstance(tables, list) or not tables or not all(isinstance(each, dict) for each in tables):
-        problems.append(f"{prefix}{name}: expected [[{'datasets.' if prefix else ''}{name}]] tables, got {tables!r}")
+        problems.append(
+            f"{prefix}{name}: expected [[{'datasets.' if prefix else ''}{name}]] tables, got {for_message(tables)}"
+        )
         return
     yield from ((f"{prefix}{name}[{number}]", each) for number, each in enumerate(tables))

@@ -21,6 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from inweave.errors import FormatError
+from inweave.files.images import open_image, read_image
+from inweave.files.paths import printable_path
+from inweave.files.reading import read_bytes
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.buckets import Placement
 from inweave.training.data.types import Example
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 
+MAX_FILE = 2**30  # bytes of a mask
 RANDOM_CROPS = 4  # positions per image
-_EXIF_ORIENTATION = 0x0112
 _TRANSPOSE_NAMES = (
     "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90",
 )  # fmt: skip
@@ -52,19 +56,18 @@ class ImageInfo(NamedTuple):
 def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
     """A file decoded to the last pixel, or the reason why it cannot be read."""
     try:
-        with Image.open(path) as image:
-            tag = image.getexif().get(_EXIF_ORIENTATION)
-            upright = ImageOps.exif_transpose(image)
-            deep = upright.mode.startswith(("I", "F"))  # more than 8 bits: converting would merge different images
-            pixels = upright if deep else upright.convert("RGBA")
-            digest = hashlib.sha256(f"{pixels.mode} {pixels.width}x{pixels.height} ".encode())
-            digest.update(pixels.tobytes())
-            alpha = upright.has_transparency_data
-            levels = to_grayscale(upright) if mask else pixels.getchannel("A") if alpha and not deep else None
-            black = levels is not None and levels.getextrema() == (0, 0)
-            orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
-            return ImageInfo(pixels.size, digest.hexdigest(), alpha, black, image.size, orientation)
-    except Exception as error:  # decoders raise whatever a broken file leads them to
+        upright, stored_size, orientation = read_image(path)
+        deep = upright.mode.startswith(("I", "F"))  # more than 8 bits: converting would merge different images
+        pixels = upright if deep else upright.convert("RGBA")
+        digest = hashlib.sha256(f"{pixels.mode} {pixels.width}x{pixels.height} ".encode())
+        digest.update(pixels.tobytes())
+        alpha = upright.has_transparency_data
+        levels = to_grayscale(upright) if mask else pixels.getchannel("A") if alpha and not deep else None
+        black = levels is not None and levels.getextrema() == (0, 0)
+        return ImageInfo(pixels.size, digest.hexdigest(), alpha, black, stored_size, orientation)
+    except FormatError as error:
+        return str(error).removeprefix(f"{printable_path(path)}: ")
+    except Exception as error:  # a palette or a mode that cannot be converted
         return f"{type(error).__name__}: {error}".encode("utf-8", "backslashreplace").decode()
 
 
@@ -94,8 +97,7 @@ def load_image(
 
     left, top, width, height = crop
     box = (left, top, left + width, top + height)
-    with Image.open(example.path) as file:
-        image, alpha = _on_white(ImageOps.exif_transpose(file))
+    image, alpha = _on_white(read_image(example.path).image)
     levels = _load_mask(example, alpha, image.size) if masked else None
     image = image.resize(place.resized, Image.Resampling.LANCZOS).crop(box)
     mask = levels.resize(place.resized).crop(box) if levels is not None else Image.new("L", image.size, 255)
@@ -124,8 +126,8 @@ def mask_key(example: Example) -> str:
     """What of an image's mask decides numbers: the content of its file and how it is read, or that it is alpha."""
     if not isinstance(example.mask, Path):
         return str(example.mask)
-    key = hashlib.sha256(example.mask.read_bytes()).hexdigest()
-    with Image.open(example.mask) as file:
+    key = hashlib.sha256(read_bytes(example.mask, MAX_FILE)).hexdigest()
+    with open_image(example.mask) as file:
         key += "/16" if file.mode.startswith("I") else ""
     return key + (f"/{example.mask_orientation}" if example.mask_orientation != 1 else "")
 
@@ -144,8 +146,7 @@ def _on_white(upright: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 def _load_mask(example: Example, alpha: Image.Image | None, size: tuple[int, int]) -> Image.Image | None:
     if isinstance(example.mask, Path):
-        with Image.open(example.mask) as file:
-            levels = to_grayscale(file)
+        levels = to_grayscale(read_image(example.mask, upright=False).image)
         transpose = _TRANSPOSES.get(example.mask_orientation)
         return (levels if transpose is None else levels.transpose(transpose)).resize(size)
     return alpha if example.mask == "alpha" else None

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
-from inweave.files.paths import printable_path
+from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
+from inweave.training.config.toml import parse_toml, read_text_file
 from inweave.training.data.captions import read_metadata, sidecar_captions
 from inweave.training.data.dataset_toml import iter_tables, normalize_extension, parse_table
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
@@ -49,12 +50,12 @@ def read_dataset(
     """Read and check a dataset; ``caption`` is for images without one, regularization images excepted."""
     path, scanner = Path(path), _Scanner()
     base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
-    if path.is_dir():
+    if is_folder(path):
         scanner.scan_tree(path, base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
     else:
-        problem = "is neither" if path.exists() else "does not exist"
+        problem = "is neither" if exists(path) else "does not exist"
         raise ConfigError(
             f"dataset {printable_path(path)}: expected a folder of images or a dataset .toml; this {problem}"
         )
@@ -187,7 +188,7 @@ class _Scanner:
             masks.discard(mask)
             self.examples.append(
                 Example(
-                    path, captions, subset.repeats, (0, 0), mask if mask.is_file() else None, subset.regularization, "",
+                    path, captions, subset.repeats, (0, 0), mask if is_file(mask) else None, subset.regularization, "",
                     subset, folder_name,
                 )
             )  # fmt: skip
@@ -211,9 +212,9 @@ class _Scanner:
     def scan_toml(self, file: Path, base: Subset) -> None:
         """A dataset file; inner tables override outer ones."""
         try:
-            data = tomllib.loads(file.read_text("utf-8-sig"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise FormatError(f"{printable_path(file)}: not a readable TOML file: {error}") from None
+            data = parse_toml(read_text_file(file), printable_path(file))
+        except ConfigError as error:
+            raise FormatError(f"{error} (not a readable TOML file)") from None
         known = ("general", "datasets")
         problems = [
             f"{key}: there is no such table; known are {' and '.join(known)}" for key in data if key not in known
@@ -228,9 +229,9 @@ class _Scanner:
             raise ConfigError([f"{printable_path(file)}: {problem}" for problem in problems])
 
     def _scan_subset(self, root: Path, value: Any, where: str, subset: Subset, problems: list[str]) -> None:
-        folder = root / Path(value).expanduser() if isinstance(value, str) and value else None
-        if folder is None or not folder.is_dir():
-            problems.append(f"{where}.image_dir: expected the path of a folder, got {value!r}")
+        folder = root / expand_home(value) if isinstance(value, str) and value else None
+        if folder is None or not is_folder(folder):
+            problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(value)}")
             return
         before = len(self.examples) + len(self.unreadable)
         self.scan_folder(folder, subset)
@@ -259,5 +260,5 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path]]:
         raise FormatError(f"{printable_path(folder)}: the folder cannot be listed: {error.strerror}") from None
     entries: tuple[list[Path], list[Path]] = ([], [])
     for path in paths:
-        entries[path.is_dir()].append(path)
+        entries[is_folder(path)].append(path)
     return entries

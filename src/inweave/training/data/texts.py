@@ -6,36 +6,40 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import parse_json
+from inweave.files.reading import read_text
+from inweave.training.config.toml import SURROGATE
+
+MAX_FILE, MAX_LINE = 2**30, 2**24  # bytes, all of them held in memory, and letters in a line of JSON
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
     """(prompt, text to train on) of every text."""
     if path.suffix not in (".txt", ".jsonl"):
         raise ConfigError(f"dataset: {path}: a language model is trained on a .txt or .jsonl file of texts")
-    try:
-        raw = path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: not a readable text file: {error}") from None
+    raw = read_text(path, MAX_FILE, error=lambda text: FormatError(f"{text} (not a readable text file)"))
     if path.suffix == ".txt":
         return [("", text.strip()) for text in re.split(r"\n[ \t]*\n", raw) if text.strip()]
     texts, problems = [], []
     for number, line in enumerate(raw.split("\n"), 1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE:
+            problems.append(f"{path}, line {number}: has {len(line)} letters; at most {MAX_LINE} are read")
+            continue
         try:
-            row = json.loads(line)
+            row = parse_json(line, "")
             prompt, text = row.get("prompt", ""), row["completion"] if "completion" in row else row["text"]
-            if not (isinstance(prompt, str) and isinstance(text, str)):
+            if not (isinstance(prompt, str) and isinstance(text, str)) or SURROGATE.search(prompt + text):
                 raise TypeError
             texts.append((prompt, text))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (FormatError, KeyError, TypeError, AttributeError):
             problems.append(f'{path}, line {number}: expected {{"text": ...}} or {{"prompt": ..., "completion": ...}}')
     if problems:
         raise ConfigError([*problems[:20], *([f"and {len(problems) - 20} more lines"] if len(problems) > 20 else [])])

@@ -25,6 +25,8 @@ from inweave.adapter import Adapter, Entry, Factors, Tensor
 from inweave.errors import FormatError, TargetError
 from inweave.exchange.convert import save
 from inweave.exchange.load import load
+from inweave.files.paths import is_file
+from inweave.files.writing import flush_folder, make_folder, new_folder
 from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
 from inweave.ops.decode import decode, encode
@@ -42,41 +44,43 @@ def save_adapter(
     adapter: Adapter, path: Path, config: TrainConfig, index: ModelIndex, metadata: Mapping[str, str]
 ) -> Path:
     """Write the adapter in the configured dialect and precision, verify it, and only then give it its name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     typed = replace(cast(adapter, DTYPES[config.save_dtype]), metadata=dict(metadata))
     folder = config.dialect == "peft"
     target = path.with_suffix("") if folder else path
-    temporary = target.with_name(f".{target.name.removesuffix('.safetensors')}.new{'' if folder else '.safetensors'}")
     try:
-        try:
-            save(typed, temporary, dialect=config.dialect, base=index)
-            if not folder:
-                _add_hashes(temporary)
-            verify(temporary, index, typed)
-        except (TargetError, ValueError, LookupError, TypeError) as error:  # whatever the check says, nothing is lost
-            reason = str(error).replace(str(temporary), str(target))
-            raise TargetError(f"{reason}; what was trained is in {_keep(temporary, target, typed)}") from error
-        target.mkdir(exist_ok=True) if folder else None
-        for part in sorted(temporary.iterdir()) if folder else (temporary,):
-            part.replace(target / part.name if folder else target)
+        with new_folder(target) as hidden:
+            temporary = hidden / target.name
+            try:
+                save(typed, temporary, dialect=config.dialect, base=index)
+                if not folder:
+                    _add_hashes(temporary)
+                verify(temporary, index, typed)
+            except (
+                TargetError,
+                ValueError,
+                LookupError,
+                TypeError,
+            ) as error:  # whatever the check says, nothing is lost
+                reason = str(error).replace(str(temporary), str(target))
+                raise TargetError(f"{reason}; what was trained is in {_keep(temporary, target, typed)}") from error
+            make_folder(target) if folder else None
+            for part in sorted(temporary.iterdir()) if folder else (temporary,):
+                part.replace(target / part.name if folder else target)
     except OSError as error:
         raise FormatError(f"{target}: cannot be written: {error.strerror}; {_ADVICE}") from None
     except FormatError as error:
         raise FormatError(f"{target}: cannot be written; {_ADVICE} ({error})") from None
-    finally:
-        if folder:
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+    flush_folder(target if folder else target.parent)
     return target
 
 
 def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
     """Give what was written a name that says it was not verified; where nothing was, write the tensors as they are."""
     unverified = target.with_name(f"{target.name.removesuffix('.safetensors')}.unverified{target.suffix}")
-    if written.is_file():
+    if is_file(written):
         written.replace(unverified)
-    elif (written / "adapter_model.safetensors").is_file():
+    elif is_file(written / "adapter_model.safetensors"):
         shutil.rmtree(unverified, ignore_errors=True)
         written.replace(unverified)
     else:
@@ -87,12 +91,14 @@ def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
 
 def adapter_exists(path: Path) -> bool:
     """Whether there is an adapter of this name, as a file or as a PEFT folder."""
-    return path.is_file() or (path.with_suffix("") / "adapter_model.safetensors").is_file()
+    return is_file(path) or is_file(path.with_suffix("") / "adapter_model.safetensors")
 
 
 def remove_leftovers(output: Path, name: str) -> None:
     """Remove the temporary files of a process that died while writing."""
-    leftover = re.compile(rf"\.+{re.escape(name)}(-\d{{6,}}|-best)?\.(new|jsonl)\b.*")
+    leftover = re.compile(
+        rf"\.+{re.escape(name)}(-\d{{6,}}|-best)?\.((new|jsonl)\b.*|(safetensors\.)?[0-9a-f]{{16}}\.part)"
+    )
     for path in output.iterdir() if output.is_dir() else ():
         if leftover.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -11,19 +11,22 @@ the first steps, which are slower than all others.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from inweave.errors import ConfigError, FormatError
-from inweave.files.writing import write_atomic
+from inweave.files.documents import format_json, parse_json
+from inweave.files.paths import is_file
+from inweave.files.reading import read_bytes
+from inweave.files.writing import make_folder, open_append, write_atomic
 
 OnRecord = Callable[[Mapping[str, Any]], None]
+MAX_LOG = 2**30  # bytes of an earlier log
 #: numbers of a record that make no useful curve
 _NO_CURVE = {"step", "total", "time"}
 
@@ -44,18 +47,22 @@ class TrainLog:
         self, path: Path, *, since: int = 0, tensorboard: bool = False, on_record: OnRecord | None = None
     ) -> None:
         self._path, self._on_record = path, on_record
+
+        def unwritable(reason: str) -> FormatError:
+            return _unwritable(path, reason)
+
+        make_folder(path.parent, error=unwritable)
+        write_atomic(path, [_records_until(path, since)], error=unwritable)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, [_records_until(path, since)])
             self._events = _event_writer(path.with_name(f"{path.stem}-tensorboard"), since) if tensorboard else None
-            self._file: TextIO = path.open("a", encoding="utf-8")
         except OSError as error:
-            raise _unwritable(path, error) from None
+            raise _unwritable(path, error.strerror) from None
+        self._file = open_append(path, error=unwritable)
 
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {name: finite(value) for name, value in record.items()}
         try:
-            self._file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.write(format_json(clean) + "\n")
             self._file.flush()
             if self._events is not None and "step" in record:
                 for name, value in record.items():
@@ -63,7 +70,7 @@ class TrainLog:
                         self._events.add_scalar(name, value, record["step"])
                 self._events.flush()
         except OSError as error:
-            raise _unwritable(self._path, error) from None
+            raise _unwritable(self._path, error.strerror) from None
         if self._on_record is not None:
             self._on_record(clean)
 
@@ -85,9 +92,9 @@ def _event_writer(folder: Path, since: int) -> Any:
     return writer(str(folder), purge_step=since + 1)
 
 
-def _unwritable(path: Path, error: OSError) -> FormatError:
+def _unwritable(path: Path, reason: str | None) -> FormatError:
     return FormatError(
-        f"{path}: the log cannot be written: {error.strerror}; free some space or set another `output`, then resume "
+        f"{path}: the log cannot be written: {reason}; free some space or set another `output`, then resume "
         "from the last checkpoint with --resume"
     )
 
@@ -100,10 +107,10 @@ def finite(value: Any) -> Any:
 def _records_until(path: Path, since: int) -> bytes:
     """Return the records of an earlier log up to step ``since``; a line that a crash cut short is dropped."""
     lines = []
-    for line in path.read_bytes().splitlines() if since and path.is_file() else ():
+    for line in read_bytes(path, MAX_LOG).splitlines() if since and is_file(path) else ():
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = parse_json(line, "")
+        except FormatError:
             continue
         if isinstance(record, dict) and isinstance(record.get("step"), int) and record["step"] <= since:
             lines.append(line + b"\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.exchange.hashes import hash_file
+from inweave.files.paths import exists
 from inweave.layers import ALGORITHMS
 from inweave.training.adapters.summary import Shape
 from inweave.training.config.fields import names_where
@@ -78,7 +79,8 @@ def training_metadata(
         metadata["modelspec.resolution"] = "x".join(sides)
     if prediction in ("epsilon", "v_prediction"):
         metadata["modelspec.prediction_type"] = "v" if prediction == "v_prediction" else "epsilon"
-    return metadata | dict(data)
+    # a file name may have bytes that are no text, and nothing of that may keep a trained file from being written
+    return {key: value.encode("utf-8", "backslashreplace").decode() for key, value in (metadata | dict(data)).items()}
 
 
 def _network(shape: Shape) -> dict[str, str]:
@@ -106,7 +108,7 @@ def _public(config: TrainConfig) -> TrainConfig:
     """Reduce paths to their last part: folder names are private, and may name the user."""
 
     def last_part(value: str) -> str:
-        return Path(value).name if Path(value).exists() or Path(value).is_absolute() else value
+        return Path(value).name if exists(value) or Path(value).is_absolute() else value
 
     paths: dict[str, Any] = {
         name: last_part(value) for name in ("model", "dataset", "start_from") if (value := getattr(config, name))

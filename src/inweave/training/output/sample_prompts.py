@@ -21,18 +21,17 @@ override the model's defaults. Everything is checked before the first step.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
+from inweave.files.paths import is_file
 from inweave.generate.config import GenerateConfig
 from inweave.generate.prompt import parse
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import at_most, parse_toml, read_text_file
+from inweave.training.config.toml import at_most, parse_json, parse_toml, read_text_file
 
 #: flag of a line -> field of a request
 FLAGS = {
@@ -144,7 +143,7 @@ def _request(fields: Fields) -> GenerateConfig:
 
 def _file_prompts(name: str) -> Iterator[tuple[str, str | Mapping[str, Any]]]:
     """Yield (where it is, the line or table) for every prompt in a file."""
-    if not Path(name).is_file():
+    if not is_file(name):
         raise ConfigError(f"{name}: no such file; a prompt itself cannot end in {', '.join(FILES)}")
     text = read_text_file(name)
     if name.lower().endswith(".txt"):
@@ -168,10 +167,7 @@ def _toml_prompts(text: str, name: str) -> list[Any]:
 
 
 def _json_prompts(text: str, name: str) -> list[Any]:
-    try:
-        listed = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: not valid JSON: {error}") from None
+    listed = parse_json(text, name)
     if not isinstance(listed, list) or not all(isinstance(each, dict | str) for each in listed):
         raise ConfigError(f"{name}: expected a list of prompts, each a table or a line")
     return listed

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.files.writing import make_folder
 from inweave.generate.config import GenerateConfig
 from inweave.generate.pipeline import Pipeline
 from inweave.models.families.base import Conditioning
@@ -59,7 +60,7 @@ class Sampler:
         results = [self._pipeline(request) for request in self._requests]
         images = []
         for number, result in enumerate(results if self._writes else ()):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             path = self._folder / f"{self._name}-{step:06d}-{number}.png"
             result.save(path)
             images.append(SampleImage(path, tuple(result.warnings)))

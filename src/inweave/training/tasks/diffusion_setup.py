@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from inweave.errors import ConfigError
+from inweave.files.paths import exists, is_file
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model, file_index, load_model
@@ -44,7 +45,9 @@ class DiffusionSetup:
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         self.dataset = read(config)
         self.device = device
-        self.measurable = open_model(config.model, variant=config.variant, parts=config.parts or None)
+        self.measurable = open_model(
+            config.model, variant=config.variant, parts=config.parts or None, allow_download=config.allow_download
+        )
         self.config = with_defaults(config, self.measurable, device)
         sizes = [example.subset.batch_size for example in self.dataset.examples if example.subset.batch_size]
         if sizes and config.vram is not None:
@@ -114,7 +117,7 @@ class LoadedDiffusionModel:
     @property
     def base_file(self) -> Path | None:
         path = self.model.blueprint.path
-        return path if path.is_file() else None
+        return path if is_file(path) else None
 
     def fill_caches(self, world: World, on_progress: OnProgress | None) -> None:
         """Only the first process encodes; the others read its caches."""
@@ -157,7 +160,7 @@ def with_defaults(config: TrainConfig, blueprint: Blueprint, device: torch.devic
 
 def read(config: TrainConfig) -> Dataset:
     """Read the dataset of a folder, a dataset file, or one that is bundled."""
-    bundled = config.dataset.startswith("inweave/") and not Path(config.dataset).exists()
+    bundled = config.dataset.startswith("inweave/") and not exists(config.dataset)
     return read_dataset(
         embedded.style_folder(config.dataset) if bundled else config.dataset,
         caption=config.caption,

@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from inweave.errors import ConfigError
+from inweave.files.paths import exists, expand_home, is_file, is_folder
+from inweave.models import embedded
 from inweave.models.language_models import blank_language_model, load_language_model, load_tokenizer
+from inweave.models.open import hub_folder, hub_id
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
@@ -29,18 +32,26 @@ from inweave.training.tasks.language import LanguageTask, token_loss
 from inweave.training.tasks.setup import PRECISIONS, OnProgress
 
 
-def is_language_model(model: str) -> bool:
+def language_model_folder(config: TrainConfig) -> Path | None:
+    """The folder of a language model, here or in the Hub's cache; None if the model is another or is no folder."""
+    folder = expand_home(config.model)
+    if not exists(folder) and config.model != embedded.NAME:
+        folder = hub_folder(hub_id(config.model), config.allow_download)
+    return folder if is_language_model(folder) else None
+
+
+def is_language_model(folder: Path) -> bool:
     """Whether it is a folder with a transformers configuration and no model_index.json."""
-    folder = Path(model)
-    return folder.is_dir() and (folder / "config.json").is_file() and not (folder / "model_index.json").is_file()
+    return is_folder(folder) and is_file(folder / "config.json") and not is_file(folder / "model_index.json")
 
 
 class LanguageSetup:
     """The texts, the tokenizer and the model without weights."""
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
+    def __init__(self, config: TrainConfig, device: torch.device, folder: Path | None = None) -> None:
+        """``folder``: where the model is, if its name is not the path."""
         _check_settings(config)
-        self.device, self._folder = device, Path(config.model)
+        self.device, self._folder = device, folder or Path(config.model)
         self._texts = read_texts(Path(config.dataset))
         dtype = choose_dtype(config.precision if "precision" in config.model_fields_set else None, device)
         self.config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": PRECISIONS[dtype]})

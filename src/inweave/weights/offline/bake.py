@@ -28,7 +28,9 @@ import torch
 
 from inweave.errors import ConfigError, FormatError, TargetError
 from inweave.files.documents import read_json
-from inweave.files.writing import write_atomic
+from inweave.files.paths import exists, is_file, is_folder
+from inweave.files.reading import open_regular
+from inweave.files.writing import make_folder, new_folder, write_atomic
 from inweave.formats.gate import parse_header
 from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
@@ -213,9 +215,9 @@ def write_merged(
     ``folders``: which sub-folders of a diffusers model hold which components of ``index``. ``progress``: done, total.
     """
     source, target, done = Path(base), Path(out), Baked(os.fspath(out))
-    one_file = source.is_file() and not source.name.endswith(".index.json")
+    one_file = is_file(source) and not source.name.endswith(".index.json")
     _check_target(source, target, one_file)
-    whole, copies = source.is_dir(), list[Path]()
+    whole, copies = is_folder(source), list[Path]()
     networks = _scan(source, folders or {}, done, copies, dtype is not None) if whole else [network_at(source)]
     with ExitStack() as opened:
         jobs: list[_Job] = []
@@ -252,26 +254,22 @@ def write_merged(
 
 
 def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequence[Path], tick: Tick) -> None:
-    hidden = target.with_name(f".{target.name}.{os.getpid()}.part")
-    hidden.mkdir()
+    with new_folder(target) as hidden:
 
-    def at(path: Path) -> Path:
-        path_there = hidden / path.relative_to(root)
-        path_there.parent.mkdir(parents=True, exist_ok=True)
-        return path_there
+        def at(path: Path) -> Path:
+            path_there = hidden / path.relative_to(root)
+            make_folder(path_there.parent)
+            return path_there
 
-    try:
         for job in jobs:
             for path in job.layout:
                 write_atomic(at(path), job.chunks(path, tick))
             if job.network.index is not None:
                 write_atomic(at(job.network.index), [job.index_document(job.network.index)])
         for path in copies:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 write_atomic(at(path), iter(lambda: file.read(PIECE), b""))
         hidden.replace(target)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _check_target(source: Path, target: Path, one_file: bool) -> None:
@@ -280,7 +278,7 @@ def _check_target(source: Path, target: Path, one_file: bool) -> None:
         raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
         raise ConfigError(f"{target}: this is the base itself; write the result elsewhere")
-    if not one_file and target.exists():
+    if not one_file and exists(target):
         raise ConfigError(f"{target}: already exists; an existing folder is never replaced")
 
 

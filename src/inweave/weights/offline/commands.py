@@ -26,6 +26,7 @@ from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
 from inweave.exchange.load import component_folders, load, load_stack, open_base, open_weights
 from inweave.files.paths import as_path
+from inweave.files.reading import open_regular
 from inweave.formats.alphas import Alphas
 from inweave.formats.files import open_container
 from inweave.formats.writers import WRITERS
@@ -216,7 +217,7 @@ def _sha256(adapter: AdapterLike) -> str:
         return ""
     digest = hashlib.sha256()
     for part in open_container(adapter).files:
-        with part.open("rb") as file:
+        with open_regular(part) as file:
             while chunk := file.read(4 * 1024 * 1024):
                 digest.update(chunk)
     return digest.hexdigest()

@@ -636,3 +636,67 @@ def test_truncated_and_damaged_files_never_end_in_a_traceback(text: str, tmp_pat
                 import_config(write_text(tmp_path, damaged))
             except InweaveError as error:
                 assert str(error)
+
+
+MERGES = "a0: &a0 {b: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}], k{n}: 1}}\n" for n in range(1, 12)
+)
+BOMBS = {
+    "merge keys.yaml": MERGES,
+    "merge keys of ai-toolkit.yaml": f"config: {{process: [{{}}]}}\n{MERGES}",
+    "one merge key of many.yaml": "a: &a {" + ", ".join(f"k{n}: 1" for n in range(500)) + "}\nb: {<<: [" + "*a, " * 5000 + "*a]}",
+    "aliases.yaml": "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
+    "circle.yaml": "config: &c {process: [*c]}",
+    "merged circle.yaml": "rank: 3\na: &a {<<: *a}",
+    "not a mapping.yaml": "a: {<<: [1, 2]}",
+    "dashes.yaml": "- " * 20_000,
+    "sexagesimal.yaml": "rank: " + "1:" * 10_000 + "1",
+    "hex.yaml": "rank: 0x" + "f" * 5000,
+    "digits.yaml": "rank: 1" + "0" * 5000,
+    "surrogate.yaml": 'rank: "\\ud800"',
+    "surrogate.json": '{"rank": "\\ud800"}',
+    "digits.json": '{"rank": 1' + "0" * 5000 + "}",
+    "nested.json": '{"rank": ' + "[" * 100_000,
+    "nested a little less.json": '{"training_method": "LORA", "a": ' + "[" * 500 + "]" * 500 + "}",
+    "dots.toml": "rank" + ".a" * 20_000 + " = 1",
+    "many dots.toml": "\n".join(f"k{n}" + ".a" * 500 + " = 1" for n in range(200)),
+    "fewer dots.toml": "rank" + ".a" * 500 + " = 1",
+    "hex.toml": "rank = 0x" + "f" * 100_000,
+    "nested.toml": "rank = " + "[" * 50_000,
+    "large.toml": "a = 1\n" * 60_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(BOMBS[name])
+    started = time.process_time()
+    with pytest.raises((ConfigError, FormatError)) as raised:
+        import_config(file)
+    assert time.process_time() - started < 2 and len(str(raised.value)) < 5000
+    if name.endswith(".toml"):
+        with pytest.raises((ConfigError, FormatError)):
+            TrainConfig.load(file)
+
+
+def test_merge_keys_mean_what_yaml_says() -> None:
+    yaml = pytest.importorskip("yaml")
+    from inweave.training.config.importers.yaml_loader import BoundedLoader
+
+    text = "x: &x {a: 1, b: 2}\ny: &y {b: 3, c: 4}\nz: &z {<<: [*x, *y], c: 5}\nw: {d: 1, <<: *z, a: 7}\n=: 1\n"
+    assert yaml.load(text, BoundedLoader) == yaml.safe_load(text)
+
+
+def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('[{"path": "/home/somebody/photos", "enabled": true}]')
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    settings = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "x"}
+    for name in (str(secret), "../../../secret.json", "link.json"):
+        if name == "link.json":
+            (folder / name).symlink_to(secret)
+        (folder / "config.json").write_text(json.dumps({**settings, "concept_file_name": name}))
+        with pytest.raises(ConfigError, match="dataset: is required"):
+            import_config(folder / "config.json")

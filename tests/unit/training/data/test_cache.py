@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from safetensors.torch import save_file  # noqa: E402
+
 from inweave.errors import FormatError  # noqa: E402
 from inweave.training.data import cache as caching  # noqa: E402
 from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402
@@ -78,14 +80,16 @@ def test_a_truncated_file_is_rebuilt(tmp_path: Path, left: int) -> None:
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = caching.save_file
+    real = caching.write_atomic
 
-    def interrupted(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
-        real(tensors, path, metadata)
-        path.write_bytes(path.read_bytes()[:50])
-        raise KeyboardInterrupt
+    def interrupted(path: Path, chunks: list[bytes], **options: Any) -> None:
+        def half() -> Iterator[bytes]:
+            yield chunks[0][:50]
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(caching, "save_file", interrupted)
+        real(path, half(), **options)
+
+    monkeypatch.setattr(caching, "write_atomic", interrupted)
     with pytest.raises(KeyboardInterrupt):
         TensorCache(tmp_path).get("x", two)
     assert files(tmp_path) == []
@@ -102,7 +106,7 @@ def test_a_changed_cache_entry_is_rebuilt(damage: str, tmp_path: Path) -> None:
         raw[-1] ^= 1
         path.write_bytes(raw)
     else:
-        caching.save_file({"strange": torch.ones(3)}, path)
+        save_file({"strange": torch.ones(3)}, path)
     again = TensorCache(tmp_path)
     assert same(again.get("x", two), two()) and again.misses == 1
     assert TensorCache(tmp_path).get("x", two).keys() == two().keys()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from inweave.training.data.captions import (
     tag_frequency,
 )
 from inweave.training.data.types import Example, Subset
+from inweave.training.data.wildcards import CaptionRandom, expand_wildcards
 
 FAST = settings(deadline=None, max_examples=60)
 TAGS = st.lists(st.text("abcdef ", min_size=1, max_size=6).map(str.strip).filter(bool), max_size=8)
@@ -192,3 +196,38 @@ def test_metadata_names_each_line_that_is_wrong(tmp_path: Path) -> None:
     rows, wrong = read_metadata(file)
     assert rows == {"a.png": ("one",), "b.png": ("x", "y"), "c.png": ()}
     assert [problem.split()[1].rstrip(":") for problem in wrong] == ["5", "6", "7", "8", "9", "10"]
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "{" + "|" * 50_000,
+        "{" * 20_000 + "a|b" + "}" * 20_000,
+        "{a|" * 20_000 + "}" * 20_000,
+        "{a|b" * 20_000,
+        "{|}" * 20_000,
+        "}{" * 20_000,
+    ],
+)
+def test_wildcards_take_time_in_proportion_to_the_caption(caption: str) -> None:
+    started = time.process_time()
+    assert len(caption_variants(caption, count=1)) == 1
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wildcards_are_expanded_from_the_innermost_outward(seed: int) -> None:
+    """The definition, in as many rounds as braces are deep: the same text, and as many random numbers drawn."""
+    innermost = re.compile(r"\{([^{}]*\|[^{}]*)\}")
+    letters = random.Random(seed)
+    for number in range(500):
+        caption = text = "".join(letters.choices("ab{{{}}}||", k=letters.randint(0, 24)))
+        ours, theirs = CaptionRandom(seed, number, caption), CaptionRandom(seed, number, caption)
+        while innermost.search(text):
+            text = innermost.sub(lambda match: _choice(match[1].split("|"), theirs), text)  # noqa: B023
+        assert expand_wildcards(caption, ours) == text, caption
+        assert ours.unit() == theirs.unit()
+
+
+def _choice(options: list[str], rng: CaptionRandom) -> str:
+    return options[int(rng.unit() * len(options))]

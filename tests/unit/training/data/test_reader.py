@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_metadata_lists_what_belongs_to_the_dataset(tmp_path: Path) -> None:
         file.write('\n{"file_name": "missing.png", "text": "x"}\nnonsense')
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
-    assert "missing.png" in str(caught.value) and "line 4 is not valid JSON" in str(caught.value)
+    assert "missing.png" in str(caught.value) and "line 4: not valid JSON" in str(caught.value)
     skipped = read_dataset(tmp_path, skip_unreadable=True)
     assert len(skipped.examples) == 2 and len(skipped.report.unreadable) == 2
 
@@ -491,3 +492,87 @@ def test_torch_is_not_needed() -> None:
         "import sys, inweave.training.data.report, inweave.training.data.reader; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# names in files of strangers
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.png", "{outside}", "sub/../../secret.png", "link.png", "linked/secret.png"]
+)
+def test_names_in_a_metadata_file_stay_inside_its_folder(name: str, tmp_path: Path) -> None:
+    folder, secret = tmp_path / "set", picture(tmp_path / "secret.png")
+    picture(folder / "a.png")
+    (folder / "sub").mkdir()
+    (folder / "link.png").symlink_to(secret)
+    (folder / "linked").symlink_to(tmp_path)
+    rows = [{"file_name": "sub/../a.png", "text": "A"}, {"file_name": name.format(outside=secret), "text": "B"}]
+    (folder / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(FormatError, match=r"line 2: '.*' is outside of the folder"):
+        read_dataset(folder)
+    assert names(read_dataset(folder, skip_unreadable=True)) == ["a.png"]
+
+
+def test_images_that_the_hub_keeps_elsewhere_are_read(tmp_path: Path) -> None:
+    blob, folder = picture(tmp_path / "blobs" / "1.png"), tmp_path / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "a.png").symlink_to(blob)
+    (folder / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "A"}')
+    assert names(read_dataset(folder)) == ["a.png"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"file_name": "a.png", "text": "\\ud800"}', "surrogate"),
+        ('{"file_name": "a.png", "text": ' + "[" * 100_000, "not valid JSON"),
+        ('{"file_name": "a.png", "text": 1' + "0" * 5000 + "}", "not valid JSON"),
+        ('{"file_name": "a.png", "text": "' + "a" * 2**20 + '"}', "letters"),
+        ('{"file_name": "a.png", "text": [' + '"a",' * 5000 + '"a"]}', "5001 captions"),
+        ('{"file_name": "a.png", "text": [[' + "[]," * 1000 + "[]]]}", "is a list, expected text"),
+        ('{"file_name": "' + "a" * 5000 + '.png", "text": "x"}', "cannot be used"),
+        ('{"file_name": "~nosuch/a.png", "text": "x"}', "cannot be used"),
+    ],
+)
+def test_hostile_lines_of_a_metadata_file_are_named(line: str, problem: str, tmp_path: Path) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "metadata.jsonl").write_text(line)
+    with pytest.raises(FormatError, match=problem) as raised:
+        read_dataset(tmp_path)
+    assert len(str(raised.value)) < 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "datasets" + ".a" * 20_000 + " = 1",
+        "datasets" + ".a" * 500 + " = 1",
+        "datasets = " + "[" * 50_000,
+        "datasets = 0x" + "f" * 5000,
+        "datasets = 1" + "0" * 5000,
+        "[[datasets]]\nresolution = 0x" + "f" * 30,
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '~nosuch/'",
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '" + "a" * 5000 + "'",
+        '[[datasets]]\n[[datasets.subsets]]\nimage_dir = "\\u0000"',
+        "[[datasets]]\n[[datasets.subsets]]\nimage_dir = '.'\nnum_repeats = " + "{a = " * 40 + "1" + "}" * 40,
+        "[[datasets]]\n" + "a" * 100_000 + " = 1",
+    ],
+)
+def test_hostile_dataset_files_end_in_an_error_of_ours(text: str, tmp_path: Path) -> None:
+    captioned(tmp_path / "a.png")
+    with pytest.raises((ConfigError, FormatError)) as raised:
+        read_dataset(toml(tmp_path, text))
+    assert len(str(raised.value)) < 2000
+
+
+def test_a_caption_file_without_end_is_refused(tmp_path: Path) -> None:
+    captioned(tmp_path / "a.png", "a\n" * 2000)
+    with pytest.raises(FormatError, match="has 2000 captions"):
+        read_dataset(tmp_path)
+    (tmp_path / "a.txt").write_bytes(b"a" * (2**20 + 1))
+    with pytest.raises(FormatError, match=r"captions must be readable.*bytes"):
+        read_dataset(tmp_path)
+    (tmp_path / "a.txt").unlink()
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(FormatError, match="captions must be readable"):
+        read_dataset(tmp_path)

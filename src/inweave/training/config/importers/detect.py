@@ -11,7 +11,6 @@ Secrets in such a file are neither read nor printed.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.importers import ai_toolkit, kohya, onetrainer
 from inweave.training.config.importers.translate import SettingsDialect, translate
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import at_most, flatten_sections, parse_toml, read_text_file
+from inweave.training.config.toml import at_most, ensure_plain, flatten_sections, parse_json, parse_toml, read_text_file
 
 MAX_LEAVES = 20_000
 MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
@@ -85,12 +84,7 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
     """By its looks: JSON starts with a brace, TOML has `name = value`, the rest may be YAML."""
     table: Any
     if text.lstrip()[:1] == "{":
-        try:
-            table = json.loads(text, parse_constant=lambda name: name)
-        except RecursionError:
-            raise FormatError(f"{path}: is nested too deeply") from None
-        except ValueError as error:
-            raise ConfigError(f"{path}: is not valid JSON: {error}") from None
+        table = parse_json(text, str(path))
     elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and path.suffix not in (".yaml", ".yml"):
         table = parse_toml(text, str(path))
     else:
@@ -112,13 +106,17 @@ def _yaml(text: str, path: Path) -> Any:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise ConfigError(f"{path}: reading YAML needs PyYAML: pip install pyyaml") from None
+    from inweave.training.config.importers.yaml_loader import BoundedLoader
+
     try:
-        return yaml.safe_load(text)
+        table = yaml.load(text, BoundedLoader)  # it is a safe one
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path}: is neither TOML, JSON nor YAML: {reason}") from None
+    ensure_plain(table, str(path))
+    return table
 
 
 def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,14 +161,17 @@ def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _with_concepts(settings: dict[str, Any], path: Path) -> dict[str, Any]:
-    """OneTrainer keeps its folders in a file of their own, relative to the folder it runs in."""
+    """OneTrainer keeps its folders in a file of their own, relative to the folder it runs in; no other file is read."""
     name = settings.get("concept_file_name")
     if any(key.startswith("concepts.") for key in settings) or not isinstance(name, str) or not name or "\0" in name:
         return settings
     for folder in (path.parent, path.parent.parent, Path()):
         try:
-            concepts = json.loads(read_text_file(folder / name))
-        except (InweaveError, ValueError, OSError, RecursionError):
+            file, root = (folder / name).resolve(), folder.resolve()
+            if Path(name).is_absolute() or not file.is_relative_to(root):
+                continue
+            concepts = parse_json(read_text_file(file), name)
+        except (InweaveError, ValueError, OSError, RuntimeError):
             continue
         return {**settings, **_leaves({"concepts": concepts})}
     return settings

@@ -1,0 +1,71 @@
+"""`inweave serve`: a worker that generates images over HTTP."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from inweave.cli.extras import require
+from inweave.cli.output import reporting_errors
+
+MODELS, LIMITS, RBEE = "Models", "Limits", "Started by rbee"
+
+
+def serve(
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; other machines need --token. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", envvar="PORT", help="Port; 0 picks a free one. Default: 7870.")] = None,
+    token: Annotated[str | None, typer.Option("--token", envvar="INWEAVE_TOKEN", help="What clients must send as a bearer token.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the queue and of results.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Model of requests that name none. Default: inweave/emoji.", rich_help_panel=MODELS)] = None,
+    also: Annotated[list[str] | None, typer.Option("--also", metavar="NAME=MODEL", help="Another model that requests may name.", rich_help_panel=MODELS)] = None,
+    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder of LoRAs (default: ./loras).", rich_help_panel=MODELS)] = None,
+    device: Annotated[list[str] | None, typer.Option("--device", help="One model process per device: cuda:0, cuda:1, ...", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", rich_help_panel=MODELS)] = None,
+    memory: Annotated[float | None, typer.Option("--memory", help="Gigabytes for loaded models; several stay loaded within it.", rich_help_panel=MODELS)] = None,
+    queue_limit: Annotated[int | None, typer.Option("--queue-limit", help="Waiting jobs; more are refused with 429.", rich_help_panel=LIMITS)] = None,
+    keep_hours: Annotated[float | None, typer.Option("--keep-hours", help="How long results are kept.", rich_help_panel=LIMITS)] = None,
+    keep_gb: Annotated[float | None, typer.Option("--keep-gb", help="How many gigabytes of results are kept.", rich_help_panel=LIMITS)] = None,
+    job_seconds: Annotated[float | None, typer.Option("--job-seconds", help="Longest time for one job.", rich_help_panel=LIMITS)] = None,
+    drain_seconds: Annotated[float | None, typer.Option("--drain-seconds", help="Time for the running job after SIGTERM.", rich_help_panel=LIMITS)] = None,
+    origin: Annotated[list[str] | None, typer.Option("--origin", help="A web page of another origin that may call this worker.", rich_help_panel=LIMITS)] = None,
+    worker_id: Annotated[str | None, typer.Option("--worker-id", envvar="WORKER_ID", help="Name of this worker in /info.", rich_help_panel=RBEE)] = None,
+    sd_version: Annotated[str | None, typer.Option("--sd-version", envvar="SD_VERSION", help="Model, by its variant.", rich_help_panel=RBEE)] = None,
+    model_path: Annotated[str | None, typer.Option("--model-path", envvar="MODEL_PATH", help="Model, by its path.", rich_help_panel=RBEE)] = None,
+    model_ref: Annotated[str | None, typer.Option("--model-ref", help="Model, by its reference.", rich_help_panel=RBEE)] = None,
+    cuda_device: Annotated[int | None, typer.Option("--cuda-device", envvar="CUDA_DEVICE", help="Number of the GPU.", rich_help_panel=RBEE)] = None,
+    use_f16: Annotated[bool, typer.Option("--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
+    ignored: Annotated[list[str] | None, typer.Option("--callback-url", "--queen-url", "--hive-url", "--backend", help="Accepted and not used.", rich_help_panel=RBEE)] = None,
+    flags: Annotated[bool, typer.Option("--use-flash-attn", "--local-mode", help="Accepted and not used.", rich_help_panel=RBEE)] = False,
+) -> None:  # fmt: skip
+    """Serve images over HTTP: a durable queue, streams that can be rejoined, the APIs of A1111 and OpenAI."""
+    require("serve", False)
+    with reporting_errors(False):
+        from inweave.errors import ConfigError
+        from inweave.serve.run import run
+        from inweave.serve.settings import from_options
+
+        models: dict[str, str] = {}
+        for text in also or ():
+            name, equals, where = text.partition("=")
+            if not equals or not name or not where:
+                raise ConfigError(f"--also {text}: write NAME=MODEL, such as sdxl=/models/sdxl")
+            models[name] = where
+        devices = tuple(_device(each) for each in device or ()) or (
+            (f"cuda:{cuda_device}",) if cuda_device is not None else None
+        )
+        folders = tuple(lora_dir) if lora_dir else tuple(folder for folder in (Path("loras"),) if folder.is_dir())
+        options: dict[str, Any] = {
+            "host": host, "port": port, "token": token, "data": data, "models": models, "lora_folders": folders,
+            "model": model or model_path or model_ref or sd_version, "devices": devices, "memory_gb": memory,
+            "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
+            "keep_gb": keep_gb, "job_seconds": job_seconds, "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
+        }  # fmt: skip
+        settings = from_options(**options)
+        run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))
+
+
+def _device(text: str) -> str:
+    """rbee numbers GPUs; everybody else names them."""
+    return f"cuda:{text}" if text.isdigit() else text

@@ -1,0 +1,107 @@
+"""One file of the library, as it is listed, searched and sent to clients."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the header of a file and the files next to it say."""
+
+    alias: str | None = None  # the name its trainer gave it
+    title: str | None = None
+    tensors: int = 0
+    algorithms: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = ()
+    modules: int = 0
+    base: str | None = None
+    confidence: float = 0.0
+    evidence: tuple[str, ...] = ()
+    triggers: tuple[dict[str, Any], ...] = ()
+    description: str | None = None
+    notes: str | None = None
+    preferred_strength: float | None = None
+    negative_text: str | None = None
+    preview: str | None = None  # the name of a picture next to the file
+    sidecars: tuple[str, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # tensors that cannot be used
+    error: str | None = None  # why the file cannot be read at all
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What reading the whole file tells: its hashes and its health."""
+
+    sha256: str
+    autov1: str | None
+    autov2: str
+    autov3: str | None
+    nonfinite: tuple[str, ...] = ()  # tensors with NaN or infinity
+    zeros: tuple[str, ...] = ()  # factors that hold only zeros, so their modules change nothing
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file: who it is, where it is, what is known of it. ``contents`` is None until the file was read whole."""
+
+    id: str
+    root: str
+    path: str  # below its folder, with forward slashes
+    size: int
+    modified: float
+    facts: Facts
+    contents: Contents | None
+
+    @property
+    def name(self) -> str:
+        """The stem of the file, or the name of the PEFT folder, as prompts name it."""
+        return entry_name(self.path)
+
+    @property
+    def file(self) -> Path:
+        """Where it is on this machine; never part of an answer to a client."""
+        return Path(self.root) / self.path
+
+    @property
+    def health(self) -> list[str]:
+        """What is wrong with the file; empty for a healthy one, and for one whose contents were not read yet."""
+        wrong = [self.facts.error] if self.facts.error else []
+        wrong += self.facts.problems
+        if self.contents is not None:
+            if names := self.contents.nonfinite:
+                wrong.append(f"{len(names)} tensors hold NaN or infinity: {', '.join(names[:3])}")
+            if names := self.contents.zeros:
+                wrong.append(f"{len(names)} factors hold only zeros, so they change nothing: {', '.join(names[:3])}")
+        return wrong
+
+    def as_dict(self, *, details: bool = True) -> dict[str, Any]:
+        """The entry as JSON; paths are relative to the library."""
+        facts = self.facts.as_dict()
+        if not details:
+            for name in ("metadata", "evidence", "sidecars", "warnings", "problems"):
+                facts.pop(name)
+        return {
+            "id": self.id, "name": self.name, "path": self.path, "size": self.size, "modified": self.modified, **facts,
+            "hashes": None if self.contents is None else {
+                name: getattr(self.contents, name) for name in ("sha256", "autov1", "autov2", "autov3")
+            },
+            "health": self.health, "checked": self.contents is not None,
+        }  # fmt: skip
+
+
+def entry_name(path: str) -> str:
+    """What prompts call the LoRA at a path: a file without its ending, a folder as it is."""
+    return Path(path).name.removesuffix(".safetensors")

@@ -1,0 +1,82 @@
+"""Files next to a LoRA that speak of it.
+
+    style.json             description, activation text, preferred weight, negative text, notes (A1111, Forge)
+    style.civitai.info     the model page as JSON: trainedWords, baseModel, description
+    style.preview.png      a picture; also .png, .jpg, .jpeg, .webp, with or without .preview
+
+They are small and come from strangers: anything unreadable, oversized or of the wrong type is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BYTES = 4 * 1024 * 1024
+MAX_TEXT = 20_000
+PREVIEWS = tuple(f"{middle}.{suffix}" for middle in (".preview", "") for suffix in ("png", "jpg", "jpeg", "webp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Sidecars:
+    """What the files next to a LoRA say."""
+
+    names: tuple[str, ...] = ()
+    preview: str | None = None
+    description: str | None = None
+    notes: str | None = None
+    negative_text: str | None = None
+    preferred_strength: float | None = None
+    triggers: tuple[dict[str, Any], ...] = ()
+    base_label: str | None = None
+
+
+def read_sidecars(folder: Path, stem: str, names: Collection[str]) -> Sidecars:
+    """The sidecars of ``stem`` among the ``names`` of its folder."""
+    notes = _json(folder, f"{stem}.json", names)
+    page = _json(folder, f"{stem}.civitai.info", names)
+    preview = next((stem + ending for ending in PREVIEWS if stem + ending in names), None)
+    triggers = []
+    if words := _words(notes.get("activation text")):
+        triggers.append({"source": f"{stem}.json", "words": words})
+    if words := _words(page.get("trainedWords")):
+        triggers.append({"source": f"{stem}.civitai.info", "words": words})
+    present = [name for name in (f"{stem}.json", f"{stem}.civitai.info", preview) if name is not None and name in names]
+    return Sidecars(
+        tuple(present), preview, _text(notes.get("description")) or _text(page.get("description")),
+        _text(notes.get("notes")), _text(notes.get("negative text")), _number(notes.get("preferred weight")),
+        tuple(triggers), _text(notes.get("sd version")) or _text(page.get("baseModel")),
+    )  # fmt: skip
+
+
+def _json(folder: Path, name: str, names: Collection[str]) -> Mapping[str, Any]:
+    if name not in names:
+        return {}
+    try:
+        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            content = json.loads(file.read(MAX_BYTES + 1)[:MAX_BYTES])
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value.strip()[:MAX_TEXT] or None if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    try:
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 < abs(number) < 100 else None
+
+
+def _words(value: object) -> list[str]:
+    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return [word.strip()[:500] for word in listed if isinstance(word, str) and word.strip()][:200]

@@ -1,0 +1,104 @@
+"""The web application: routes of every API, errors as JSON, the security layer around all of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from inweave.errors import BusyError, ConfigError, InweaveError
+from inweave.serve import dataset_routes, native, openai, sdapi
+from inweave.serve.failures import code_of, message_of, public, status_of
+from inweave.serve.security import Security
+from inweave.serve.service import MismatchError, Service
+from inweave.serve.settings import ServeSettings, model_name
+from inweave.version import __version__
+
+log = logging.getLogger("inweave.serve")
+RETRY_AFTER = 5
+
+
+def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) -> ASGIApp:
+    """A worker as an ASGI application; it starts and stops its processes with the server."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service = Service(settings)
+        app.state.service = service
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(title="inweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.identity = {"port": settings.port, **(identity or {})}
+    app.state.sd_model = model_name(settings.model)
+    app.state.tasks = {}
+    for module in (native, dataset_routes, openai, sdapi):
+        app.include_router(module.router)
+    app.add_api_route("/", _root, include_in_schema=False)
+    app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]
+    app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _bug)
+    return Security(app, settings)
+
+
+async def _root() -> PlainTextResponse:
+    return PlainTextResponse(
+        "inweave worker. API: /openapi.json, /v1/capabilities; also /sdapi/v1 (AUTOMATIC1111) and /v1/images (OpenAI).\n"
+    )
+
+
+async def _our_error(request: Request, error: InweaveError) -> JSONResponse:
+    return error_response(request, error)
+
+
+def error_response(request: Request, error: Exception) -> JSONResponse:
+    """An error in the shape of the API that was called."""
+    status = status_of(error)
+    body: dict[str, Any] = {"code": code_of(error), "message": message_of(error)}
+    if isinstance(error, ConfigError):
+        body["problems"] = [public(problem) for problem in error.problems]
+    if isinstance(error, MismatchError):
+        body["report"] = error.report
+    headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, BusyError) else {}
+    return JSONResponse(_shape(request.url.path, status, body), status, headers)
+
+
+def _shape(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """Each API has its own shape of an error; all of them hold the same message."""
+    if path.startswith(("/v1/images", "/v1/models")):
+        return {"error": {**body, **openai.error_body(body["message"], body["code"], status)}}
+    if path.startswith("/sdapi/"):
+        more = {name: value for name, value in body.items() if name not in ("message", "code")}
+        return {"error": body["code"], "detail": body["message"], "body": "", "errors": body["message"], **more}
+    return {"error": body}
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+    problems = [f"{'.'.join(str(part) for part in each['loc'][1:])}: {each['msg']}"[:300] for each in error.errors()]
+    return error_response(request, ConfigError(problems))
+
+
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    codes = {
+        404: ("not_found", "there is nothing here"),
+        405: ("method_not_allowed", "this method is not allowed here"),
+    }
+    code, text = codes.get(error.status_code, ("invalid_request", "the request cannot be served"))
+    headers = dict(error.headers or {})
+    return JSONResponse({"error": {"code": code, "message": text}}, error.status_code, headers)
+
+
+async def _bug(request: Request, error: Exception) -> JSONResponse:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(request, error)

@@ -1,0 +1,65 @@
+"""Calls into processes that open what strangers send; a call that kills its process is an error of that call alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from inweave.errors import RequestError
+from inweave.serve.failures import error_of
+from inweave.serve.jobs import Failure
+from inweave.serve.process import ChildProcess
+from inweave.serve.wire import Message, WireError
+
+
+class Checker:
+    """A few processes; each call waits for an idle one."""
+
+    def __init__(self, processes: int = 2, seconds: float = 30.0) -> None:
+        self._seconds = seconds
+        self._idle: asyncio.LifoQueue[ChildProcess | None] = asyncio.LifoQueue()
+        for _ in range(processes):
+            self._idle.put_nowait(None)  # started by the first call that needs it
+
+    async def picture(self, content: bytes, label: str, pixels: int) -> bytes:
+        """A picture from outside as a clean PNG; `RequestError` where it is none."""
+        answer = await self._call(label, {"name": "picture", "label": label, "pixels": pixels}, content)
+        return answer.blobs[0]
+
+    async def record(self, content: bytes) -> dict[str, str]:
+        """The texts in a picture."""
+        texts: dict[str, str] = (await self._call("image", {"name": "record"}, content)).data["texts"]
+        return texts
+
+    async def lora(self, path: str, base: str, label: str, values: str = "none") -> dict[str, Any]:
+        """The verdict on an adapter file and a base."""
+        call = {"name": "lora", "path": path, "base": base, "values": values}
+        verdict: dict[str, Any] = (await self._call(label, call)).data["verdict"]
+        return verdict
+
+    async def _call(self, label: str, data: dict[str, Any], content: bytes | None = None) -> Message:
+        process = await self._idle.get()
+        try:
+            if process is None or process.pid is None:
+                process = ChildProcess("inweave.serve.checker_process")
+                await process.start({})
+            await process.send(Message("call", data, () if content is None else (content,)))
+            answer = await asyncio.wait_for(process.receive(), self._seconds)
+        except (WireError, TimeoutError, asyncio.CancelledError) as error:
+            if process is not None:
+                await asyncio.shield(process.stop(now=True))
+            process = None
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise RequestError(f"{label}: it could not be read safely") from None
+        finally:
+            self._idle.put_nowait(process)
+        if answer.type == "error":
+            raise error_of(Failure(**answer.data))
+        return answer
+
+    async def close(self) -> None:
+        while not self._idle.empty():
+            process = self._idle.get_nowait()
+            if process is not None:
+                await process.stop()

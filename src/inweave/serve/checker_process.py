@@ -1,0 +1,116 @@
+"""The process that opens what strangers send: pictures and adapter files.
+
+A file that makes a decoder crash, or takes all memory, ends this process and nothing else: the call fails, and the next
+one gets a new process. It knows no torch, and it may not use more than ``MEMORY`` bytes.
+
+    -> call {name, ...} + contents    <- answer {...} + contents | error {code, message}
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import InweaveError, RequestError
+from inweave.serve.failures import failure_of, public
+from inweave.serve.wire import Message, WireError, read_message
+
+MEMORY = 4 * 1024**3
+MAX_TEXT = 4 * 1024**2
+MAX_PIXELS = 4096 * 4096
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+
+
+def check_picture(data: dict[str, Any], content: bytes) -> Message:
+    """A picture, decoded, upright, and encoded anew as PNG without any metadata."""
+    from PIL import Image, ImageOps
+
+    label, pixels = data["label"], data["pixels"]
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > pixels:
+                raise RequestError(f"{label}: {image.width}x{image.height} is larger than {pixels:,} pixels")
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            alpha = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
+            plain = upright.convert("RGBA" if alpha else "RGB")
+    except InweaveError:
+        raise
+    except Exception:  # whatever a decoder raises; its message may hold addresses
+        raise RequestError(f"{label}: not a picture that can be read (PNG, JPEG, WebP or BMP)") from None
+    return Message("answer", {"width": plain.width, "height": plain.height}, (_png(plain),))
+
+
+def _png(image: Any) -> bytes:
+    from PIL import Image
+
+    clean = Image.frombytes(image.mode, image.size, image.tobytes())  # without the metadata of the source
+    target = io.BytesIO()
+    clean.save(target, format="PNG", compress_level=1)
+    return target.getvalue()
+
+
+def check_record(data: dict[str, Any], content: bytes) -> Message:
+    """The settings written into a picture."""
+    from PIL import Image, PngImagePlugin
+
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if isinstance(image, PngImagePlugin.PngImageFile) and image.width * image.height <= MAX_PIXELS:
+                image.load()  # texts may follow the pixels
+            texts = {str(name): value for name, value in image.info.items() if isinstance(value, str)}
+    except Exception:
+        raise RequestError("image: not a picture that can be read (PNG, JPEG, WebP or BMP)") from None
+    if sum(map(len, texts.values())) > MAX_TEXT:
+        raise RequestError("image: its texts are too long")
+    return Message("answer", {"texts": texts})
+
+
+def check_lora(data: dict[str, Any], content: bytes) -> Message:
+    """Whether an adapter file fits a base: the verdict of `inweave check`."""
+    from inweave.exchange.check import check
+
+    verdict: dict[str, Any] = check(Path(data["path"]), data["base"], values=data.get("values", "none")).as_dict()
+    verdict["base"]["given"] = public(verdict["base"]["given"])
+    return Message("answer", {"verdict": verdict})
+
+
+CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
+    "picture": check_picture,
+    "record": check_record,
+    "lora": check_lora,
+}
+
+
+def answer(message: Message) -> Message:
+    """The answer to one call; our own errors travel with their code."""
+    try:
+        return CALLS[message.data["name"]](message.data, message.blobs[0] if message.blobs else b"")
+    except Exception as error:
+        if not isinstance(error, InweaveError):
+            traceback.print_exc(file=sys.stderr)
+        return Message("error", failure_of(error).as_dict())
+
+
+def main() -> None:
+    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    try:
+        read_message(commands.read)  # the settings, which are empty
+        while True:
+            answers.write(answer(read_message(commands.read)).encode())
+            answers.flush()
+    except (WireError, OSError):
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""What a job is, and the states it passes through.
+
+    queued -> running -> done | failed | cancelled        a job ends exactly once
+    running -> queued                                     once, when the process that ran it died
+
+Every change of state is an event; the events of a job are numbered from 1 and end with one of the three final types.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["queued", "running", "done", "failed", "cancelled"]
+Kind = Literal["image_generation", "image_transform", "image_inpaint", "train"]
+FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
+#: how often a job may be started: once more after a crash, so that a job that kills its process ends
+MAX_ATTEMPTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a job failed: a code for programs and a sentence for people."""
+
+    code: str
+    message: str
+
+    def as_dict(self) -> dict[str, str]:
+        return {"code": self.code, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a job; ``blobs`` are the bytes of pictures that ``data`` speaks of."""
+
+    type: str
+    data: dict[str, Any] = field(default_factory=dict)
+    blobs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event with its number, as the store returns it."""
+
+    number: int
+    type: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A validated request on its way into the queue; ``inputs`` are pictures by name, already decoded and encoded anew."""
+
+    kind: Kind
+    model: str
+    request: dict[str, Any]
+    inputs: dict[str, bytes] = field(default_factory=dict)
+    priority: int = 0
+    client: str = ""
+    idempotency_key: str | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row of the queue."""
+
+    id: str
+    number: int
+    kind: Kind
+    model: str
+    state: State
+    priority: int
+    client: str
+    request: dict[str, Any]
+    attempts: int
+    cancel: bool
+    created: float
+    started: float | None
+    finished: float | None
+    error: Failure | None
+    result: dict[str, Any] | None
+    expired: bool
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL
+
+
+def new_id() -> str:
+    """A job id that cannot be guessed."""
+    return f"job-{secrets.token_hex(12)}"

@@ -1,0 +1,332 @@
+"""The native API.
+
+POST   /v1/jobs                     202 {id, state, urls}; rbee's clients (with `hive_id`) get {job_id, sse_url}
+GET    /v1/jobs                     newest first, paged with `before`
+GET    /v1/jobs/{id}                state, position, result, error; 410 once it has expired
+PATCH  /v1/jobs/{id}                {priority}
+DELETE /v1/jobs/{id}                cancel; ?forget=true removes one that has ended
+POST   /v1/jobs/{id}/retry          a new job with the same request
+GET    /v1/jobs/{id}/events         server-sent events, `Last-Event-ID` resumes
+GET    /v1/jobs/{id}/stream         the same in rbee's words
+GET    /v1/jobs/{id}/files/{name}   a picture of the result
+POST   /v1/queue                    {paused}
+GET    /v1/loras, /v1/loras/{ref}, /v1/loras/{ref}/preview; POST /v1/loras/check, /v1/loras/refresh
+GET    /v1/capabilities, /info, /health, /ready, /metrics
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import BaseModel, Field
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from inweave.errors import ConfigError
+from inweave.models.samplers import SAMPLERS, SCHEDULES
+from inweave.serve import streams
+from inweave.serve.errors import GoneError
+from inweave.serve.jobs import Job, State, StoredEvent
+from inweave.serve.metrics import metrics_text
+from inweave.serve.requests import ImageRequest, fingerprint
+from inweave.serve.service import Service
+from inweave.version import __version__
+
+router = APIRouter()
+JobId = Annotated[str, Field(max_length=100)]
+
+
+class QueueChange(BaseModel):
+    """Pause or resume the queue."""
+
+    paused: bool
+
+
+class JobChange(BaseModel):
+    """Another place in the queue."""
+
+    priority: Annotated[int, Field(ge=-1000, le=1000)]
+
+
+class LoraCheck(BaseModel):
+    """A LoRA of the library, and the model it should fit."""
+
+    lora: Annotated[str, Field(max_length=1000)]
+    model: Annotated[str, Field(max_length=1000)] | None = None
+    values: Literal["none", "sample", "full"] = "sample"
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def json_body(request: Request) -> Any:
+    """The JSON of a request; NaN, repeated names and deep nesting are refused."""
+    try:
+        return json.loads(await request.body(), parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except RecursionError:
+        raise ConfigError("the body is nested too deeply") from None
+    except (ValueError, UnicodeDecodeError):
+        raise ConfigError("the body is not valid JSON") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name is repeated")
+    return fields
+
+
+@router.post("/v1/jobs", status_code=202, openapi_extra={"requestBody": {"content": {"application/json": {
+    "schema": ImageRequest.model_json_schema(ref_template="#/components/schemas/{model}")}}}})  # fmt: skip
+async def submit(
+    request: Request, idempotency_key: Annotated[str | None, Header(max_length=200)] = None
+) -> JSONResponse:
+    """Queue a job: generate, transform or inpaint images, or train a LoRA."""
+    service = service_of(request)
+    body = await json_body(request)
+    client = client_of(request)
+    if isinstance(body, dict) and body.get("operation") == "train":
+        from inweave.serve.train_requests import submit_training
+
+        job, _ = await submit_training(service, body, client=client, key=idempotency_key)
+    else:
+        image = ImageRequest.parse(body)
+        job, _ = await service.submit_image(image, client=client, key=idempotency_key, fingerprint=fingerprint(body))
+    if isinstance(body, dict) and "hive_id" in body:
+        return JSONResponse({"job_id": job.id, "sse_url": f"/v1/jobs/{job.id}/stream"}, 200)
+    urls = job_urls(job)
+    return JSONResponse({"id": job.id, "state": job.state, "urls": urls}, 202, headers={"Location": urls["self"]})
+
+
+def client_of(request: Request) -> str:
+    """Who asks, for calls that concern only a caller's own jobs."""
+    return request.headers.get("x-client-id", "")[:200] or (request.client.host if request.client else "")
+
+
+def job_urls(job: Job) -> dict[str, str]:
+    return {"self": f"/v1/jobs/{job.id}", "events": f"/v1/jobs/{job.id}/events", "stream": f"/v1/jobs/{job.id}/stream"}
+
+
+async def present(service: Service, job_id: str) -> Job:
+    """The job; `MissingError` for one that never was, `GoneError` for one that expired."""
+    job = await asyncio.to_thread(service.store.job, job_id)
+    if job.expired:
+        raise GoneError(f"job {job.id} ended as {job.state}; its results have expired")
+    return job
+
+
+def job_document(job: Job, position: int | None = None) -> dict[str, Any]:
+    """A job as clients see it."""
+    result = None
+    if job.result is not None:
+        result = {**job.result}
+        result["images"] = [
+            {**image, "url": f"/v1/jobs/{job.id}/files/{image['file']}"} for image in job.result.get("images", ())
+        ]
+    return {
+        "id": job.id, "operation": job.kind, "model": job.model, "state": job.state, "priority": job.priority,
+        "position": position, "attempts": job.attempts, "cancel_requested": job.cancel, "created": job.created,
+        "started": job.started, "finished": job.finished, "settings": job.request.get("config", {}),
+        "warnings": job.request.get("warnings", []), "result": result,
+        "error": job.error.as_dict() if job.error else None, "urls": job_urls(job),
+    }  # fmt: skip
+
+
+@router.get("/v1/jobs")
+async def list_jobs(
+    request: Request,
+    state: Annotated[list[State] | None, Query()] = None,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> dict[str, Any]:
+    store = service_of(request).store
+    jobs = await asyncio.to_thread(store.jobs, states=tuple(state or ()), before=before, limit=limit)
+    documents = [job_document(job, await asyncio.to_thread(store.position, job)) for job in jobs]
+    return {"jobs": documents, "next": jobs[-1].number if len(jobs) == limit else None, "paused": store.paused}
+
+
+@router.get("/v1/jobs/{job_id}")
+async def get_job(request: Request, job_id: JobId) -> dict[str, Any]:
+    service = service_of(request)
+    job = await present(service, job_id)
+    return job_document(job, await asyncio.to_thread(service.store.position, job))
+
+
+@router.patch("/v1/jobs/{job_id}")
+async def change_job(request: Request, job_id: JobId, change: JobChange) -> dict[str, Any]:
+    service = service_of(request)
+    await present(service, job_id)
+    job = await asyncio.to_thread(service.store.prioritize, job_id, change.priority)
+    return job_document(job, await asyncio.to_thread(service.store.position, job))
+
+
+@router.delete("/v1/jobs/{job_id}")
+async def cancel_job(request: Request, job_id: JobId, forget: bool = False) -> dict[str, Any]:
+    service = service_of(request)
+    await present(service, job_id)
+    if forget:
+        await asyncio.to_thread(service.store.delete, job_id)
+        return {"job_id": job_id, "status": "forgotten"}
+    job = await service.cancel(job_id)
+    return {"job_id": job.id, "status": "cancelled" if job.state == "cancelled" else "cancelling", "state": job.state}
+
+
+@router.post("/v1/jobs/{job_id}/retry", status_code=202)
+async def retry_job(request: Request, job_id: JobId) -> dict[str, Any]:
+    service = service_of(request)
+    await present(service, job_id)
+    job, _ = await service.submit(await asyncio.to_thread(service.store.retry, job_id))
+    return {"id": job.id, "state": job.state, "urls": job_urls(job)}
+
+
+@router.get("/v1/jobs/{job_id}/events")
+async def job_events(
+    request: Request, job_id: JobId, last_event_id: Annotated[str | None, Header(max_length=30)] = None
+) -> EventSourceResponse:
+    service = service_of(request)
+    job = await present(service, job_id)
+    return streams.event_stream(service, job, _event_number(last_event_id), streams.native)
+
+
+@router.get("/v1/jobs/{job_id}/stream")
+async def job_stream(
+    request: Request, job_id: JobId, last_event_id: Annotated[str | None, Header(max_length=30)] = None
+) -> EventSourceResponse:
+    service = service_of(request)
+    job = await present(service, job_id)
+    files = service.store.files.folder(job.id)
+
+    def translate(job: Job, event: StoredEvent) -> Iterable[ServerSentEvent]:
+        from inweave.serve.rbee import rbee_event
+
+        return rbee_event(event, files)
+
+    return streams.event_stream(service, job, _event_number(last_event_id), translate)
+
+
+def _event_number(text: str | None) -> int:
+    if text is None or text == "":
+        return 0
+    if not text.isdigit() or len(text) > 15:
+        raise ConfigError(f"Last-Event-ID: expected the number of an event, got {text[:20]!r}")
+    return int(text)
+
+
+@router.get("/v1/jobs/{job_id}/files/{name}")
+async def job_file(request: Request, job_id: JobId, name: Annotated[str, Field(max_length=100)]) -> FileResponse:
+    service = service_of(request)
+    job = await present(service, job_id)
+    path = await asyncio.to_thread(service.store.files.result, job.id, name)
+    kind = "image/png" if path.suffix == ".png" else "application/octet-stream"
+    return FileResponse(
+        path, media_type=kind, headers={"Content-Disposition": f'inline; filename="{job.id}-{path.name}"'}
+    )
+
+
+@router.post("/v1/queue")
+async def change_queue(request: Request, change: QueueChange) -> dict[str, Any]:
+    service = service_of(request)
+    await asyncio.to_thread(service.store.pause, change.paused)
+    service.signals.work()
+    return {"paused": change.paused}
+
+
+@router.get("/v1/loras")
+async def list_loras(
+    request: Request,
+    query: Annotated[str, Query(max_length=200)] = "",
+    base: Annotated[str | None, Query(max_length=100)] = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+) -> dict[str, Any]:
+    service = service_of(request)
+    entries = await asyncio.to_thread(service.library.entries, query, base=base, limit=limit, offset=offset)
+    return {"loras": [entry.as_dict(details=False) for entry in entries]}
+
+
+@router.get("/v1/loras/{reference}")
+async def get_lora(request: Request, reference: Annotated[str, Field(max_length=1000)]) -> dict[str, Any]:
+    service = service_of(request)
+    return (await asyncio.to_thread(service.library.find, reference)).as_dict()
+
+
+@router.post("/v1/loras/check")
+async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
+    service = service_of(request)
+    entry = await asyncio.to_thread(service.library.find, question.lora)
+    model = service.model(question.model)
+    verdict = await service.checker.lora(str(entry.file), service.base_of(model), f"LoRA {entry.name}", question.values)
+    return {"lora": entry.as_dict(details=False), "model": model, "verdict": verdict}
+
+
+@router.post("/v1/loras/refresh")
+async def refresh_loras(request: Request) -> dict[str, Any]:
+    service = service_of(request)
+    await service.scan()
+    return {"loras": len(await asyncio.to_thread(service.library.entries))}
+
+
+@router.get("/v1/capabilities")
+async def capabilities(request: Request) -> dict[str, Any]:
+    service = service_of(request)
+    limits = service.settings
+    return {
+        "version": __version__,
+        "operations": ["image_generation", "image_transform", "image_inpaint", *(["train"] if limits.allow_train else [])],
+        "models": [{"name": name, "default": name == service.model(None)} for name in service.models],
+        "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
+        "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority"],
+        "limits": {
+            "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "image_pixels": limits.image_pixels,
+            "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
+        },
+    }  # fmt: skip
+
+
+@router.get("/health")
+async def health() -> dict[str, Any]:
+    return {"status": "healthy", "timestamp": _now()}
+
+
+@router.get("/ready")
+@router.get("/v1/ready")
+async def ready(request: Request) -> JSONResponse:
+    able, reason = service_of(request).readiness
+    body = {"ready": able, "timestamp": _now()} | ({} if able else {"reason": reason})
+    return JSONResponse(body, 200 if able else 503)
+
+
+@router.get("/info")
+async def info(request: Request) -> dict[str, Any]:
+    """What rbee's contracts call WorkerInfo."""
+    service = service_of(request)
+    states = {"loading": "starting", "failed": "stopped"}
+    status = service.dispatchers[0].status
+    busy = any(each.current is not None for each in service.dispatchers)
+    identity: dict[str, Any] = request.app.state.identity
+    return {
+        "id": identity.get("worker_id") or f"worker-inweave-{identity['port']}", "model_id": service.model(None),
+        "device": service.settings.devices[0] if service.settings.devices else "auto", "port": identity["port"],
+        "status": "busy" if busy else states.get(status, status), "implementation": "inweave", "version": __version__,
+    }  # fmt: skip
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    text = await asyncio.to_thread(metrics_text, service_of(request))
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat()

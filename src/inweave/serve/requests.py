@@ -1,0 +1,105 @@
+"""Requests of the native API, and how they become submissions.
+
+    {"operation": "image_generation", "prompt": ..., "loras": [{"name": "pixel", "strength": 0.8}], ...}
+
+A request names models by the names of `/v1/models`, LoRAs by a name, a path inside the library or a hash, and brings
+pictures as base64. It never names a file of this machine.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from inweave.checked import CheckedModel
+from inweave.errors import ConfigError, RequestError
+from inweave.generate.config import GenerateConfig
+
+Operation = Literal["image_generation", "image_transform", "image_inpaint"]
+OnMismatch = Literal["error", "warn"]
+#: fields of a request that are not settings of the image
+_OWN = ("operation", "kind", "model", "priority", "on_mismatch", "preview_every", "image", "mask_image")
+#: what rbee's clients call things, and fields of theirs that mean nothing to a single worker
+_ALIASES = {"init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
+_IGNORED = ("hive_id", "worker_id")
+
+
+class ImageRequest(CheckedModel):
+    """One image job as a client sends it; ``settings`` holds the fields of `GenerateConfig`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    operation: Operation = "image_generation"
+    model: str | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    on_mismatch: OnMismatch = "error"
+    preview_every: Annotated[int, Field(ge=0, le=150)] = 0
+    image: str | None = Field(default=None, description="the picture to start from, in base64")
+    mask_image: str | None = Field(default=None, description="white where to repaint, in base64")
+    settings: GenerateConfig
+
+    @classmethod
+    def parse(cls, body: object) -> ImageRequest:
+        """The request in a JSON body, or a `ConfigError` with everything that is wrong with it."""
+        if not isinstance(body, Mapping):
+            raise ConfigError("expected a JSON object with an operation and a prompt")
+        fields: dict[str, Any] = {
+            _ALIASES.get(str(name), str(name)): value for name, value in body.items() if name not in _IGNORED
+        }
+        if "kind" in fields and "operation" not in fields:
+            fields["operation"] = fields["kind"]
+        own = {name: fields[name] for name in _OWN if name in fields and name != "kind"}
+        settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
+        problems: list[str] = []
+        parsed: GenerateConfig | None = None
+        try:
+            parsed = GenerateConfig(**settings)
+        except ConfigError as error:
+            problems += error.problems
+        try:
+            request = cls(**own, settings=parsed or GenerateConfig(prompt="-"))
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *problems]) from None
+        problems += request._contradictions()
+        if problems:
+            raise ConfigError(problems)
+        return request
+
+    def _contradictions(self) -> list[str]:
+        required = {"image_generation": (False, False), "image_transform": (True, False), "image_inpaint": (True, True)}
+        problems = []
+        for name, value, needed in zip(
+            ("image", "mask_image"), (self.image, self.mask_image), required[self.operation], strict=True
+        ):
+            if needed and value is None:
+                problems.append(f"{name}: is required for {self.operation}")
+            if not needed and value is not None:
+                problems.append(f"{name}: {self.operation} does not use it")
+        return problems
+
+
+def decode_base64(text: str, label: str, limit: int) -> bytes:
+    """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
+    if text.startswith(("http:", "https:", "ftp:", "file:")):
+        raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64")
+    if text.startswith("data:"):
+        head, comma, text = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise RequestError(f"{label}: a data: address must end in ;base64, followed by the picture")
+    if len(text) > 4 * limit // 3 + 4:
+        raise RequestError(f"{label}: larger than {limit:,} bytes")
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(f"{label}: this is not base64") from None
+
+
+def fingerprint(body: object) -> str:
+    """The same for the same request, whatever the order of its fields."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,48 @@
+"""Run the web process: bind first, load in the background, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from typing import Any
+
+import uvicorn
+
+from inweave.errors import ConfigError, InweaveError
+from inweave.serve.app import create_app
+from inweave.serve.settings import ServeSettings
+
+
+def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announce: Any = print) -> None:
+    """Serve until a signal; `ConfigError` where the address is taken."""
+    listener = _bind(settings.host, settings.port)
+    port = listener.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    announce(f"http://{host}:{port}")
+    app = create_app(settings.model_copy(update={"port": port}), {"port": port, **(identity or {})})
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024, lifespan="on",
+    )  # fmt: skip
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # the server repeats a signal after it has drained: that is no failure
+        signal.signal(number, lambda *_: None)
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    if not server.started:
+        raise InweaveError("the worker could not start; the message above says why")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"{host}:{port}: cannot listen there: {error.strerror or error}") from None
+    return listener

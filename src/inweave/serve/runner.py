@@ -1,0 +1,153 @@
+"""What runs jobs: a request in, events out. It knows models and LoRA files, and nothing of queues, processes or HTTP.
+
+    runner = Runner(RunnerSettings(device="cuda:0"))
+    result = runner.run(RunRequest(...), emit=print, cancelled=lambda: False)
+
+The result of a request never depends on what ran before: every request has its own stack of LoRAs, woven in exactly and
+taken out exactly. Models stay loaded within ``memory_bytes``; the one that was idle longest makes room for the next.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from inweave.errors import ConfigError
+from inweave.generate.config import GenerateConfig, LoraChoice
+from inweave.generate.denoise import Progress
+from inweave.generate.find import LoraFinder
+from inweave.generate.pipeline import Pipeline, Result, pipeline
+from inweave.generate.record import png_text
+from inweave.models.embedded import NAME as EMBEDDED
+from inweave.serve.contract import Cancelled, Emit, RunnerSettings, RunRequest
+from inweave.serve.jobs import Event
+
+
+class LoraTable(LoraFinder):
+    """A finder that knows the files of one request and opens nothing else."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        super().__init__()
+        self._files = {reference: Path(path) for reference, path in files.items()}
+
+    def files(self) -> list[Path]:
+        return list(self._files.values())
+
+    def find(self, choice: LoraChoice) -> Path:
+        if choice.label not in self._files:
+            raise ConfigError(f"LoRA {choice.label}: not in the library")
+        return self._files[choice.label]
+
+
+class Runner:
+    """Runs one request at a time."""
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        self.settings = settings
+        self._models: OrderedDict[str, Pipeline] = OrderedDict()
+
+    def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+        """Run a request to its end; returns its result, raises `CancelledError` or the reason why it failed."""
+        if request.kind == "train":
+            from inweave.serve.training import run_training
+
+            self._models.clear()  # a run plans with all the memory there is
+            return run_training(request, emit, cancelled, self.settings)
+        return self._generate(request, emit, cancelled)
+
+    def load(self, model: str, emit: Emit | None = None) -> Pipeline:
+        """The model, loaded now or before."""
+        pipe = self._models.get(model)
+        if pipe is None:
+            if emit is not None:
+                emit(Event("loading", {"model": model}))
+            self._make_room()
+            pipe = pipeline(
+                model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model)
+            )
+            self._models[model] = pipe
+        self._models.move_to_end(model)
+        return pipe
+
+    def _make_room(self) -> None:
+        """Drop idle models until the rest uses less than the budget; without one only a single model stays."""
+        budget = self.settings.memory_bytes or 0
+        while self._models and sum(model_bytes(pipe) for pipe in self._models.values()) >= budget:
+            self._models.popitem(last=False)
+
+    def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+        pipe = self.load(request.model, emit)
+        pipe.finder = LoraTable(request.loras)
+        config = GenerateConfig(**request.config)
+        started = time.perf_counter()
+
+        def report(at: Progress) -> None:
+            steps, total = at.image * at.total + at.step, at.total * at.images
+            data = {
+                "step": steps, "total": total, "percent": round(100 * steps / total, 2), "eta": round(at.eta, 3),
+                "index": at.image, "count": at.images,
+            }  # fmt: skip
+            if at.preview is None:
+                emit(Event("progress", data))
+            else:
+                emit(Event("preview", data, (encode_png(at.preview),)))
+
+        result = pipe(
+            config,
+            init=_decode(request.inputs.get("init")),
+            mask=_decode(request.inputs.get("mask")),
+            progress=report,
+            preview_every=request.preview_every,
+            cancelled=cancelled,
+        )
+        for number, image in enumerate(result.images):
+            record = result.records[number]
+            data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
+            emit(Event("image", data, (encode_png(image, record),)))
+        return _summary(result, time.perf_counter() - started)
+
+
+def _summary(result: Result, seconds: float) -> dict[str, Any]:
+    return {
+        "images": [
+            {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
+             "height": image.height}
+            for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
+        ],
+        "loras": [lora.as_dict() for lora in result.loras],
+        "warnings": result.warnings,
+        "model": result.records[0]["model"] if result.records else {"name": EMBEDDED},
+        "seconds": round(seconds, 4),
+    }  # fmt: skip
+
+
+def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> bytes:
+    """A picture as PNG, with the settings that made it."""
+    content = io.BytesIO()
+    image.save(content, format="PNG", pnginfo=png_text(record) if record is not None else None)
+    return content.getvalue()
+
+
+def _decode(content: bytes | None) -> Image.Image | None:
+    """A picture that the web process has checked and encoded anew."""
+    if content is None:
+        return None
+    image = Image.open(io.BytesIO(content), formats=("PNG",))
+    image.load()
+    return image
+
+
+def model_bytes(pipe: Pipeline) -> int:
+    """What a loaded model holds: its weights, and the originals that let LoRAs be taken out exactly."""
+    weights = sum(
+        tensor.numel() * tensor.element_size()
+        for network in pipe.model.networks.values()
+        for tensor in (*network.parameters(), *network.buffers())
+    )
+    return 2 * weights

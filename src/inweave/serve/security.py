@@ -1,0 +1,152 @@
+"""One layer around every route: who may call, from which pages, and how much they may send.
+
+    token      Authorization: Bearer TOKEN, or Basic with TOKEN as the password; without a token any header is accepted
+    origin     a browser's request that changes something must come from this worker's own pages, or from `origins`
+    body       refused as soon as it is longer than the limit, whatever its headers say
+    answers    Content-Security-Policy, nosniff, no framing, no referrer, no caching of API answers
+
+Requests are matched by their Host too: a page that made its name resolve to this machine is not this worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import hmac
+import json
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inweave.serve.settings import ServeSettings
+
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+#: what a load balancer must see without a token
+OPEN_PATHS = ("/health", "/ready", "/v1/ready")
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = (
+    (b"content-security-policy", CSP.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+
+class BodyTooLarge(Exception):
+    """A request is longer than the limit."""
+
+
+class Security:
+    """ASGI middleware; the outermost one, so that no route is reached around it."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope, headers)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        limited = _Limit(receive, self._settings.body_bytes)
+        if (length := headers.get(b"content-length")) and (not length.isdigit() or int(length) > limited.limit):
+            await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
+            return
+        started = False
+
+        async def respond(message: Message) -> None:
+            nonlocal started
+            if limited.exceeded and not started:
+                return  # whatever the route makes of it, the answer is about the size
+            if message["type"] == "http.response.start":
+                started = True
+                present = {name for name, _ in message["headers"]}
+                extra = [(name, value) for name, value in HEADERS if name not in present]
+                if b"cache-control" not in present:
+                    extra.append((b"cache-control", b"no-store"))
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        with contextlib.suppress(BodyTooLarge):
+            await self._app(scope, limited, respond)
+        if limited.exceeded and not started:
+            await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
+        if not self._host_allowed(headers.get(b"host", "")):
+            return 421, "wrong_host", "this worker does not answer for that host name"
+        if scope["path"] not in OPEN_PATHS and not self._token_matches(headers.get(b"authorization", "")):
+            return 401, "unauthorized", "a token is needed: send it as Authorization: Bearer TOKEN"
+        if scope["method"] not in SAFE_METHODS and not self._origin_allowed(headers):
+            return 403, "wrong_origin", "requests from pages of other origins are not accepted"
+        return None
+
+    def _token_matches(self, header: str) -> bool:
+        token = self._settings.token
+        if token is None:
+            return True
+        scheme, _, value = header.partition(" ")
+        if scheme.lower() == "basic":
+            try:
+                value = base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
+            except (binascii.Error, ValueError):
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(value.strip().encode(), token.encode())
+
+    def _host_allowed(self, host: str) -> bool:
+        """On loopback only loopback names: a page elsewhere may have made its own name resolve here."""
+        if not self._settings.loopback:
+            return True
+        name = urlsplit(f"//{host}").hostname or ""
+        return name in ("localhost", "127.0.0.1", "::1", "testserver", self._settings.host)
+
+    def _origin_allowed(self, headers: dict[bytes, str]) -> bool:
+        if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin") and b"origin" not in headers:
+            return False
+        origin = headers.get(b"origin")
+        if origin is None:
+            return True  # not a browser's request from a page
+        if origin in self._settings.origins:
+            return True
+        parts = urlsplit(origin)
+        return bool(parts.netloc) and parts.netloc == headers.get(b"host")
+
+
+class _Limit:
+    """A body that ends with an error once it is too long."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self.limit, self._length = receive, limit, 0
+        self.exceeded = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._length += len(message.get("body", b""))
+            if self._length > self.limit:
+                self.exceeded = True
+                raise BodyTooLarge
+        return message
+
+
+async def _answer(send: Send, status: int, code: str, text: str) -> None:
+    body = json.dumps({"error": {"code": code, "message": text}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    if status == 401:
+        headers.append((b"www-authenticate", b'Bearer realm="inweave", Basic realm="inweave"'))
+    if status == 413:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

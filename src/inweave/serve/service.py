@@ -1,0 +1,300 @@
+"""What the worker does, apart from HTTP: every API compiles to these calls.
+
+submission    parse -> look up model and LoRAs -> prove that each LoRA fits -> check pictures -> queue
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, TargetError
+from inweave.exchange.load import open_base
+from inweave.generate.config import GenerateConfig, LoraChoice
+from inweave.library import Entry, Library
+from inweave.models import embedded
+from inweave.serve.checker import Checker
+from inweave.serve.datasets import DatasetStore
+from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs import Job, Submission
+from inweave.serve.requests import ImageRequest, decode_base64
+from inweave.serve.settings import ServeSettings, model_name
+from inweave.serve.signals import JobSignals
+from inweave.serve.store import JobStore
+
+log = logging.getLogger("inweave.serve")
+SWEEP_SECONDS = 60.0
+
+
+class MismatchError(TargetError):
+    """A LoRA does not fit the model; ``report`` is the verdict of `inweave check`."""
+
+    def __init__(self, message: str, report: dict[str, Any]) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class Service:
+    """The parts of a worker, started and stopped together."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self.settings = settings
+        self.models = settings.model_table()
+        self.store = JobStore(
+            settings.data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
+            keep_bytes=int(settings.keep_gb * 1024**3),
+        )  # fmt: skip
+        self.datasets = DatasetStore(settings.data / "datasets")
+        self.training = settings.data / "training"
+        self.loras = settings.data / "loras"  # uploaded and trained here
+        self.loras.mkdir(parents=True, exist_ok=True)
+        folders = [*settings.lora_folders, self.loras, embedded.folder() / "loras"]
+        self.library = Library(settings.data / "library.sqlite3", folders)
+        self.signals = JobSignals()
+        self.checker = Checker()
+        self.started = time.time()
+        self.scan_report: dict[str, Any] | None = None
+        memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
+        self.dispatchers = [
+            Dispatcher(
+                self.store, self.signals,
+                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds), self._resolve, self._deliver,
+            )
+            for device in (settings.devices or (None,))
+        ]  # fmt: skip
+        self._verdicts: dict[tuple[str, float, str], dict[str, Any]] = {}
+        self._bases: dict[str, str | None] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # life
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.store.recover)
+        self._tasks = [asyncio.create_task(each.run()) for each in self.dispatchers]
+        self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
+
+    async def stop(self) -> None:
+        """Finish what runs within the grace period, put the rest back, close everything."""
+        await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self.dispatchers))
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.checker.close()
+        self.library.close()
+        self.store.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            try:
+                await asyncio.to_thread(self.store.expire)
+            except Exception:
+                log.exception("expired jobs could not be removed")
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _index(self) -> None:
+        """Index the library in a process of its own: a hostile file can end that one, not this one."""
+        while True:
+            await self.scan(examine=True)
+            await asyncio.sleep(SWEEP_SECONDS)
+
+    async def scan(self, *, examine: bool = False) -> None:
+        """Bring the index up to date; ``examine`` also reads whole files, which takes as long as the disk needs."""
+        folders = [argument for folder in self.library.folders for argument in ("--folder", str(folder))]
+        command = [sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database",
+                   str(self.settings.data / "library.sqlite3"), *folders, *(["--examine"] if examine else [])]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    @property
+    def readiness(self) -> tuple[bool, str]:
+        """(whether a job would run now, why not)."""
+        states = [each.status for each in self.dispatchers]
+        if "ready" in states:
+            return True, ""
+        return False, self.dispatchers[0].reason
+
+    # models and LoRAs
+
+    def model(self, name: str | None) -> str:
+        """The name of a model that may be used; None is the worker's own."""
+        if name is None:
+            return model_name(self.settings.model)
+        if name in self.models:
+            return name
+        raise MissingError(f"model {name[:200]}: not served here; there are {', '.join(self.models)}")
+
+    def base_of(self, model: str) -> str:
+        """What `check` compares adapters with: the weights of a model."""
+        where = self.models[model]
+        return str(embedded.folder()) if where == embedded.NAME else where
+
+    async def verdict(self, entry: Entry, model: str) -> dict[str, Any]:
+        """Whether a LoRA fits a model, proved in another process and remembered while the file stays the same."""
+        key = (str(entry.file), entry.modified, model)
+        if key not in self._verdicts:
+            if len(self._verdicts) > 10_000:
+                self._verdicts.clear()
+            self._verdicts[key] = await self.checker.lora(str(entry.file), self.base_of(model), f"LoRA {entry.name}")
+        return self._verdicts[key]
+
+    async def fits_by_header(self, entry: Entry, model: str) -> bool:
+        """Whether a LoRA was detected to be made for a model's base: cheap, for lists."""
+        if model not in self._bases:
+            self._bases[model] = await asyncio.to_thread(_base_name, self.base_of(model))
+        return entry.facts.base is not None and entry.facts.base == self._bases[model]
+
+    async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
+        """Each reference and its entry; everything that is unknown is one error."""
+        entries: dict[str, Entry] = {}
+        problems: list[InweaveError] = []
+        for choice in choices:
+            try:
+                entries[choice.label] = await asyncio.to_thread(self.library.find, choice.label)
+            except InweaveError as error:
+                problems.append(error)
+        if len(problems) == 1:
+            raise problems[0]
+        if problems:
+            raise MissingError("; ".join(str(problem) for problem in problems))
+        return entries
+
+    async def _check_fit(self, entries: Iterable[Entry], model: str, on_mismatch: str) -> list[str]:
+        """Warnings for what does not fit, or `MismatchError` with the report."""
+        warnings: list[str] = []
+        for entry in entries:
+            if entry.facts.error:
+                raise FormatError(f"LoRA {entry.name}: {entry.facts.error}")
+            verdict = await self.verdict(entry, model)
+            if verdict["ok"]:
+                continue
+            message = f"LoRA {entry.name} does not fit {model}: " + (
+                verdict["error"] or f"{verdict['placed']} of {verdict['tensors']} tensors have a place"
+            )
+            if on_mismatch == "error" or not verdict["placed"]:
+                raise MismatchError(message, verdict)
+            warnings.append(message)
+        return warnings
+
+    # jobs
+
+    async def submit_image(
+        self, request: ImageRequest, *, client: str = "", key: str | None = None, fingerprint: str = ""
+    ) -> tuple[Job, bool]:
+        """Check a request whole and queue it; (the job, whether it is new)."""
+        model = self.model(request.model)
+        config = request.settings
+        if config.count > self.settings.max_images:
+            raise ConfigError(f"count: at most {self.settings.max_images} images in one job, got {config.count}")
+        if (config.width or 0) * (config.height or 0) > self.settings.image_pixels:
+            raise ConfigError(f"width x height: at most {self.settings.image_pixels:,} pixels")
+        loras = await self.find_loras((*config.loras, *config.tagged_loras()))
+        warnings = await self._check_fit(loras.values(), model, request.on_mismatch)
+        inputs = {
+            f"{name}.png": await self.picture(text, label)
+            for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
+            if text is not None
+        }
+        body = {
+            "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
+            "preview_every": request.preview_every, "on_mismatch": request.on_mismatch, "warnings": warnings,
+        }  # fmt: skip
+        submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
+        return await self.submit(submission)
+
+    async def submit(self, submission: Submission) -> tuple[Job, bool]:
+        job, new = await asyncio.to_thread(self.store.submit, submission)
+        if new:
+            self.signals.work()
+        return job, new
+
+    async def picture(self, text: str, label: str) -> bytes:
+        """A picture of a request, as a clean PNG."""
+        content = decode_base64(text, label, self.settings.body_bytes)
+        return await self.checker.picture(content, label, self.settings.image_pixels)
+
+    async def cancel(self, job: str) -> Job:
+        """End a waiting job now, a running one after its current step."""
+        cancelled = await asyncio.to_thread(self.store.cancel, job)
+        self.signals.changed(job)
+        return cancelled
+
+    async def abandon(self, job: str) -> None:
+        """Cancel a job whose only reader left, unless it has ended."""
+        with contextlib.suppress(InweaveError):
+            await self.cancel(job)
+
+    async def wait(self, job: str, seconds: float) -> Job:
+        """The job once it has ended, or as it is after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            waiter = asyncio.ensure_future(self.signals.wait_for_change(job, 1.0))
+            current = await asyncio.to_thread(self.store.job, job)
+            if current.final or time.monotonic() >= deadline:
+                waiter.cancel()
+                return current
+            await waiter
+
+    def _resolve(self, job: Job) -> Resolved:
+        """What a job needs when it starts: files may have moved since it was submitted."""
+        loras = {label: str(self.library.get(entry).file) for label, entry in job.request.get("loras", {}).items()}
+        if job.model not in self.models:
+            raise MissingError(f"model {job.model}: no longer served here")
+        paths = {}
+        if job.kind == "train":
+            paths = {
+                "dataset": str(self.datasets.folder(job.request["dataset"])),
+                "output": str(self.training / job.id),
+            }
+        return Resolved(self.models[job.model], loras, paths)
+
+    def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
+        """Put a trained adapter into the library, under a name that is free."""
+        if job.kind != "train":
+            return result
+        source = Path(result["adapter"])
+        target = self.loras / source.name
+        number = 2
+        while target.exists():
+            target, number = self.loras / f"{source.stem}-{number}{source.suffix}", number + 1
+        shutil.copyfile(source, target)
+        self.library.scan()
+        return {**result, "adapter": self.library.find(target.name).as_dict(details=False)}
+
+    def result_files(self, job: Job) -> list[Path]:
+        """The pictures of a job that is done."""
+        images = (job.result or {}).get("images", ())
+        return [self.store.files.result(job.id, image["file"]) for image in images]
+
+
+def _base_name(where: str) -> str | None:
+    try:
+        return open_base(where).base
+    except InweaveError:
+        return None
+
+
+def _stored(config: GenerateConfig) -> dict[str, Any]:
+    """The settings as they are stored: LoRAs by the reference the client used, never by a path of this machine."""
+    fields = config.model_dump(exclude_none=True, exclude_defaults=True)
+    fields["prompt"] = config.prompt
+    fields["loras"] = [
+        {"name": choice.label, "strength": choice.strength, "te": choice.te, "unet": choice.unet}
+        for choice in config.loras
+    ]
+    return fields

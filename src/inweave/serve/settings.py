@@ -1,0 +1,94 @@
+"""The settings of a worker, from the command line; every problem is reported at once.
+
+Loopback by default. An address that other machines can reach needs a token; without one the worker does not start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from inweave.checked import CheckedModel
+
+MEBIBYTE = 1024 * 1024
+
+
+def default_data_folder() -> Path:
+    """Where a worker keeps its queue unless it is told otherwise."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "inweave" / "serve"
+
+
+class ServeSettings(CheckedModel):
+    """Everything `inweave serve` can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(default="127.0.0.1", description="the address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=7870, description="0: any free port")
+    token: str | None = Field(default=None, description="what clients must send as a bearer token or Basic password")
+    model: str = Field(default="inweave/emoji", description="the model of requests that name none")
+    models: dict[str, str] = Field(
+        default_factory=dict, description="other models that requests may name: name -> where"
+    )
+    lora_folders: tuple[Path, ...] = Field(default=(), description="the folders of the library")
+    dataset_folders: tuple[Path, ...] = Field(default=(), description="folders of datasets that may be trained on")
+    data: Path = Field(default_factory=default_data_folder, description="the folder of the queue and of results")
+    devices: tuple[str, ...] = Field(default=(), description="one model process per device; default: one, chosen by it")
+    dtype: str | None = None
+    memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
+    queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
+    body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
+    image_pixels: Annotated[int, Field(ge=64 * 64)] = 4096 * 4096
+    max_images: Annotated[int, Field(ge=1, le=100)] = Field(default=16, description="images in one job")
+    job_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    keep_hours: Annotated[float, Field(gt=0)] = 24.0
+    keep_gb: Annotated[float, Field(gt=0)] = 4.0
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0
+    origins: tuple[str, ...] = Field(default=(), description="web pages of other origins that may call this worker")
+    allow_train: bool = Field(default=True, description="whether train jobs are accepted")
+
+    @field_validator("token")
+    @classmethod
+    def _long_enough(cls, value: str | None) -> str | None:
+        if value is not None and len(value) < 8:
+            raise ValueError("a token of at least 8 characters is needed")
+        return value
+
+    @model_validator(mode="after")
+    def _private_without_token(self) -> ServeSettings:
+        if self.token is None and not self.loopback:
+            raise ValueError(
+                f"other machines can reach {self.host}, so clients must identify themselves: set a token with --token "
+                "or INWEAVE_TOKEN, or listen on 127.0.0.1"
+            )
+        return self
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    def model_table(self) -> dict[str, str]:
+        """Every model that a request may name, and where it is."""
+        return {model_name(self.model): self.model, **self.models}
+
+
+def model_name(where: str) -> str:
+    """What clients call a model: its hub id or built-in name, or the stem of its file or folder."""
+    path = Path(where).expanduser()
+    return path.stem if path.exists() else where
+
+
+def from_options(**options: Any) -> ServeSettings:
+    """The settings of the options that were given; others keep their defaults."""
+    return ServeSettings(**{name: value for name, value in options.items() if value is not None})

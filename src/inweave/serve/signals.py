@@ -1,0 +1,54 @@
+"""Who waits for what inside the web process: readers of a job's events, and dispatchers that wait for work.
+
+Signals carry no data: whoever is woken reads the store, so a signal that comes twice or too early does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+
+
+class JobSignals:
+    """Wakes waiters in the event loop it was made in."""
+
+    def __init__(self) -> None:
+        self._readers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._workers: set[asyncio.Event] = set()
+
+    def changed(self, job: str) -> None:
+        """Something happened to a job."""
+        for event in self._readers.get(job, ()):
+            event.set()
+
+    def work(self) -> None:
+        """There may be something to run."""
+        for event in self._workers:
+            event.set()
+
+    async def wait_for_change(self, job: str, seconds: float) -> bool:
+        """Wait until something happens to a job; False where nothing did for so long."""
+        event = asyncio.Event()
+        self._readers[job].add(event)
+        try:
+            return await wait_seconds(event, seconds)
+        finally:
+            self._readers[job].discard(event)
+            if not self._readers[job]:
+                del self._readers[job]
+
+    async def wait_for_work(self, seconds: float) -> bool:
+        event = asyncio.Event()
+        self._workers.add(event)
+        try:
+            return await wait_seconds(event, seconds)
+        finally:
+            self._workers.discard(event)
+
+
+async def wait_seconds(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+        return True
+    return False

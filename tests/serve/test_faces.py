@@ -1,0 +1,124 @@
+"""The APIs of others, with their own clients."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import openai
+import pytest
+import webuiapi
+from PIL import Image
+
+from tests.serve.worker import Worker
+
+
+@pytest.fixture
+def client(worker: Worker) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{worker.url}/v1", api_key="any", max_retries=0)
+
+
+@pytest.fixture
+def webui(worker: Worker) -> webuiapi.WebUIApi:
+    return webuiapi.WebUIApi(host="127.0.0.1", port=int(worker.url.rpartition(":")[2]), sampler="Euler", steps=2)
+
+
+def mask_with_a_hole() -> bytes:
+    mask = Image.new("RGBA", (128, 128), (0, 0, 0, 255))
+    mask.paste((0, 0, 0, 0), (0, 0, 64, 128))
+    content = io.BytesIO()
+    mask.save(content, format="PNG")
+    return content.getvalue()
+
+
+def opened(text: str | None) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(text or "")))
+
+
+def test_openai_generates(client: openai.OpenAI) -> None:
+    settings = {"steps": 2, "seed": 1, "loras": [{"name": "pixel", "strength": 0.5}]}
+    first, second = (
+        client.images.generate(prompt="a red apple", model="inweave/emoji", size="128x128", n=2, extra_body=settings)
+        for _ in range(2)
+    )
+    assert first.data is not None and second.data is not None and len(first.data) == 2
+    assert [image.b64_json for image in first.data] == [image.b64_json for image in second.data]
+    jpeg = client.images.generate(
+        prompt="a red apple", model="inweave/emoji+pixel:0.5", output_format="jpeg", extra_body={"steps": 1}
+    )
+    assert jpeg.data is not None and opened(jpeg.data[0].b64_json).format == "JPEG"
+
+
+def test_openai_streams(client: openai.OpenAI) -> None:
+    events = list(client.images.generate(
+        prompt="a red apple", model="inweave/emoji", stream=True, partial_images=2, extra_body={"steps": 6}
+    ))  # fmt: skip
+    assert [event.type for event in events] == ["image_generation.partial_image"] * 2 + ["image_generation.completed"]
+    assert opened(events[-1].b64_json).size == (128, 128)
+
+
+def test_openai_edits_where_the_mask_is_transparent(client: openai.OpenAI) -> None:
+    blue = io.BytesIO()
+    Image.new("RGB", (128, 128), "blue").save(blue, format="PNG")
+    answer = client.images.edit(
+        image=("a.png", blue.getvalue()), mask=("m.png", mask_with_a_hole()), prompt="a pear",
+        extra_body={"steps": 2, "loras": [{"name": "pixel", "weight": 0.5}, {"name": "ink", "weight": 0.1}]},
+    )  # fmt: skip
+    assert answer.data is not None
+    image = opened(answer.data[0].b64_json).convert("RGB")
+    assert image.crop((64, 0, 128, 128)).tobytes() == Image.new("RGB", (64, 128), "blue").tobytes()
+    assert image.crop((0, 0, 64, 128)).tobytes() != Image.new("RGB", (64, 128), "blue").tobytes()
+
+
+def test_openai_errors_and_models(client: openai.OpenAI) -> None:
+    assert {"inweave/emoji", "inweave/emoji+pixel"} <= {model.id for model in client.models.list()}
+    with pytest.raises(openai.NotFoundError, match="nosuch"):
+        client.images.generate(prompt="x", model="nosuch")
+    with pytest.raises(openai.BadRequestError, match="size"):
+        client.images.generate(prompt="x", model="inweave/emoji", size="big")  # type: ignore[call-overload]
+    with pytest.raises(openai.NotFoundError, match="nosuch"):
+        client.images.generate(prompt="x", model="inweave/emoji+nosuch")
+
+
+def test_webui_generates_with_tags(webui: webuiapi.WebUIApi) -> None:
+    result = webui.txt2img(prompt="a red apple <lora:pixel:0.8>", width=128, height=128, seed=3, batch_size=2)
+    assert len(result.images) == 2 and result.info["all_seeds"] == [3, 4]
+    assert "pixel" in result.info["extra_generation_params"]["Lora hashes"]
+    assert "<lora:pixel:0.8>" in result.info["infotexts"][0]
+    assert "a red apple" in webui.png_info(result.image).info
+
+
+def test_webui_transforms_and_inpaints(webui: webuiapi.WebUIApi) -> None:
+    blue = Image.new("RGB", (128, 128), "blue")
+    mask = Image.new("L", (128, 128), 0)
+    mask.paste(255, (0, 0, 64, 128))
+    changed = webui.img2img(images=[blue], prompt="a pear", width=128, height=128, denoising_strength=0.5)
+    assert changed.image.size == (128, 128)
+    painted = webui.img2img(images=[blue], mask_image=mask, prompt="a pear", width=128, height=128)
+    assert painted.image.convert("RGB").crop((64, 0, 128, 128)).tobytes() == blue.crop((64, 0, 128, 128)).tobytes()
+
+
+def test_webui_reads_what_it_needs(webui: webuiapi.WebUIApi) -> None:
+    assert webui.util_get_model_names() == ["inweave/emoji"]
+    options = webui.get_options()
+    webui.set_options(options)  # clients send all of it back
+    assert options["sd_model_checkpoint"] == "inweave/emoji"
+    assert {"Euler", "Euler a"} <= {sampler["name"] for sampler in webui.get_samplers()}
+    assert {"pixel", "ink"} <= {lora["name"] for lora in webui.get_loras()}
+    progress = webui.get_progress()
+    assert progress["progress"] == 0 and progress["state"]["job_count"] == 0
+    assert webui.interrupt() == {}
+    for nothing in (webui.get_upscalers, webui.get_face_restorers, webui.get_embeddings, webui.get_scripts, webui.get_cmd_flags,
+                    webui.get_memory, webui.get_hypernetworks, webui.get_sd_vae, webui.get_schedulers):  # fmt: skip
+        nothing()
+
+
+def test_a1111_names_what_it_cannot_do(worker: Worker) -> None:
+    body = {"prompt": "a red apple", "steps": 1, "width": 128, "height": 128, "sampler_name": "Nosuch", "enable_hr": True,
+            "restore_faces": False, "url": "http://x", "auth": "secret", "unknown": [1]}  # fmt: skip
+    answer = worker.http.post("/sdapi/v1/txt2img", json=body, headers={"Authorization": "Basic Og=="}).json()
+    assert len(answer["images"]) == 1 and isinstance(answer["info"], str)
+    assert [warning.split()[0] for warning in answer["warnings"]] == ["enable_hr", "sampler"]
+    unknown = worker.http.post("/sdapi/v1/txt2img", json={"prompt": "x <lora:nosuch:1>"})
+    assert unknown.status_code == 404 and "nosuch" in unknown.json()["detail"]
+    assert worker.http.post("/sdapi/v1/img2img", json={"prompt": "x"}).json()["detail"] == "Init image not found"

@@ -1,0 +1,160 @@
+"""The native API, against a real worker."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import pytest
+from PIL import Image
+
+from inweave import pipeline
+from tests.serve.worker import Worker
+
+
+def picture(color: str = "red", size: tuple[int, int] = (128, 128)) -> str:
+    content = io.BytesIO()
+    Image.new("RGB", size, color).save(content, format="PNG")
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def test_a_job_gives_the_image_that_the_library_gives(worker: Worker) -> None:
+    job = worker.submit(seed=7, loras=[{"name": "pixel", "strength": 0.8}])
+    document = worker.ended(job)
+    assert document["state"] == "done", document["error"]
+    answer = worker.http.get(document["result"]["images"][0]["url"])
+    assert answer.headers["content-type"] == "image/png"
+    expected = pipeline("inweave/emoji")("a red apple", steps=2, seed=7, loras=["pixel:0.8"]).images[0]
+    assert Image.open(io.BytesIO(answer.content)).tobytes() == expected.tobytes()
+    lora = document["result"]["loras"][0]
+    assert lora["name"] == "pixel" and lora["modules"] == 100 and len(lora["sha256"]) == 64
+
+
+def test_events_are_numbered_and_resume_anywhere(worker: Worker) -> None:
+    job = worker.submit(steps=3, preview_every=1)
+    whole = list(worker.events(job))
+    assert [event["event"] for event in whole] == list(range(1, len(whole) + 1))
+    assert whole[0]["type"] == "queued" and whole[-1]["type"] == "done"
+    assert {event["type"] for event in whole} >= {"started", "progress", "preview", "image"}
+    for cut in range(len(whole)):
+        assert whole[:cut] + list(worker.events(job, cut)) == whole
+
+
+def test_a_running_job_is_cancelled_within_a_step(worker: Worker) -> None:
+    job = worker.submit(steps=150)
+    events = worker.events(job)
+    for event in events:
+        if event["type"] == "progress":
+            break
+    answer = worker.http.delete(f"/v1/jobs/{job}")
+    assert answer.status_code == 200
+    rest = [event["type"] for event in events]
+    assert rest[-1] == "cancelled" and len(rest) < 10
+    assert worker.http.delete(f"/v1/jobs/{job}").json()["status"] == "cancelled"  # twice is no error
+
+
+def test_a_finished_job_cannot_be_cancelled(worker: Worker) -> None:
+    job = worker.submit(steps=1)
+    worker.ended(job)
+    assert worker.http.delete(f"/v1/jobs/{job}").status_code == 409
+
+
+def test_the_same_idempotency_key_is_one_job(worker: Worker) -> None:
+    body = {"prompt": "a red apple", "steps": 1}
+    first, second = (
+        worker.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k1"}).json()["id"] for _ in range(2)
+    )
+    assert first == second
+    other = worker.http.post("/v1/jobs", json=body | {"steps": 2}, headers={"Idempotency-Key": "k1"})
+    assert other.status_code == 409
+
+
+def test_image_to_image_and_inpainting(worker: Worker) -> None:
+    changed = worker.ended(worker.submit(operation="image_transform", image=picture(), strength=0.5))
+    assert changed["state"] == "done", changed["error"]
+    mask = io.BytesIO()
+    half = Image.new("L", (128, 128), 0)
+    half.paste(255, (0, 0, 64, 128))
+    half.save(mask, format="PNG")
+    inpainted = worker.submit(
+        operation="image_inpaint", image=picture("blue"), mask_image=base64.b64encode(mask.getvalue()).decode()
+    )
+    document = worker.ended(inpainted)
+    assert document["state"] == "done", document["error"]
+    image = Image.open(io.BytesIO(worker.http.get(document["result"]["images"][0]["url"]).content))
+    assert image.crop((64, 0, 128, 128)).tobytes() == Image.new("RGB", (64, 128), "blue").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"prompt": ""}, 400, "invalid_request"),
+        ({"prompt": "x", "steps": 0, "guidance": -1}, 400, "invalid_request"),
+        ({"prompt": "x", "loras": ["nosuch"]}, 404, "not_found"),
+        ({"prompt": "x <lora:nosuch:1>"}, 404, "not_found"),
+        ({"prompt": "x", "model": "nosuch"}, 404, "not_found"),
+        ({"prompt": "x", "loras": [{"path": "/etc/passwd"}]}, 404, "not_found"),
+        ({"prompt": "x", "operation": "image_transform"}, 400, "invalid_request"),
+        ({"prompt": "x", "operation": "image_transform", "image": "http://localhost/x.png"}, 400, "invalid_request"),
+        ({"prompt": "x", "operation": "image_transform", "image": "aGVsbG8="}, 400, "invalid_request"),
+        ({"prompt": "x", "operation": "reboot"}, 400, "invalid_request"),
+        ([], 400, "invalid_request"),
+    ],
+)
+def test_wrong_requests_are_refused_before_they_are_queued(
+    worker: Worker, body: object, status: int, code: str
+) -> None:
+    answer = worker.http.post("/v1/jobs", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+
+
+def test_an_unknown_job_is_missing(worker: Worker) -> None:
+    for path in ("", "/events", "/stream", "/files/0.png"):
+        assert worker.http.get(f"/v1/jobs/job-0{path}").status_code == 404
+
+
+def test_rbee_clients_get_their_own_words(worker: Worker) -> None:
+    body = {
+        "operation": "image_generation", "hive_id": "localhost", "model": "inweave/emoji", "prompt": "a red apple",
+        "negative_prompt": None, "steps": 2, "guidance_scale": 3.0, "seed": None, "width": 128, "height": 128,
+        "loras": [{"path": "pixel.safetensors", "strength": 0.5}], "worker_id": None,
+    }  # fmt: skip
+    answer = worker.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 200, answer.text
+    job = answer.json()["job_id"]
+    assert answer.json() == {"job_id": job, "sse_url": f"/v1/jobs/{job}/stream"}
+    events = list(worker.events(job, path="stream"))
+    assert [event["type"] for event in events] == ["progress", "progress", "complete"]
+    assert events[0] == {"type": "progress", "step": 1, "total": 2, "percent": 50.0}
+    assert Image.open(io.BytesIO(base64.b64decode(events[-1]["image"]))).size == (128, 128)
+
+
+def test_health_readiness_capabilities_and_metrics(worker: Worker) -> None:
+    assert worker.http.get("/health").json()["status"] == "healthy"
+    assert worker.http.get("/v1/ready").json()["ready"] is True
+    assert worker.http.get("/info").json()["model_id"] == "inweave/emoji"
+    assert "image_inpaint" in worker.http.get("/v1/capabilities").json()["operations"]
+    assert 'inweave_jobs{state="queued"}' in worker.http.get("/metrics").text
+
+
+def test_the_library_is_listed_and_checked(worker: Worker) -> None:
+    names = {lora["name"] for lora in worker.http.get("/v1/loras").json()["loras"]}
+    assert names >= {"pixel", "ink"}
+    assert worker.http.get("/v1/loras/pixel").json()["base"] == "inweave/emoji"
+    verdict = worker.http.post("/v1/loras/check", json={"lora": "pixel"}).json()["verdict"]
+    assert verdict["ok"] and verdict["placed"] == verdict["tensors"]
+
+
+def test_the_queue_is_paused_reordered_and_retried(worker: Worker) -> None:
+    worker.http.post("/v1/queue", json={"paused": True})
+    try:
+        first, second = worker.submit(steps=1), worker.submit(steps=1)
+        assert worker.job(first)["position"] == 0 and worker.job(second)["position"] == 1
+        worker.http.patch(f"/v1/jobs/{second}", json={"priority": 5})
+        assert worker.job(second)["position"] == 0
+        assert worker.http.delete(f"/v1/jobs/{first}").json()["status"] == "cancelled"
+    finally:
+        worker.http.post("/v1/queue", json={"paused": False})
+    assert worker.ended(second)["state"] == "done"
+    again = worker.http.post(f"/v1/jobs/{first}/retry").json()["id"]
+    assert worker.ended(again)["state"] == "done"

@@ -1,0 +1,144 @@
+"""The layer around every route: token, origin, host, size, headers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inweave.errors import ConfigError
+from inweave.serve.app import create_app
+from inweave.serve.failures import public
+from inweave.serve.security import OPEN_PATHS
+from inweave.serve.settings import ServeSettings
+
+TOKEN = "correct horse battery"
+BASIC = "Basic " + base64.b64encode(f"user:{TOKEN}".encode()).decode()
+
+
+def routes() -> list[tuple[str, str]]:
+    application: Any = create_app(ServeSettings(token=TOKEN, data=Path("/nonexistent")))
+    paths = application._app.openapi()["paths"]
+    listed = [
+        (method.upper(), re.sub(r"{\w+}", "job-0", path)) for path, methods in paths.items() for method in methods
+    ]
+    return [*listed, ("GET", "/"), ("GET", "/openapi.json"), ("GET", "/nosuch"), ("POST", "/nosuch")]
+
+
+async def ask(
+    method: str, path: str, headers: dict[str, str], application: Any, body: bytes = b""
+) -> tuple[int, dict[str, str]]:
+    """(status, headers) of one request, with an application whose service was never started."""
+    sent: list[dict[str, Any]] = []
+    pending = [
+        {"type": "http.request", "body": body[i : i + 65536], "more_body": i + 65536 < len(body)}
+        for i in range(0, len(body) or 1, 65536)
+    ]
+
+    async def receive() -> dict[str, Any]:
+        return pending.pop(0) if pending else {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw = [(name.lower().encode(), value.encode()) for name, value in {"host": "127.0.0.1:7870", **headers}.items()]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "headers": raw, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 7870),
+        "root_path": "", "app": None, "state": {},
+    }  # fmt: skip
+    try:
+        await application(scope, receive, send)  # type: ignore[arg-type]
+    except AttributeError:
+        return 0, {}  # the route was reached; there is no service behind it
+    start = next(message for message in sent if message["type"] == "http.response.start")
+    return start["status"], {name.decode(): value.decode() for name, value in start["headers"]}
+
+
+def test_every_route_wants_the_token_and_the_right_origin() -> None:
+    application = create_app(ServeSettings(token=TOKEN, data=Path("/nonexistent")))
+    listed = routes()
+    assert len(listed) > 50
+
+    async def matrix() -> list[str]:
+        wrong = []
+        for method, path in listed:
+            for authorization, known in (
+                (None, False),
+                ("Bearer wrong-token", False),
+                ("Basic !!", False),
+                (f"Bearer {TOKEN}", True),
+                (BASIC, True),
+            ):
+                for origin, own in (
+                    (None, True),
+                    ("http://127.0.0.1:7870", True),
+                    ("http://evil.example", False),
+                    ("null", False),
+                ):
+                    headers = {}
+                    if authorization:
+                        headers["authorization"] = authorization
+                    if origin:
+                        headers["origin"] = origin
+                    status, _ = await ask(method, path, headers, application)
+                    if not known and path not in OPEN_PATHS:
+                        expected: tuple[int, ...] = (401,)
+                    elif not own and method not in ("GET", "HEAD", "OPTIONS"):
+                        expected = (403,)
+                    else:
+                        expected = ()
+                    if (expected and status not in expected) or (not expected and status in (401, 403)):
+                        wrong.append(f"{method} {path} {authorization} {origin}: {status}")
+        return wrong
+
+    assert asyncio.run(matrix()) == []
+
+
+def test_answers_carry_the_headers_that_protect_pages() -> None:
+    status, headers = asyncio.run(ask("GET", "/health", {}, create_app(ServeSettings(data=Path("/nonexistent")))))
+    assert status == 200
+    assert (
+        "script-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"]
+    )
+    assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:7870", "127.0.0.1.evil.example", ""])
+def test_a_name_that_was_made_to_resolve_here_is_refused(host: str) -> None:
+    assert (
+        asyncio.run(ask("GET", "/v1/jobs", {"host": host}, create_app(ServeSettings(data=Path("/nonexistent")))))[0]
+        == 421
+    )
+
+
+def test_a_body_over_the_limit_is_refused_with_or_without_a_length() -> None:
+    application = create_app(ServeSettings(data=Path("/nonexistent"), body_bytes=100_000))
+    body = b" " * 200_000
+    for headers in ({}, {"content-length": "200000"}, {"content-length": "5"}, {"content-length": "-5"}):
+        assert asyncio.run(ask("POST", "/v1/queue", headers, application, body))[0] == 413
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "worker.example"])
+def test_an_open_address_needs_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="token"):
+        ServeSettings(host=host)
+    assert ServeSettings(host=host, token=TOKEN).token == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("LoRA /srv/loras/a/pixel.safetensors: no such file", "LoRA pixel.safetensors: no such file"),
+        ("cannot read <_io.BytesIO object at 0x7f3a2b1c4d50>", "cannot read <_io.BytesIO object at ...>"),
+        ("~/secret/x.txt", "x.txt"),
+        ("model inweave/emoji has 3/4 of it", "model inweave/emoji has 3/4 of it"),
+        (r"C:\Users\me\x.safetensors", "x.safetensors"),
+    ],
+)
+def test_messages_lose_paths_and_addresses(text: str, expected: str) -> None:
+    assert public(text) == expected

@@ -1,0 +1,198 @@
+"""The queue on disk: a job ends exactly once, whatever is tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from inweave.errors import BusyError, ConflictError, MissingError, RequestError
+from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Submission
+from inweave.serve.store import JobStore
+from tests.support import sized
+
+
+def submission(**fields: object) -> Submission:
+    return Submission("image_generation", "inweave/emoji", {"config": {"prompt": "x"}}, **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> JobStore:
+    return JobStore(tmp_path / "data")
+
+
+def test_jobs_run_by_priority_then_in_order(store: JobStore) -> None:
+    first, second, urgent = (store.submit(submission(priority=p))[0].id for p in (0, 0, 5))
+    assert [store.claim().id for _ in range(3)] == [urgent, first, second]  # type: ignore[union-attr]
+    assert store.claim() is None
+
+
+def test_a_submission_survives_the_process(tmp_path: Path) -> None:
+    before = JobStore(tmp_path)
+    job = before.submit(submission(inputs={"init.png": b"picture"}))[0]
+    before.close()
+    after = JobStore(tmp_path)
+    after.recover()
+    assert after.job(job.id).state == "queued"
+    assert after.files.inputs(job.id)["init"].read_bytes() == b"picture"
+
+
+def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:
+    store = JobStore(tmp_path / "two")
+    job = store.submit(submission())[0]
+    for _ in range(MAX_ATTEMPTS):
+        store.recover()
+        assert store.claim().id == job.id  # type: ignore[union-attr]
+        store.close()  # as if killed: nothing was said
+        store = JobStore(tmp_path / "two")
+    store.recover()
+    ended = store.job(job.id)
+    assert ended.state == "failed" and ended.error is not None and ended.error.code == "worker_restarted"
+    assert [event.type for event in store.events(job.id)] == ["queued", "started", "retried", "started", "failed"]
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    first = JobStore(tmp_path)
+    with pytest.raises(ConflictError, match="another worker"):
+        JobStore(tmp_path)
+    first.close()
+    JobStore(tmp_path).close()
+
+
+def test_a_job_ends_once(store: JobStore) -> None:
+    job = store.submit(submission())[0].id
+    store.claim()
+    assert store.finish(job, "done", result={"images": []})
+    assert not store.finish(job, "failed", error=Failure("x", "y"))
+    assert store.retry_or_fail(job, "worker_crashed", "gone") == "done"
+    assert not store.append(job, Event("progress"))
+    assert store.job(job).state == "done"
+
+
+def test_a_cancelled_job_is_not_retried(store: JobStore) -> None:
+    job = store.submit(submission())[0].id
+    store.claim()
+    store.cancel(job)
+    assert store.retry_or_fail(job, "worker_crashed", "gone") == "cancelled"
+
+
+def test_a_full_queue_refuses(tmp_path: Path) -> None:
+    store = JobStore(tmp_path, queue_limit=2)
+    for _ in range(2):
+        store.submit(submission())
+    with pytest.raises(BusyError, match="full"):
+        store.submit(submission())
+    assert len(list(store.files.root.iterdir())) == 0
+
+
+def test_results_expire_by_age_and_by_size(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = JobStore(tmp_path, keep_seconds=100, keep_bytes=150, clock=lambda: now[0])
+    jobs = []
+    for _ in range(3):
+        job = store.submit(submission())[0].id
+        store.claim()
+        store.files.write(job, "0.png", bytes(100))
+        store.finish(job, "done", result={"images": [{"file": "0.png"}]})
+        jobs.append(job)
+        now[0] += 1
+    assert store.expire() == 2  # only the newest fits into 150 bytes
+    assert [store.job(job).expired for job in jobs] == [True, True, False]
+    assert not store.files.folder(jobs[0]).exists() and store.events(jobs[0]) == []
+    now[0] += 1000
+    assert store.expire() == 1
+    with pytest.raises(MissingError):
+        store.job("job-nosuch")
+
+
+def test_an_idempotency_key_is_one_job_and_one_request(store: JobStore) -> None:
+    job, new = store.submit(submission(idempotency_key="k", fingerprint="a"))
+    again, second = store.submit(submission(idempotency_key="k", fingerprint="a"))
+    assert (job.id, new, second) == (again.id, True, False)
+    with pytest.raises(ConflictError):
+        store.submit(submission(idempotency_key="k", fingerprint="b"))
+
+
+@pytest.mark.parametrize("name", ["../jobs.sqlite3", ".0.png.part", "/etc/passwd", "nosuch", ""])
+def test_only_files_of_the_job_are_served(store: JobStore, name: str) -> None:
+    job = store.submit(submission())[0].id
+    store.files.write(job, "0.png", b"x")
+    with pytest.raises(MissingError):
+        store.files.result(job, name)
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Random submissions, starts, ends, crashes and restarts against what must hold."""
+
+    jobs = Bundle("jobs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self._folder = tempfile.TemporaryDirectory()
+        self.store = JobStore(Path(self._folder.name))
+        self.final: dict[str, str] = {}
+        self.known: set[str] = set()
+
+    @rule(target=jobs, priority=st.integers(-2, 2))
+    def submit(self, priority: int) -> str:
+        job = self.store.submit(submission(priority=priority))[0].id
+        assert job not in self.known
+        self.known.add(job)
+        return job
+
+    @rule()
+    def claim(self) -> None:
+        waiting = self.store.jobs(states=("queued",), limit=1000)
+        job = self.store.claim()
+        assert (job is None) == (not waiting)
+        if job is not None:
+            assert (-job.priority, job.number) == min((-each.priority, each.number) for each in waiting)
+
+    @rule(job=jobs, state=st.sampled_from(FINAL))
+    def finish(self, job: str, state: str) -> None:
+        running = self.store.job(job).state == "running"
+        assert self.store.finish(job, state, result={} if state == "done" else None) == running  # type: ignore[arg-type]
+
+    @rule(job=jobs)
+    def cancel(self, job: str) -> None:
+        try:
+            self.store.cancel(job)
+        except RequestError:
+            assert self.store.job(job).state in ("done", "failed")
+
+    @rule(job=jobs)
+    def crash(self, job: str) -> None:
+        self.store.retry_or_fail(job, "worker_crashed", "it died")
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = JobStore(Path(self._folder.name))
+        self.store.recover()
+        assert self.store.count("running") == 0
+
+    @invariant()
+    def nothing_is_lost_and_ends_are_final(self) -> None:
+        rows = {job.id: job for job in self.store.jobs(limit=10_000)}
+        assert rows.keys() == self.known
+        for job, state in self.final.items():
+            assert rows[job].state == state
+        for job in rows.values():
+            ends = [event.type for event in self.store.events(job.id) if event.type in FINAL]
+            assert ends == ([job.state] if job.final else [])
+            assert job.attempts <= MAX_ATTEMPTS
+            if job.final:
+                self.final[job.id] = job.state
+
+    def teardown(self) -> None:
+        self.store.close()
+        self._folder.cleanup()
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=sized(15, 1000), stateful_step_count=25, deadline=None)

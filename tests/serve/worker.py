@@ -1,0 +1,123 @@
+"""A real worker in a process of its own, and a client for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+READY_SECONDS = 120
+
+
+class Worker:
+    """`inweave serve` on a free port."""
+
+    def __init__(self, data: Path, *options: str, token: str | None = None) -> None:
+        self.data, self._options, self.token = data, options, token
+        self.process: subprocess.Popen[str] | None = None
+        self.http = httpx.Client()
+
+    def start(self, *, wait: bool = True) -> Worker:
+        """Start it, or start it again on the same data."""
+        environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+        if self.token:
+            environment["INWEAVE_TOKEN"] = self.token
+        log = (self.data.parent / f"{self.data.name}.log").open("a")
+        command = [sys.executable, "-m", "inweave", "serve", "--port", "0", "--data", str(self.data), *self._options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        log.close()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "listening on" in line, self.log()
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        self.http.close()
+        self.http = httpx.Client(base_url=line.split()[-1], timeout=120, headers=headers)
+        if wait:
+            self.wait_ready()
+        return self
+
+    @property
+    def url(self) -> str:
+        return str(self.http.base_url).rstrip("/")
+
+    def log(self) -> str:
+        return (self.data.parent / f"{self.data.name}.log").read_text()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                if self.http.get("/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"not ready after {READY_SECONDS} s: {self.log()}")
+
+    def model_pids(self) -> list[int]:
+        """The processes that hold a model."""
+        assert self.process is not None
+        pids = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = entry.read_bytes().split(b"\0")
+                parent = int(entry.with_name("stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError):
+                continue
+            if parent == self.process.pid and b"inweave.serve.model_process" in words:
+                pids.append(int(entry.parent.name))
+        return pids
+
+    def kill(self) -> None:
+        """kill -9 the web process; its children must notice by themselves."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        self.http.close()
+        return code
+
+    def submit(self, **fields: Any) -> str:
+        answer = self.http.post(
+            "/v1/jobs", json={"operation": "image_generation", "prompt": "a red apple", "steps": 2} | fields
+        )
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    def job(self, job: str) -> dict[str, Any]:
+        answer = self.http.get(f"/v1/jobs/{job}")
+        assert answer.status_code == 200, answer.text
+        document: dict[str, Any] = answer.json()
+        return document
+
+    def ended(self, job: str, seconds: float = 120) -> dict[str, Any]:
+        """The job once it has ended."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            document = self.job(job)
+            if document["state"] in ("done", "failed", "cancelled"):
+                return document
+            time.sleep(0.05)
+        raise AssertionError(f"{job} has not ended: {document}\n{self.log()}")
+
+    def events(self, job: str, last: int | None = None, path: str = "events") -> Iterator[dict[str, Any]]:
+        """The events of a job as they come."""
+        headers = {} if last is None else {"Last-Event-ID": str(last)}
+        with self.http.stream("GET", f"/v1/jobs/{job}/{path}", headers=headers) as stream:
+            assert stream.status_code == 200, stream.read()
+            for line in stream.iter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line.removeprefix("data:"))

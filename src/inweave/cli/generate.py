@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from inweave.generate.config import GenerateConfig
     from inweave.generate.denoise import Progress
     from inweave.generate.pipeline import Pipeline, Result
+    from inweave.generate.source import ImageSettings
 
 MODEL = "inweave/emoji"
 MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grids"
@@ -48,7 +49,7 @@ def generate(
     feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which the repainted area fades into the rest.", rich_help_panel=EDIT)] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.", rich_help_panel=GRIDS)] = None,
     compare: Annotated[bool, typer.Option("--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
-    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image that inweave generated.")] = None,
+    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image of inweave, AUTOMATIC1111, Forge, ComfyUI or InvokeAI.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.", rich_help_panel=MODELS)] = None,
     lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder where LoRA names are looked up (default: ./loras).", rich_help_panel=MODELS)] = None,
     part: Annotated[list[str] | None, typer.Option("--part", metavar="PART=FILE", help="A component that the checkpoint lacks: vae=ae.safetensors.", rich_help_panel=MODELS)] = None,
@@ -63,16 +64,13 @@ def generate(
     from inweave.errors import ConfigError
     from inweave.generate.find import LoraFinder, check_request, with_alpha
     from inweave.generate.pipeline import pipeline
+    from inweave.generate.repeat import input_warnings, lora_warnings, model_of, model_warnings
 
     with reporting_errors(as_json):
         if out == "-" and as_json:
             raise ConfigError("--json and -o - both write to standard output; choose one")
-        settings: dict[str, Any] = {}
-        if repeat is not None:
-            from inweave.generate.record import read_record
-
-            record = read_record(repeat)
-            settings, model = record["config"], model or record["model"].get("name")
+        source = _source(repeat)
+        settings, model = source.config, model or model_of(source)
         text = sys.stdin.read().strip() if prompt == "-" else prompt
         options = {
             "prompt": text, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance, "width": width,
@@ -83,20 +81,24 @@ def generate(
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
-        finder = LoraFinder(folders)
+        finder = LoraFinder(folders, source.hashes)
         config = check_request(settings, finder)
+        warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
             config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
         pipe = pipeline(
             model or MODEL, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
             allow_download=allow_download,
         )  # fmt: skip
+        pipe.finder = finder
+        warnings += model_warnings(source, pipe.model.blueprint)
         started = time.perf_counter()
         with display(as_json) as progress:
             if grid or compare:
                 done = _grid(pipe, config, grid or [], compare, out, _on_step(progress))
             else:
                 done = _images(pipe, config, out, _on_step(progress))
+    done["warnings"] = [*warnings, *done["warnings"]]
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
         print_json({"ok": True, **done})
@@ -108,6 +110,14 @@ def generate(
         for warning in done["warnings"]:
             typer.secho(printable(f"warning: {warning}"), fg="yellow", err=True)
     raise typer.Exit(OK)
+
+
+def _source(image: Path | None) -> ImageSettings:
+    """The settings of --from, or none."""
+    from inweave.generate.record import read_settings
+    from inweave.generate.source import ImageSettings
+
+    return ImageSettings({}) if image is None else read_settings(image)
 
 
 def _images(
@@ -136,6 +146,7 @@ def _grid(
 ) -> dict[str, Any]:
     from inweave.errors import ConfigError
     from inweave.files.images import encode_png, write_png
+    from inweave.generate.record import png_text
     from inweave.generate.sweep import Axis, compare, sweep
 
     if grid and comparing:
@@ -150,10 +161,10 @@ def _grid(
     results = [result for line in made.results for result in line]
     name = "-"
     if out == "-":
-        sys.stdout.buffer.write(encode_png(image))
+        sys.stdout.buffer.write(encode_png(image, png_text(made.record)))
     else:
         path = _path(out, config.prompt, config.seed or 0, 0, 1)
-        write_png(path, image)
+        write_png(path, image, png_text(made.record))
         name = str(path)
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
     cells = [result.records[0]["config"] for result in results]
@@ -172,6 +183,7 @@ def _to_stdout(result: Result, number: int) -> None:
 def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> Path:
     """Where image ``number`` is written; without --out it is named after the prompt and never replaces a file."""
     from inweave.errors import ConfigError
+    from inweave.generate.prompt import parse
 
     if out is not None:
         path = Path(out)
@@ -180,7 +192,7 @@ def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> P
         if not is_folder(path.parent):
             raise ConfigError(f"{out}: there is no folder {path.parent}")
         return path if total == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-    stem = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48] or "image"
+    stem = re.sub(r"[^a-z0-9]+", "-", parse(prompt).text.lower()).strip("-")[:48].strip("-") or "image"
     path = Path(f"{stem}-{seed}.png")
     copy = 2
     while exists(path):

@@ -80,6 +80,14 @@ def hash_file(path: str | os.PathLike[str]) -> Hashes:
     )
 
 
+def autov1(path: str | os.PathLike[str]) -> str | None:
+    """AutoV1 alone, without reading the rest of the file; None for a file that ends before the bytes it hashes."""
+    with open_regular(path) as file:
+        file.seek(0x100000)
+        window = file.read(0x10000)
+    return hashlib.sha256(window).hexdigest()[:8] if window else None
+
+
 def _blake3() -> Any:
     """The optional package ships no type information of its own."""
     try:

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.checked import CheckedModel
 from inweave.errors import ConfigError
+from inweave.files.paths import is_file
 from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
 from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
 
@@ -32,7 +33,9 @@ class LoraChoice(CheckedModel):
     name: str | None = Field(
         default=None, description="a file's stem in a LoRA folder, or the name its trainer gave it"
     )
-    hash: str | None = Field(default=None, description="SHA-256, AutoV2 or AutoV3 of a file in a LoRA folder")
+    hash: str | None = Field(
+        default=None, description="SHA-256, BLAKE3, AutoV1, AutoV2 or AutoV3 of a file in a LoRA folder"
+    )
     strength: float = Field(default=1.0, description="any finite number; negative and above 1 are in daily use")
     te: float | None = Field(default=None, description="strength of the text encoders, where it differs")
     unet: float | None = Field(default=None, description="strength of the denoiser, where it differs")
@@ -75,7 +78,7 @@ class LoraChoice(CheckedModel):
         if unknown:
             raise ConfigError(f"{text}: {unknown[0]} has no strength of its own here; use te and unet")
         options = dict(spec.components) if spec.overall is None else {"strength": spec.overall, **spec.components}
-        is_path = "/" in spec.name or "\\" in spec.name or spec.name.endswith(".safetensors")
+        is_path = "/" in spec.name or "\\" in spec.name or spec.name.endswith(".safetensors") or is_file(spec.name)
         fields: dict[str, Any] = {"path" if is_path else "name": spec.name, **options}
         return cls(**fields)
 
@@ -161,7 +164,10 @@ class GenerateConfig(CheckedModel):
     @model_validator(mode="before")
     @classmethod
     def _names_of_others(cls, data: Any) -> Any:
-        """Samplers by any name in use; one that carries a schedule ("DPM++ 2M Karras") sets it."""
+        """Samplers by any name in use; one that carries a schedule ("DPM++ 2M Karras") sets it.
+
+        `guidance_scale`, as other programs call the guidance, and a negative prompt that is null mean what they say.
+        """
         if isinstance(data, dict):
             data = dict(data)
             if isinstance(data.get("sampler"), str):
@@ -170,6 +176,13 @@ class GenerateConfig(CheckedModel):
                     data["schedule"] = schedule
             if isinstance(data.get("schedule"), str):
                 data["schedule"] = schedule_name(data["schedule"])
+            if data.get("negative_prompt", "") is None:
+                data["negative_prompt"] = ""
+            if "guidance_scale" in data:
+                scale = data.pop("guidance_scale")
+                if data.get("guidance") is not None and scale is not None and data["guidance"] != scale:
+                    raise ValueError("guidance and guidance_scale are two names of one setting; give one of them")
+                data["guidance"] = data.get("guidance") if scale is None else scale
         return data
 
     def parsed_prompts(self) -> tuple[ParsedPrompt, ParsedPrompt]:

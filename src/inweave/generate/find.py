@@ -1,7 +1,13 @@
 """Which file a LoRA choice means: a path, a name in the LoRA folders, or a hash.
 
-A name is a file's stem, or else the name its trainer recorded (`ss_output_name`); two files with the same name are
-an error that lists them. Hashes are SHA-256, AutoV2 (10 digits) or AutoV3 (12 digits), computed once per file.
+    path    of an option or an argument: any file
+    name    of a prompt, a picture or an option: a file's stem, its path inside a LoRA folder (`styles/pixel`), or the name
+            its trainer recorded (`ss_output_name`). It never leaves the LoRA folders; two files with the same name are an
+            error that lists them
+    hash    SHA-256 or BLAKE3 (64 digits), AutoV3 (12), AutoV2 (10) or AutoV1 (8), computed once per file
+
+A picture tells the hashes of the LoRAs that made it: `hashes` maps names to them, and a name in it is looked up by its hash
+first. Files in a LoRA folder that cannot be read are skipped.
 """
 
 from __future__ import annotations
@@ -9,46 +15,55 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from inweave.adapter import Adapter
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.exchange.hashes import Hashes, hash_file
 from inweave.exchange.load import load
+from inweave.files.paths import expand_home, is_file, is_folder, printable_path
 from inweave.formats.alphas import Alphas, lacks_alpha
 from inweave.formats.files import read_header
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.prompt import parse
 from inweave.models import embedded
 
+_LENGTHS = (8, 10, 12, 64)
+_EMPTY = "e3b0c442"  # AutoV1 of every file that ends before the bytes it hashes
+
 
 class LoraFinder:
     """Looks adapters up in ``folders``, then among those that come with the package."""
 
-    def __init__(self, folders: Iterable[str | os.PathLike[str]] = ()) -> None:
-        self.folders: Sequence[Path] = [Path(folder).expanduser() for folder in folders]
+    def __init__(self, folders: Iterable[str | os.PathLike[str]] = (), hashes: Mapping[str, str] | None = None) -> None:
+        self.folders: Sequence[Path] = [expand_home(folder) for folder in folders]
+        self.hashes: Mapping[str, str] = hashes or {}
 
     def files(self) -> list[Path]:
         """All adapters there are, the package's last."""
-        own = [path for folder in self.folders for path in sorted(folder.rglob("*.safetensors"))]
+        folders = [folder for folder in self.folders if is_folder(folder)]
+        own = [path for folder in folders for path in sorted(folder.rglob("*.safetensors")) if is_file(path)]
         return [*own, *embedded.loras().values()]
 
     def find(self, choice: LoraChoice) -> Path:
         """The file, or a `ConfigError` that lists what there is."""
         if choice.path is not None:
-            path = Path(choice.path).expanduser()
-            if not path.exists():
-                raise ConfigError(f"LoRA {choice.path}: no such file")
+            path = expand_home(choice.path)
+            if not is_file(path) and not is_folder(path):
+                raise ConfigError(f"LoRA {printable_path(choice.path)}: no such file")
             return path
         if choice.hash is not None:
-            return self._by_hash(choice.hash)
+            return self.by_hash(choice.hash)
         assert choice.name is not None
-        if Path(choice.name).is_file():
-            return Path(choice.name)
+        digits = self.hashes.get(choice.name)
+        if digits is not None and (path := self.with_hash(digits)) is not None:
+            return path
         return self._by_name(choice.name)
 
     def problems(self, choices: Iterable[LoraChoice]) -> list[str]:
@@ -63,7 +78,8 @@ class LoraFinder:
 
     def _by_name(self, name: str) -> Path:
         files = self.files()
-        matches = [path for path in files if path.stem == name or path.name == name]
+        inside = PurePosixPath(name.replace("\\", "/").removesuffix(".safetensors"))
+        matches = [path for path in files if path.stem == name or path.name == name or self._is_at(path, inside)]
         if not matches:
             matches = [path for path in files if _trainer_name(path, _stamp(path)) == name]
         distinct = {path.resolve(): path for path in matches}
@@ -75,22 +91,55 @@ class LoraFinder:
                 f"LoRA {name}: several files have this name: {', '.join(str(p) for p in distinct.values())}"
             )
         if not distinct:
-            names = sorted({path.stem for path in files})
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
             where = ", ".join(str(folder) for folder in self.folders) or "no LoRA folder was given"
-            raise ConfigError(f"LoRA {name}: not found ({where}); {hint}")
+            raise ConfigError(f"LoRA {printable_path(name)}: not found ({where}); {self._hint(name, files)}")
         return next(iter(distinct.values()))
 
-    def _by_hash(self, text: str) -> Path:
-        digits = text.lower().removeprefix("0x")
-        if len(digits) not in (10, 12, 64) or any(digit not in "0123456789abcdef" for digit in digits):
-            raise ConfigError(f"LoRA hash {text!r}: expected 10 (AutoV2), 12 (AutoV3) or 64 (SHA-256) hex digits")
-        for path in self.files():
-            hashes = hashes_of(path)
-            if digits in (hashes.sha256, hashes.autov2, hashes.autov3):
-                return path
-        raise ConfigError(f"LoRA hash {text}: none of {len(self.files())} files has it")
+    def _is_at(self, path: Path, inside: PurePosixPath) -> bool:
+        """Whether a file lies there, seen from one of the folders."""
+        return any(
+            path.is_relative_to(folder) and path.relative_to(folder).with_suffix("").as_posix() == str(inside)
+            for folder in self.folders
+        )
+
+    def _hint(self, name: str, files: Sequence[Path]) -> str:
+        if "/" in name or "\\" in name:
+            return "a name is looked up inside of the LoRA folders, and a path goes to --lora"
+        names = sorted({path.stem for path in files})
+        near = difflib.get_close_matches(name[:100], names, 1)
+        return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names[:20]) or 'none'}"
+
+    def by_hash(self, text: str) -> Path:
+        """The file with a hash."""
+        if not is_hash(text):
+            raise ConfigError(
+                f"LoRA hash {for_message(text)}: expected 8 (AutoV1), 10 (AutoV2), 12 (AutoV3) or 64 (SHA-256) hex digits"
+            )
+        path = self.with_hash(text)
+        if path is None:
+            raise ConfigError(f"LoRA hash {text}: none of {len(self.files())} files has it")
+        return path
+
+    def with_hash(self, text: str) -> Path | None:
+        """The first file with a hash, if there is one; files that cannot be read have none."""
+        for path in self.files() if is_hash(text) else ():
+            with suppress(FormatError, OSError):
+                if has_hash(hashes_of(path), text):
+                    return path
+        return None
+
+
+def is_hash(text: str) -> bool:
+    """Whether it is one of the kinds of hashes in use."""
+    digits = text.lower().removeprefix("0x")
+    return len(digits) in _LENGTHS and re.fullmatch("[0-9a-f]+", digits) is not None
+
+
+def has_hash(hashes: Hashes, text: str) -> bool:
+    """Whether a file's hashes include this one."""
+    digits = text.lower().removeprefix("0x")
+    known = {hashes.sha256, hashes.blake3, hashes.autov3, hashes.autov2, hashes.autov1} - {None, _EMPTY}
+    return digits in known
 
 
 def hashes_of(path: Path) -> Hashes:
@@ -112,7 +161,10 @@ def _trainer_name(path: Path, stamp: tuple[int, int]) -> str | None:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)  # it is gone; whoever opens it says so
     return status.st_size, status.st_mtime_ns
 
 

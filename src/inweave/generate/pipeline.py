@@ -17,6 +17,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from inweave.generate.find import LoraFinder, adapter_of, hashes_of, parse_reque
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.record import png_text
+from inweave.generate.repeat import model_hash
 from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
@@ -82,7 +84,9 @@ class Result:
     warnings: list[str] = field(default_factory=list)
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
-        """One image as PNG, with its settings in it."""
+        """One image as PNG, with its settings in it; a name of another format is a `ConfigError`."""
+        if as_path(path).suffix.lower() != ".png":
+            raise ConfigError(f"{path}: images are written as PNG, which keeps their settings; end the name in .png")
         if not 0 <= number < len(self.images):
             raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
         write_png(as_path(path), self.images[number], png_text(self.records[number]))
@@ -118,6 +122,10 @@ class Pipeline:
         self.finder = LoraFinder(lora_folders)
         self.loras: tuple[LoraChoice, ...] = tuple(loras)
         self._lock = threading.RLock()
+
+    @cached_property
+    def _model_hash(self) -> str | None:
+        return model_hash(self.model.blueprint)
 
     def swap(self, loras: Iterable[str | LoraChoice | Mapping[str, Any]]) -> int:
         """Replace the stack for the requests that follow; returns how many tensors were written."""
@@ -185,6 +193,14 @@ class Pipeline:
         )
         return PreparedRequest(complete, positive, negative, loras, image, region, size)
 
+    def record(
+        self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
+    ) -> dict[str, Any]:
+        """The settings of a request as images of it carry them, without generating any."""
+        request = self.prepare(config, init, mask)
+        assert request.config.seed is not None
+        return self._record(request, request.config.seed)
+
     def _open_images(
         self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str]
     ) -> tuple[Image.Image | None, Image.Image | None]:
@@ -225,7 +241,8 @@ class Pipeline:
             except InweaveError as error:
                 wrong.append(str(error))
                 continue
-            name, strengths = path.stem if is_file(path) else path.name, choice.strengths()
+            name = choice.name if in_prompt and choice.name else path.stem if is_file(path) else path.name
+            strengths = choice.strengths()
             warnings = tuple(f"LoRA {name}: {warning}" for warning in report.warnings)
             applied.append(
                 AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,
@@ -295,6 +312,7 @@ class Pipeline:
                 "name": self.model.name,
                 "variant": variant.name if variant else None,
                 "family": self.model.family.name,
+                "autov1": self._model_hash,
             },
             "loras": [lora.as_dict() for lora in request.loras],
             "inputs": {

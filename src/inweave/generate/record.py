@@ -1,39 +1,35 @@
 """What made an image, written into it and read back.
 
-    PNG text `inweave`         JSON: the complete configuration, the model, and every LoRA with hashes, strengths and the
+    PNG text `inweave`      JSON: the complete configuration, the model, and every LoRA with hashes, strengths and the
                             modules it matched; `inweave generate --from` repeats it exactly
-    PNG text `parameters`   the three parts other front ends read:
-                                prompt with <lora:name:strength> tags
-                                Negative prompt: ...
-                                Steps: 20, Sampler: Euler, ..., Lora hashes: "name: 12 hex digits", Version: inweave 0.1.0
+    PNG text `parameters`   the same for other front ends (`inweave.generate.infotext`)
 
-A value that holds a comma, a colon or a line break is quoted as JSON.
+Read are these, the `parameters` of other front ends (in a JPEG or WebP: the EXIF comment), and what ComfyUI and InvokeAI
+write (`inweave.generate.foreign`). A picture is data of a stranger: it names LoRAs inside the LoRA folders, and no path.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, PngImagePlugin, UnidentifiedImageError
+from PIL import Image, PngImagePlugin
 
 from inweave.errors import RequestError
-from inweave.version import __version__
+from inweave.files.documents import parse_json
+from inweave.files.images import open_image
+from inweave.files.paths import printable_path
+from inweave.generate.config import GenerateConfig
+from inweave.generate.foreign import from_comfy, from_invoke
+from inweave.generate.infotext import from_infotext, infotext, not_reproduced, parse_infotext
+from inweave.generate.source import ImageSettings
 
-#: our names of samplers and schedules, as front ends show them
-SAMPLER_LABELS = {
-    "euler": "Euler", "euler_ancestral": "Euler a", "ddim": "DDIM", "ddpm": "DDPM", "dpm_solver_multistep": "DPM++ 2M",
-    "uni_pc": "UniPC",
-}  # fmt: skip
-SCHEDULE_LABELS = {
-    "simple": "Automatic", "karras": "Karras", "exponential": "Exponential", "sgm_uniform": "SGM Uniform",
-    "ddim_uniform": "Uniform",
-}  # fmt: skip
-_KINDS = {int: "a whole number", float: "a number", str: "text"}
-_PAIR = re.compile(r'\s*([\w /.-]+?):\s*("(?:\\.|[^\\"])*"|[^,]*)(?:,|$)')
+__all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings"]
+
+_EXIF, _USER_COMMENT = 0x8769, 0x9286
+_CHOICE = ("name", "hash", "strength", "te", "unet", "alpha")  # of a LoRA; a path is not for a picture to name
 
 
 def png_text(record: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
@@ -44,97 +40,118 @@ def png_text(record: Mapping[str, Any]) -> PngImagePlugin.PngInfo:
     return info
 
 
-def infotext(record: Mapping[str, Any]) -> str:
-    """The text other front ends read and write."""
-    config = record["config"]
-    loras = record["loras"]
-    tags = [_tag(lora) for lora in loras if not lora["in_prompt"]]
-    lines = [" ".join([config["prompt"], *tags]).strip()]
-    if config["negative_prompt"]:
-        lines.append(f"Negative prompt: {config['negative_prompt']}")
-    fields: dict[str, object] = {
-        "Steps": config["steps"],
-        "Sampler": SAMPLER_LABELS[config["sampler"]],
-        "Schedule type": SCHEDULE_LABELS[config["schedule"]],
-        "CFG scale": f"{config['guidance']:g}",
-        "Seed": config["seed"],
-        "Size": f"{config['width']}x{config['height']}",
-        "Model": record["model"]["name"],
-    }
-    if config.get("clip_skip"):
-        fields["Clip skip"] = config["clip_skip"]
-    if record["inputs"]:
-        fields["Denoising strength"] = f"{config['strength']:g}"
-    if loras:
-        fields["Lora hashes"] = ", ".join(f"{lora['name']}: {lora['autov3']}" for lora in loras)
-    fields["Version"] = f"inweave {__version__}"
-    lines.append(", ".join(f"{name}: {_quoted(value)}" for name, value in fields.items()))
-    return "\n".join(lines)
-
-
 def read_record(path: str | Path) -> dict[str, Any]:
-    """The settings in an image: ours, or those of another front end as far as they have a meaning here."""
-    try:
-        with Image.open(path) as image:
-            image.load()
-            text = {str(key): str(value) for key, value in image.info.items() if isinstance(value, str)}
-    except (OSError, UnidentifiedImageError, ValueError) as error:
-        raise RequestError(f"{path}: not an image that can be read: {error}") from None
+    """The settings in an image: ours, or those of another front end as far as they have a meaning here.
+
+    ``config`` holds fields of `GenerateConfig`; ``warnings`` has a line for each thing that is not reproduced.
+    """
+    return read_settings(path).as_dict()
+
+
+def read_settings(path: str | Path) -> ImageSettings:
+    """The same, as an object."""
+    text = _texts(path)
+    label = printable_path(path)
     if "inweave" in text:
-        try:
-            record = json.loads(text["inweave"])
-            config = dict(record["config"])
-        except (ValueError, TypeError, KeyError):
-            raise RequestError(f"{path}: its `inweave` text is damaged") from None
-        return {"config": config, "model": record.get("model", {}), "loras": record.get("loras", [])}
+        return _from_inweave(label, _parsed(label, "inweave", text["inweave"]))
     if "parameters" in text:
-        return {"config": from_infotext(text["parameters"]), "model": {}, "loras": []}
-    raise RequestError(f"{path}: no generation settings in this image (neither `inweave` nor `parameters`)")
+        return parse_infotext(text["parameters"])
+    if "invokeai_metadata" in text:
+        return from_invoke(_parsed(label, "invokeai_metadata", text["invokeai_metadata"]))
+    if "prompt" in text:
+        return from_comfy(_parsed(label, "prompt", text["prompt"]))
+    raise RequestError(f"{label}: no generation settings in this image (neither `inweave` nor `parameters`)")
 
 
-def from_infotext(text: str) -> dict[str, Any]:
-    """Settings out of the text of other front ends; what has no meaning here is ignored."""
-    lines = text.strip().split("\n")
-    last = lines.pop() if lines and re.match(r"\s*Steps:\s*\d+", lines[-1]) else ""
-    body = "\n".join(lines)
-    prompt, _, negative = body.partition("Negative prompt:")
-    pairs = {name.strip(): _unquoted(value) for name, value in _PAIR.findall(last)}
-    config: dict[str, Any] = {"prompt": prompt.strip()}
-    if negative.strip():
-        config["negative_prompt"] = negative.strip()
-    for theirs, ours, kind in (
-        ("Steps", "steps", int),
-        ("CFG scale", "guidance", float),
-        ("Seed", "seed", int),
-        ("Clip skip", "clip_skip", int),
-        ("Sampler", "sampler", str),
-        ("Schedule type", "schedule", str),
-    ):
-        if theirs in pairs:
-            try:
-                config[ours] = kind(pairs[theirs])
-            except ValueError:
-                raise RequestError(f"parameters: {theirs} is {pairs[theirs]!r}, which is not {_KINDS[kind]}") from None
-    if match := re.fullmatch(r"(\d+)x(\d+)", pairs.get("Size", "")):
-        config["width"], config["height"] = int(match[1]), int(match[2])
-    return config
-
-
-def _tag(lora: Mapping[str, Any]) -> str:
-    te, unet = lora["te"], lora["unet"]
-    return f"<lora:{lora['name']}:{te:g}>" if te == unet else f"<lora:{lora['name']}:{te:g}:{unet:g}>"
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return json.dumps(text, ensure_ascii=False) if any(mark in text for mark in ",:\n") else text
-
-
-def _unquoted(text: str) -> str:
-    text = text.strip()
-    if text.startswith('"') and text.endswith('"') and len(text) > 1:
+def _texts(path: str | Path) -> dict[str, str]:
+    with open_image(path, error=RequestError) as image:
         try:
-            return str(json.loads(text))
-        except ValueError:
-            return text
+            image.load()
+            text = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
+            comment = _user_comment(image)
+        except Exception as error:  # decoders raise whatever a broken file leads them to
+            raise RequestError(f"{printable_path(path)}: not an image that can be read: {error}") from None
+    if comment and "parameters" not in text:
+        text["parameters"] = comment
     return text
+
+
+def _user_comment(image: Image.Image) -> str:
+    """The EXIF comment, in which JPEG and WebP carry the `parameters` of other front ends."""
+    comment = image.getexif().get_ifd(_EXIF).get(_USER_COMMENT)
+    if isinstance(comment, str):
+        return comment
+    if not isinstance(comment, bytes):
+        return ""
+    encoding, raw = comment[:8], comment[8:]
+    if encoding.startswith(b"UNICODE"):
+        return raw.decode("utf-16-le" if raw[1:2] == b"\0" else "utf-16-be", "replace")
+    return raw.decode("utf-8", "replace").strip("\0")
+
+
+def _parsed(label: str, name: str, text: str) -> dict[str, Any]:
+    document = parse_json(text, f"{label}: its `{name}` text is damaged", error=RequestError)
+    if not isinstance(document, dict):
+        raise RequestError(f"{label}: its `{name}` text is damaged: a JSON object was expected")
+    return document
+
+
+def _from_inweave(label: str, record: Mapping[str, Any]) -> ImageSettings:
+    """Our own record: fields that this version knows, and no path."""
+    config, model, loras = record.get("config"), record.get("model"), record.get("loras")
+    if not isinstance(config, dict) or not isinstance(config.get("prompt"), str):
+        raise RequestError(f"{label}: its `inweave` text is damaged: there is no config with a prompt")
+    settings = ImageSettings(
+        {}, model=model if isinstance(model, dict) else {}, loras=loras if isinstance(loras, list) else []
+    )
+    for name, value in config.items():
+        if name in ("init", "mask"):
+            continue
+        if name not in GenerateConfig.model_fields:
+            settings.warnings.append(not_reproduced(name, value, "this version has no such setting"))
+        else:
+            settings.config[name] = value
+    settings.model |= {"hash": settings.model.get("autov1")}
+    inputs = record.get("inputs")
+    settings.inputs = tuple(name for name in ("init", "mask") if name in inputs) if isinstance(inputs, dict) else ()
+    for lora in settings.loras:
+        if isinstance(lora, dict) and isinstance(lora.get("name"), str) and isinstance(lora.get("sha256"), str):
+            settings.hashes.setdefault(lora["name"], lora["sha256"])
+    if "loras" in config:
+        settings.config["loras"] = _choices(settings, config["loras"])
+    _read_origin(settings, record)
+    return settings
+
+
+def _choices(settings: ImageSettings, entries: object) -> list[dict[str, Any]]:
+    """The LoRAs of a configuration, by name; the second of two with one name goes by its hash."""
+    choices: list[dict[str, Any]] = []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if not isinstance(entry, dict) or not ("name" in entry or "hash" in entry) or entry.get("path") is not None:
+            settings.warnings.append(not_reproduced("loras", entry, "an image cannot name files; use --lora"))
+            continue
+        choice = {name: value for name, value in entry.items() if name in _CHOICE}
+        hashes = [
+            lora["sha256"]
+            for lora in settings.loras
+            if isinstance(lora, dict)
+            and all(lora.get(key) == entry.get(key) for key in ("name", "te", "unet"))
+            and isinstance(lora.get("sha256"), str)
+        ]
+        if hashes and hashes[0] != settings.hashes.get(entry.get("name", "")):
+            choice = {name: value for name, value in choice.items() if name != "name"} | {"hash": hashes[0]}
+        choices.append(choice)
+    return choices
+
+
+def _read_origin(settings: ImageSettings, record: Mapping[str, Any]) -> None:
+    """Images that are more than one request: a sample of a training run, a cell or a sheet of a grid."""
+    training, grid = record.get("training"), record.get("grid")
+    if isinstance(training, dict):
+        settings.warnings.append(
+            f"LoRA {training.get('name')!s:.80} as it was at step {training.get('step')!s:.20} of its training is not "
+            "reproduced: add the file of that step with --lora"
+        )
+    if isinstance(grid, dict):
+        axes = " ".join(f"--grid {axis!s:.80}" for axis in grid.get("axes", ())) if grid.get("axes") else "--compare"
+        settings.warnings.append(f"a grid of {grid.get('cells')!s:.10} images is repeated as one image; add {axes}")

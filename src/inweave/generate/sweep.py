@@ -18,6 +18,7 @@ from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.images import ImageInput
 from inweave.generate.pipeline import Pipeline, Result
+from inweave.generate.prompt import parse
 from inweave.generate.sheet import Sheet
 
 AXES: dict[str, type] = {"strength": float, "seed": int, "steps": int, "guidance": float}
@@ -54,13 +55,22 @@ class Axis:
     def label(self, value: float) -> str:
         return f"{self.name} {value:g}"
 
+    @property
+    def text(self) -> str:
+        """As an option spells it."""
+        return f"{self.name}={','.join(f'{value:.17g}' for value in self.values)}"
+
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """The sheet of a sweep, and the result of every cell."""
+    """The sheet of a sweep, and the result of every cell.
+
+    ``record``: the settings to write into the sheet: those of the request, its axes, and those of every cell.
+    """
 
     sheet: Sheet
     results: list[list[Result]]
+    record: dict[str, Any]
 
 
 def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **options: Any) -> SweepResult:
@@ -73,7 +83,8 @@ def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **option
     rows = [down.apply(config, value) for value in down.values] if down else [config]
     table = [[across.apply(row, value) for value in across.values] for row in rows]
     labels = [down.label(value) for value in down.values] if down else []
-    return run(pipe, table, [across.label(value) for value in across.values], labels, config.prompt, **options)
+    columns = [across.label(value) for value in across.values]
+    return run(pipe, table, columns, labels, config, axes=[axis.text for axis in axes], **options)
 
 
 def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResult:
@@ -90,7 +101,7 @@ def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResu
         [config.model_copy(update={"loras": stack, "seed": each, "count": 1}) for _, stack in stacks] for each in seeds
     ]
     labels = [f"seed {each}" for each in seeds] if len(seeds) > 1 else []
-    return run(pipe, table, [name for name, _ in stacks], labels, config.prompt, **options)
+    return run(pipe, table, [name for name, _ in stacks], labels, config, **options)
 
 
 def run(
@@ -98,14 +109,18 @@ def run(
     table: Sequence[Sequence[GenerateConfig]],
     columns: Sequence[str],
     rows: Sequence[str],
-    title: str,
+    request: GenerateConfig,
     *,
+    axes: Sequence[str] = (),
     init: ImageInput | None = None,
     mask: ImageInput | None = None,
     progress: Callable[[Progress], object] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> SweepResult:
-    """Make a table of requests; all are prepared first, so that a bad one stops it before any work."""
+    """Make a table of requests; all are prepared first, so that a bad one stops it before any work.
+
+    ``request``: what they were made from, with ``axes``.
+    """
     for line in table:
         for config in line:
             pipe.prepare(config, init, mask)
@@ -124,7 +139,10 @@ def run(
             results[-1].append(pipe(config, init=init, mask=mask, progress=report, cancelled=cancelled))
             done += 1
     cells = [[result.images[0] for result in line] for line in results]
-    return SweepResult(Sheet(cells, columns, rows, title), results)
+    records = [[result.records[0]["config"] for result in line] for line in results]
+    grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": total, "settings": records}
+    record = pipe.record(request, init, mask) | {"grid": grid}
+    return SweepResult(Sheet(cells, columns, rows, parse(request.prompt).text), results, record)
 
 
 def _scaled(lora: LoraChoice, factor: float) -> dict[str, Any]:

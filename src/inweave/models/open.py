@@ -25,7 +25,7 @@ HUB_IGNORED = (
     "*/flax*",
     "*/openvino*",
 )
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def open_model(
@@ -56,7 +56,7 @@ def hub_id(text: str) -> str:
     """The repository of a model that is not a path: `owner/name`, or that of a known name such as `sdxl`."""
     known = find_variant(text)
     repo = known.repo if known is not None and "/" not in text else text
-    if not _HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
+    if not HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
         raise ConfigError(f"{text}: no such file or folder, and no model has this name; {embedded.NAME} is built in")
     return repo
 

@@ -49,6 +49,10 @@ class Sampler:
         if problems:
             raise ConfigError(at_most(problems))
         self._folder, self._name, self._writes = Path(config.output) / "samples", config.name, writes
+        # the adapter is in none of the request's LoRAs: a sample names it, or its settings would be those of the base
+        self._training = {
+            "name": config.name, "network": config.network, "rank": config.rank, "alpha": config.alpha,
+        }  # fmt: skip
 
     def encode(self) -> None:
         """Encode the prompts now: frozen text encoders need not be on the device later."""
@@ -62,6 +66,8 @@ class Sampler:
         for number, result in enumerate(results if self._writes else ()):
             make_folder(self._folder)
             path = self._folder / f"{self._name}-{step:06d}-{number}.png"
+            for record in result.records:
+                record["training"] = self._training | {"step": step}
             result.save(path)
             images.append(SampleImage(path, tuple(result.warnings)))
         return images

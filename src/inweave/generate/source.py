@@ -1,0 +1,25 @@
+"""What an image says about how it was made, whoever wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class ImageSettings:
+    """``config``: fields of `GenerateConfig`, not checked yet; one line in ``warnings`` for each thing it leaves out.
+
+    ``model``: name and hash. ``hashes``: of LoRAs, by the name the prompt or the list of LoRAs calls them. ``inputs``: the
+    images it was made from, which only their owner can name. ``loras``: what else is known of them.
+    """
+
+    config: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    model: dict[str, Any] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    loras: list[Any] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}

@@ -62,8 +62,8 @@ class LoraFinder:
             return self.by_hash(choice.hash)
         assert choice.name is not None
         digits = self.hashes.get(choice.name)
-        if digits is not None and (path := self.with_hash(digits)) is not None:
-            return path
+        if digits is not None and (match := self.with_hash(digits)) is not None:
+            return match
         return self._by_name(choice.name)
 
     def problems(self, choices: Iterable[LoraChoice]) -> list[str]:

@@ -82,8 +82,9 @@ def infotext(record: Mapping[str, Any]) -> str:
 
 
 def from_infotext(text: str) -> dict[str, Any]:
-    """The settings of a text, as fields of `GenerateConfig`."""
-    return parse_infotext(text).config
+    """The settings of a text, as fields of `GenerateConfig`, which refuses a sampler that inweave does not have."""
+    settings = parse_infotext(text)
+    return settings.config | settings.unknown
 
 
 def parse_infotext(text: str) -> ImageSettings:
@@ -165,6 +166,7 @@ def read_sampler(settings: ImageSettings, sampler: object, schedule: object) -> 
         if known in SAMPLERS:
             settings.config["sampler"] = str(sampler)
         else:
+            settings.unknown["sampler"] = str(sampler)
             settings.warnings.append(
                 not_reproduced("Sampler", sampler, "the model's own sampler is used; choose one with --sampler")
             )
@@ -173,6 +175,7 @@ def read_sampler(settings: ImageSettings, sampler: object, schedule: object) -> 
         if schedule_name(str(schedule)) in SCHEDULES:
             settings.config["schedule"] = str(schedule)
         else:
+            settings.unknown["schedule"] = str(schedule)
             settings.warnings.append(not_reproduced("Schedule type", schedule, "choose one with --schedule"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -12,6 +12,7 @@ class ImageSettings:
 
     ``model``: name and hash. ``hashes``: of LoRAs, by the name the prompt or the list of LoRAs calls them. ``inputs``: the
     images it was made from, which only their owner can name. ``loras``: what else is known of them.
+    ``unknown``: samplers and schedules that inweave does not have, by the field they would be.
     """
 
     config: dict[str, Any]
@@ -20,6 +21,7 @@ class ImageSettings:
     hashes: dict[str, str] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     loras: list[Any] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from inweave.errors import ConfigError, MissingError
-from inweave.generate.record import SAMPLER_LABELS, SCHEDULE_LABELS, from_infotext, infotext
+from inweave.generate.infotext import SAMPLER_LABELS, SCHEDULE_LABELS, from_infotext, infotext
 from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
 from inweave.serve.jobs import Job
 from inweave.serve.native import client_of, json_body, service_of

@@ -38,6 +38,27 @@ CALLS: dict[str, Callable[[], object]] = {
     "a stack that is a number": lambda: api.Weaver(model()).apply(3),
     "an entry that is a number": lambda: api.Weaver(model()).apply([3]),
     "a strength that is a word": lambda: api.Weaver(model()).apply([("style.safetensors", "strong")]),
+    "no strength": lambda: api.Weaver(model()).apply([("style.safetensors", None)]),
+    "a strength beyond floats": lambda: api.Weaver(model()).apply([("style.safetensors", 10**400)]),
+    "a strength of 5,000 digits": lambda: api.Weaver(model()).apply([("style.safetensors", 10**5000)]),
+    "a strength that is NaN": lambda: api.Weaver(model()).apply([("style.safetensors", float("nan"))]),
+    "a strength beyond floats, as an object": lambda: api.Weaver(model()).apply([("a", api.Strength(10**400))]),
+    "a component without a strength": lambda: api.Weaver(model()).apply([("a", {"unet": None})]),
+    "a component beyond floats": lambda: api.Weaver(model()).apply([("a", {"unet": 10**400})]),
+    "a block without a strength": lambda: api.Weaver(model()).apply([("a", api.Strength(blocks={"IN00": None}))]),
+    "blocks that are a list": lambda: api.Weaver(model()).apply([("a", api.Strength(blocks=[1.0]))]),
+    "a strength in text beyond floats": lambda: api.Weaver(model()).apply(["a:1e400"]),
+    "a merged source without a strength": lambda: api.MergedSource(api.DictSource({}), [("a", None)]),
+    "a baked strength beyond floats": lambda: api.resize([("a", 10**400)], "out.safetensors", rank=2),
+    "a layer strength beyond floats": lambda: api.set_strength(api.inject(model(), 4), "default", 10**400),
+    "a layer without a strength": lambda: api.activate(api.inject(model(), 4), {"default": None}),
+    "a chosen LoRA beyond floats": lambda: api.LoraChoice(name="a", strength=10**400),
+    "a chosen LoRA without a strength": lambda: api.LoraChoice(name="a", strength=None),
+    "a chosen LoRA that is NaN": lambda: api.LoraChoice(name="a", unet=float("nan")),
+    "a weaver of an empty module": lambda: api.Weaver(nn.Module()),
+    "a weaver of a path": lambda: api.Weaver("model.safetensors"),
+    "a model built from a path": lambda: api.build(model(), "model.safetensors"),
+    "a path built from a source": lambda: api.build("model.safetensors", api.DictSource({})),
     "an unknown place for originals": lambda: api.Weaver(model(), keep="somewhere"),
     "a merged source of a number": lambda: api.MergedSource(3, []),
     "a model from a number": lambda: api.build(model(), 3),
@@ -61,6 +82,11 @@ CALLS: dict[str, Callable[[], object]] = {
 def test_a_wrong_argument_is_an_error_of_our_own(call: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         call()
+
+
+def test_a_list_of_files_that_do_not_exist_is_an_error_that_names_them() -> None:
+    with pytest.raises(inweave.FormatError, match=r"a\.safetensors: no such file"):
+        inweave.Weaver(model()).apply(["a.safetensors"])
 
 
 def test_one_adapter_by_itself_is_a_stack_of_one(tmp_path: Path) -> None:

@@ -110,6 +110,19 @@ def _number(text: str, value: str) -> float:
     return number
 
 
+def finite_strength(value: object) -> float:
+    """A strength that came as a number; `ConfigError` for anything that is not a finite one."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ConfigError("a strength must be a finite number, got one beyond the range of floats") from None
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(f"a strength must be a finite number, got {repr(value)[:80]}")
+    return number
+
+
 def _float(text: str) -> float | None:
     try:
         return float(text)

@@ -23,7 +23,6 @@ An adapter's own parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -32,6 +31,7 @@ from torch import nn
 from torch.nn import functional
 
 from inweave.adapter import Factors
+from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
 from inweave.ops.delta import change
@@ -271,9 +271,3 @@ class LoraLayer(nn.Module):
     def extra_repr(self) -> str:
         state = "merged" if self._merged else "disabled" if self._off else f"active: {', '.join(self.active) or 'none'}"
         return f"{self.base!r}, {state}"
-
-
-def finite_strength(strength: float) -> float:
-    if not isinstance(strength, int | float) or not math.isfinite(strength):
-        raise ConfigError(f"an adapter's strength must be a finite number, got {strength!r}")
-    return float(strength)

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, NotMerged
-from inweave.layers.layer import LoraLayer, finite_strength
+from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import sites
 
 

@@ -16,9 +16,9 @@ from inweave.errors import ConfigError, TargetError
 from inweave.ops.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
+from inweave.weights.networks import Slot
+from inweave.weights.networks import slots as network_slots
 from inweave.weights.source import WeightSource
-
-Slot = tuple[nn.Module, str, torch.Tensor]
 
 
 def build(
@@ -38,7 +38,7 @@ def build(
         names = f"{type(model).__name__} and {type(source).__name__}"
         raise ConfigError(f"expected a torch module and a weight source such as FileSource, got {names}")
     dtype = named_dtype(dtype) if dtype is not None else None
-    slots = _slots(model)
+    slots = network_slots(model)
     target = choose_device(device)
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
@@ -94,20 +94,6 @@ def _read_ahead(
 
 def _target_dtype(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and old.is_floating_point() else old.dtype
-
-
-def _slots(model: nn.Module) -> dict[str, Slot]:
-    """name -> (module, attribute, tensor) of everything a state dict would hold."""
-    slots: dict[str, Slot] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        dot = f"{prefix}." if prefix else ""
-        for leaf, parameter in module._parameters.items():
-            if parameter is not None:
-                slots[dot + leaf] = (module, leaf, parameter)
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None and leaf not in module._non_persistent_buffers_set:
-                slots[dot + leaf] = (module, leaf, buffer)
-    return slots
 
 
 def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str:

@@ -48,6 +48,7 @@ class Loaded:
     key: object
     plan: Plan
     bytes: int
+    name: str = "the adapter"  # what messages call it
     template: int | None = None  # files of one layout share a number
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
@@ -160,8 +161,15 @@ class AdapterCache:
         self._forget = forget
         self._limit = limit
         self._loaded: OrderedDict[object, Loaded] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._templates: dict[Layout, Plan] = {}
+        self.mapped = True
+
+    def clear(self) -> None:
+        """Forget everything that was resolved."""
+        with self._lock:
+            self._loaded.clear()
+            self._templates.clear()
 
     @property
     def bytes(self) -> int:
@@ -188,7 +196,7 @@ class AdapterCache:
         with self._lock:
             key = _key(adapter)
             size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-            loaded = self._loaded[key] = Loaded(key, plan, size)
+            loaded = self._loaded[key] = Loaded(key, plan, size, _name(adapter))
             return loaded
 
     def _load(self, key: object, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
@@ -201,7 +209,7 @@ class AdapterCache:
             container = open_container(adapter)
             plan, template = self._plan_of(container)
         size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
-        return Loaded(key, plan, size, template)
+        return Loaded(key, plan, size, _name(adapter), template)
 
     def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
         """The plan of a file, and the number of its layout if other files may share it."""
@@ -227,3 +235,7 @@ def _key(adapter: Adapter | Plan | str | os.PathLike[str]) -> object:
     except OSError:
         return str(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _name(adapter: Adapter | Plan | str | os.PathLike[str]) -> str:
+    return as_path(adapter).name if isinstance(adapter, str | os.PathLike) else "the adapter"

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # an interrupt may leave it, and its thread must not wait for itself
 _holders = 0
 _was_enabled = False
 

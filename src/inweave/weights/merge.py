@@ -16,8 +16,9 @@ import torch
 
 from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.ops.delta import change, padded
+from inweave.ops.merge import all_finite, finite_numbers
 from inweave.targets.plan import Piece, Placement
 from inweave.weights.scratch import Scratch, padded_size
 from inweave.weights.stack import Item
@@ -88,6 +89,16 @@ def merge_into(
             _add_products(total if whole else total[start:stop], pairs, scratch)
         if total is not out:
             out.copy_(total)
+
+
+def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> None:
+    """Raise if a result is infinite or NaN where its original, which is read only then, is finite."""
+    if all_finite(result):
+        return
+    wrong, original = ~finite_numbers(result), before()
+    if result.shape != original.shape or bool((wrong & finite_numbers(original)).any()):
+        kind = DTYPE_NAMES.get(result.dtype, str(result.dtype))
+        raise TargetError(f"{name}: the result exceeds {kind}; use a wider dtype or a lower strength")
 
 
 Pairs = list[tuple[Lora, float, Placement]]

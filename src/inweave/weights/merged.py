@@ -20,13 +20,14 @@ from inweave.errors import ConfigError, TargetError
 from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
+from inweave.weights.blocks import block_names, refuse_unknown_blocks
 from inweave.weights.factors import Loaded, targets_of
-from inweave.weights.merge import is_product, merged, on_rows
+from inweave.weights.merge import is_product, merged, on_rows, refuse_overflow
 from inweave.weights.networks import index_of
 from inweave.weights.resolved import resolve_layer
 from inweave.weights.scratch import Scratch
 from inweave.weights.source import TensorSpec, WeightSource
-from inweave.weights.stack import Item, StackEntry, block_names, items_by_tensor, read_stack
+from inweave.weights.stack import Item, StackEntry, canonical, items_by_tensor, read_stack
 
 Stack = Iterable[StackEntry]
 
@@ -71,12 +72,14 @@ class MergedSource:
     def _take(self, stack: Stack) -> None:
         base, component, index = self._base, self._component, self._index
         entries = read_stack(stack)
-        if any(not isinstance(adapter, Plan) for adapter, _ in entries):
+        if any(not isinstance(adapter, Plan) or strength.blocks for adapter, strength in entries):
             index = index or index_of(base)
         layers = [resolve_layer(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
-        checked = [(layer.plan, layer.strength) for layer in layers]
+        checked = canonical([(layer.plan, layer.strength) for layer in layers], lambda layer: layer)
         self._plans = [plan for plan, _ in checked]
         blocks = block_names(index) if index is not None else {}
+        for _, strength in checked:
+            refuse_unknown_blocks(strength.blocks, blocks, index)
         self._items: dict[str, list[Item]] = {}
         for (name, tensor), items in items_by_tensor(checked, blocks).items():
             if component is None or name == component:
@@ -116,9 +119,13 @@ class MergedSource:
         device = next(iter(tensors.values())).device
         for each in loaded.values():
             each.upload(device)
-        merge_products(
-            [t for name, tensor in tensors.items() for t, _ in targets_of(tensor, tensor, self._items[name], owners)]
-        )
+        runs = [
+            (name, target)
+            for name, tensor in tensors.items()
+            for target, _ in targets_of(tensor, tensor, self._items[name], owners)
+        ]
+        for name in dict.fromkeys(runs[number][0] for number in merge_products([target for _, target in runs])):
+            refuse_overflow(name, tensors[name], partial(self._base.get, name, device=device))
 
     def release(self) -> None:
         """Give the memory for merging back; the next merge takes new memory."""
@@ -159,5 +166,7 @@ class MergedSource:
             items = on_rows(items, cut[0], sum(cut))
         read = partial(self._base.get, device=device, owned=True)
         result = merged(base, items, read, dtype, owned=True, scratch=self._scratch)
+        if name not in self._created:
+            refuse_overflow(name, result, lambda: self._base.get(name, device=device, rows=cut))
         # a copy of the rows, so that the others are let go
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()

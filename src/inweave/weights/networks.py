@@ -2,50 +2,78 @@
 
 a module                         {"unet": module}
 {"unet": .., "te1": ..}          as it is
-a diffusers pipeline             its `components`: unet or transformer -> "unet", text_encoder -> "te1",
-                                 text_encoder_2 -> "te2", text_encoder_3 -> "te3"; others take no adapters
+a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
+`components`                     text_encoder_3 -> "te3"; others take no adapters
+
+A module that `torch.compile` or a parallel wrapper stands around is looked at without it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from inweave.adapter.components import FOLDERS
+from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
 
+_COMPILED = "_orig_mod"  # the child of a module that `torch.compile` returns
+
 
 def networks_of(model: object) -> dict[str, nn.Module]:
-    """component -> network, of a module, a mapping of them, or a diffusers pipeline."""
+    """component -> network, of a module, a mapping of them, or a diffusers pipeline; each has weights."""
+    networks = {name: unwrapped(network) for name, network in _networks(model).items()}
+    for name, network in networks.items():
+        if not floating_state(network):
+            raise ConfigError(
+                f"{name}: {type(network).__name__} has no floating-point weights that an adapter could change"
+            )
+    return networks
+
+
+def _networks(model: object) -> Mapping[str, nn.Module]:
     if isinstance(model, nn.Module):
         return {"unet": model}
-    if isinstance(model, Mapping):
-        wrong = [f"{name!r}: {type(part).__name__}" for name, part in model.items() if not isinstance(part, nn.Module)]
-        if wrong:
-            raise ConfigError(f"a mapping of networks holds torch modules by component, got {', '.join(wrong)}")
-        return dict(model)
-    parts = getattr(model, "components", None)
-    if isinstance(parts, Mapping):
-        networks: dict[str, nn.Module] = {}
-        for folder, component in FOLDERS.items():
-            part = parts.get(folder)
-            if isinstance(part, nn.Module) and component not in networks:
-                networks[component] = part
-        if networks:
-            return networks
+    parts = model if isinstance(model, Mapping) else getattr(model, "components", None)
+    if not isinstance(parts, Mapping):
+        raise ConfigError(
+            "expected a torch module, a mapping of component to module, or a diffusers pipeline, "
+            f"got {type(model).__name__}"
+        )
+    if parts is model and not any(name in FOLDERS and name not in COMPONENTS for name in parts):
+        wrong = [f"{name!r}: {type(part).__name__}" for name, part in parts.items() if not isinstance(part, nn.Module)]
+        if not wrong:
+            return parts
+        if not any(isinstance(parts.get(name), nn.Module) for name in FOLDERS):
+            raise ConfigError(f"a mapping of networks holds torch modules by component, got {', '.join(wrong)[:300]}")
+    networks: dict[str, nn.Module] = {}
+    for folder, component in FOLDERS.items():
+        part = parts.get(folder)
+        if isinstance(part, nn.Module) and component not in networks:
+            networks[component] = part
+    if not networks:
         raise ConfigError(
             f"{type(model).__name__}: none of its components takes adapters; "
-            f"expected one of {', '.join(FOLDERS)}, got {', '.join(map(str, parts)) or 'none'}"
+            f"expected one of {', '.join(FOLDERS)}, got {', '.join(map(str, parts))[:300] or 'none'}"
         )
-    raise ConfigError(
-        "expected a torch module, a mapping of component to module, or a diffusers pipeline, "
-        f"got {type(model).__name__}"
-    )
+    return networks
+
+
+def unwrapped(network: nn.Module) -> nn.Module:
+    """What `torch.compile`, DataParallel or DistributedDataParallel stands around; any other module is itself."""
+    while True:
+        inner = network._modules.get(_COMPILED)
+        if inner is None and isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = network.module
+        if not isinstance(inner, nn.Module):
+            return network
+        network = inner
 
 
 def index_of(model: object) -> ModelIndex:
@@ -69,7 +97,33 @@ def index_of(model: object) -> ModelIndex:
     )
 
 
-def floating_state(network: nn.Module) -> dict[str, nn.Parameter]:
+class Slot(NamedTuple):
+    """One place of a network that holds a tensor: a parameter or a persistent buffer."""
+
+    module: nn.Module
+    leaf: str
+    tensor: torch.Tensor
+
+
+def plain_name(name: str) -> str:
+    """A name without the level that `torch.compile` adds."""
+    return name.replace(f"{_COMPILED}.", "") if _COMPILED in name else name
+
+
+def slots(network: nn.Module) -> dict[str, Slot]:
+    """name -> the place of everything a state dict would hold, under the names without `torch.compile`'s."""
+    places: dict[str, Slot] = {}
+    for prefix, module in network.named_modules(remove_duplicate=False):
+        dot = plain_name(f"{prefix}." if prefix else "")
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                places[dot + leaf] = Slot(module, leaf, parameter)
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and leaf not in module._non_persistent_buffers_set:
+                places[dot + leaf] = Slot(module, leaf, buffer)
+    return places
+
+
+def floating_state(network: nn.Module) -> dict[str, torch.Tensor]:
     """The floating-point tensors of a network's state dict, not detached."""
-    state: dict[str, nn.Parameter] = network.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    return {name: slot.tensor for name, slot in slots(network).items() if slot.tensor.is_floating_point()}

@@ -32,13 +32,15 @@ class Pristine:
         if keep == "file" and source is None:
             raise TargetError("keep='file' needs sources: what the model was built from")
         self.keep = keep
+        self._requested = keep
         self._source = source
         self._saved: dict[str, torch.Tensor] = {}
-        self._in_source: set[str] = set()
+        self._in_source: set[str] = set()  # merged while it was built, so that its original is only there
+        self._as_in_source: set[str] = set()  # seen to be the same there
 
     def decide(self, device: torch.device, needed: int) -> None:
         """Settle `auto` for a device and the bytes of all weights that may change."""
-        if self.keep != "auto":
+        if self._requested != "auto":
             return
         if device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(device)
@@ -61,21 +63,46 @@ class Pristine:
 
     def save(self, name: str, live: torch.Tensor) -> None:
         """Remember ``live``; must be called while it is still original."""
-        if self.keep == "file" or name in self._saved:
+        if name in self._saved or name in self._as_in_source:
+            return
+        built = name in self._in_source
+        if self.keep == "file" and (built or self._is_in_source(name, live)):
             return
         try:
-            if name in self._in_source:
+            if built:
                 live = self._from_source(name, live)
             if self.keep == "host" and live.is_cuda:
                 copy = torch.empty(live.shape, dtype=live.dtype, pin_memory=True)
                 copy.copy_(live)
             else:
-                copy = live if name in self._in_source else live.detach().clone()
+                copy = live if built else live.detach().clone()
         except (torch.OutOfMemoryError, RuntimeError) as error:
             raise MemoryBudgetError(
                 f"no room to keep the original of {name} ({live.nbytes:,} bytes) with keep={self.keep!r}: {error}"
             ) from None
         self._saved[name] = copy
+
+    def _is_in_source(self, name: str, live: torch.Tensor) -> bool:
+        """Whether the source holds these very bits, so that nothing need be kept; somebody may have written since."""
+        assert self._source is not None
+        if name in self._source.names() and same_bits(self._from_source(name, live), live):
+            self._as_in_source.add(name)
+            return True
+        return False
+
+    def forget(self, name: str) -> None:
+        """The live tensor is the original from now on."""
+        self._saved.pop(name, None)
+        self._in_source.discard(name)
+        self._as_in_source.discard(name)
+
+    def convert(self, name: str, live: torch.Tensor) -> None:
+        """The model was moved or converted while it was changed: so is the original."""
+        saved = self._saved.get(name)
+        if saved is None:  # in the source, from where it is read in the dtype that is needed
+            return
+        device = torch.device("cpu") if self.keep == "host" else live.device
+        self._saved[name] = saved.to(device=device, dtype=live.dtype)
 
     def get(self, name: str, live: torch.Tensor) -> torch.Tensor:
         """The original of ``live``, in its dtype; on its device unless kept elsewhere."""
@@ -83,7 +110,7 @@ class Pristine:
             return self._saved[name]
         if name in self._in_source:
             return self._from_source(name, live)
-        if self.keep != "file" or self._source is None:
+        if name not in self._as_in_source or self._source is None:
             return live  # never changed, so still original
         # never a view: a model built on the CPU may be looking at the same map, and has written there
         return self._source.get(name, dtype=live.dtype, device="cpu", owned=True)
@@ -92,9 +119,17 @@ class Pristine:
         assert self._source is not None
         return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
 
-    def is_resident(self) -> bool:
-        """Whether originals are on the same device as the weights, where a kernel can read them."""
-        return self.keep == "device"
+    def is_resident(self, name: str, live: torch.Tensor) -> bool:
+        """Whether the original is kept on the device of the weight, where a kernel can read it."""
+        return name in self._saved and self._saved[name].device == live.device
+
+
+def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Equal in every bit: NaN equals itself, and zeros have signs."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    left, right = one.detach().reshape(-1), two.detach().to(one.device).reshape(-1)
+    return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
 def _free_host_memory() -> int:

@@ -2,37 +2,31 @@
 
     strength of a placement = overall * component ("unet", "te", "te1", ...) * block
 
-Any finite number is a strength: negative ones and those above one are common. Blocks are named as the field
-names them, `BASE IN00..IN11 MID OUT00..OUT11` for UNets (a list of 12, 17, 20 or 26 numbers is read in the
-usual order), or by a prefix of the module's name for everything else (`transformer_blocks.3`).
+Any finite number is a strength: negative ones and those above one are common. `blocks` says how blocks are named.
+
+A stack is a set: its layers are put in one order that their contents decide (`canonical`), so that the sums come out
+the same, bit for bit, whatever order they were given in.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from inweave.adapter import Adapter
 from inweave.adapter.components import COMPONENTS
-from inweave.adapter.strength_spec import parse_strength_spec
+from inweave.adapter.strength_spec import finite_strength, parse_strength_spec
 from inweave.errors import ConfigError
-from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Placement, Plan
+from inweave.weights.blocks import block_list
 
 #: an adapter in any form: read, resolved, or a path
 AdapterLike = Adapter | Plan | str | os.PathLike[str]
-
-#: which blocks a plain list of numbers names, by its length
-_LISTS: dict[int, tuple[str, ...]] = {
-    12: ("BASE", "IN04", "IN05", "IN07", "IN08", "MID", *(f"OUT{i:02d}" for i in range(6))),
-    17: ("BASE", "IN01", "IN02", "IN04", "IN05", "IN07", "IN08", "MID", *(f"OUT{i:02d}" for i in range(3, 12))),
-    20: ("BASE", *(f"IN{i:02d}" for i in range(9)), "MID", *(f"OUT{i:02d}" for i in range(9))),
-    26: ("BASE", *(f"IN{i:02d}" for i in range(12)), "MID", *(f"OUT{i:02d}" for i in range(12))),
-}
-_BLOCK = re.compile(r"(input_blocks|output_blocks)\.(\d+)\.|middle_block\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +40,24 @@ class Strength:
     @staticmethod
     def of(value: float | Mapping[str, float] | Strength) -> Strength:
         """A number, or {"unet": .., "te": ..}; checked to be finite."""
-        try:
-            if isinstance(value, Strength):
-                made = value
-            elif isinstance(value, Mapping):
-                made = Strength(components=dict(value))
-            else:
-                made = Strength(float(value))
-            finite = all(map(math.isfinite, (made.overall, *made.components.values(), *made.blocks.values())))
-        except (TypeError, ValueError):
-            finite = False
-        if not finite:
-            raise ConfigError(f"a strength must be a finite number, got {value!r}")
+        if isinstance(value, Strength):
+            made = value
+        elif isinstance(value, Mapping):
+            made = Strength(components=dict(value))
+        else:
+            made = Strength(value)
+        components = {name: finite_strength(number) for name, number in _pairs(made.components, "components")}
+        blocks = {name: finite_strength(number) for name, number in _pairs(made.blocks, "blocks")}
+        made = Strength(finite_strength(made.overall), components, blocks)
         unknown = [name for name in made.components if name not in COMPONENTS]
         if unknown:
-            raise ConfigError(f"no component is called {unknown[0]!r}; known are {', '.join(COMPONENTS)}")
+            raise ConfigError(f"no component is called {str(unknown[0])[:80]!r}; known are {', '.join(COMPONENTS)}")
         return made
 
     @staticmethod
     def block_list(values: Sequence[float]) -> dict[str, float]:
         """``blocks`` of a strength from a plain list of block weights, as front ends write them (12, 17, 20 or 26)."""
-        if len(values) not in _LISTS:
-            raise ConfigError(f"{len(values)} block weights; expected 12, 17, 20 or 26")
-        return dict(zip(_LISTS[len(values)], values, strict=True))
+        return block_list(values)
 
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
         """The strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
@@ -76,6 +65,10 @@ class Strength:
         value = self.overall * self.components.get(component, self._group(component))
         if self.blocks:
             value *= self._block(placement, blocks)
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"{placement.tensor}: its strengths multiply to {value}; a strength must be a finite number"
+            )
         return value
 
     def _group(self, component: str) -> float:
@@ -124,25 +117,6 @@ def _adapter_like(adapter: AdapterLike) -> AdapterLike:
     return adapter
 
 
-def block_names(index: ModelIndex) -> dict[str, str]:
-    """For each tensor of the denoiser: its block name (IN04 ...), and under "<tensor>#part" its diffusers name."""
-    component = index.denoiser
-    if component is None:
-        return {}
-    names: dict[str, str] = {}
-    for link in component.links:
-        home = component.homes.get(link.part)
-        if home is None:
-            continue
-        names.setdefault(f"{home.tensor}#part", link.part)
-        if match := _BLOCK.match(link.original):
-            side = {"input_blocks": "IN", "output_blocks": "OUT", None: "MID"}[match[1]]
-            names[home.tensor] = f"{side}{int(match[2]):02d}" if match[2] else side
-        else:
-            names[home.tensor] = "BASE"
-    return names
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """One placement with the strength it is applied at."""
@@ -151,14 +125,63 @@ class Item:
     strength: float
 
 
+TensorKey = tuple[str, str]  #: component, tensor name
+
+
 def items_by_tensor(
-    stack: Iterable[tuple[Plan, Strength]], blocks: Mapping[str, str]
-) -> dict[tuple[str, str], list[Item]]:
+    stack: Iterable[tuple[Plan, Strength]],
+    blocks: Mapping[str, str],
+    key_of: Callable[[Placement], TensorKey] = lambda placement: (placement.component, placement.tensor),
+) -> dict[TensorKey, list[Item]]:
     """(component, tensor) -> what it receives, in stack order; strength zero is left out and costs nothing."""
-    items: dict[tuple[str, str], list[Item]] = {}
+    items: dict[TensorKey, list[Item]] = {}
     for plan, strength in stack:
         for placement in plan.placements:
             value = strength.at(placement, blocks)
             if value != 0.0:
-                items.setdefault((placement.component, placement.tensor), []).append(Item(placement, value))
+                items.setdefault(key_of(placement), []).append(Item(placement, value))
     return items
+
+
+T = TypeVar("T")
+
+
+def canonical(layers: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> list[T]:
+    """The layers of a stack in the one order that their contents decide, however they were given.
+
+    A few bytes of an adapter tell it from others; all of them are read only where two agree in those.
+    """
+    if len(layers) < 2:
+        return list(layers)
+    pairs = [of(layer) for layer in layers]
+    marks = [_fingerprint(plan, whole=False) for plan, _ in pairs]
+    alike = {mark for mark, count in Counter(marks).items() if count > 1}
+    keys = []
+    for mark, (plan, strength) in zip(marks, pairs, strict=True):
+        rest = _fingerprint(plan, whole=True) if mark in alike else b""
+        keys.append(
+            (mark, rest, strength.overall, sorted(strength.components.items()), sorted(strength.blocks.items()))
+        )
+    return [layers[number] for number in sorted(range(len(layers)), key=keys.__getitem__)]
+
+
+def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
+    """A digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
+    digest = hashlib.blake2b(digest_size=16)
+    names = sorted(plan.adapter.tensors)
+    for name in names if whole else names[:: max(1, len(names) // 16)]:
+        tensor = plan.adapter.tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tensor.shape} ".encode(errors="surrogatepass"))
+        digest.update(tensor.data if whole else memoryview(tensor.data)[:64])
+    if whole or not names:  # a plan made by hand, or one of several that a file gave
+        for placement in plan.placements:
+            digest.update(repr((placement.tensor, placement.target, placement.source, placement.factors)).encode())
+            for tensor in placement.factors.tensors().values():
+                digest.update(tensor.data)
+    return digest.digest()
+
+
+def _pairs(value: object, name: str) -> Iterable[tuple[str, float]]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"the {name} of a strength map names to numbers, got {repr(value)[:80]}")
+    return value.items()

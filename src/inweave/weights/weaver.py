@@ -4,46 +4,67 @@
     weaver.apply(["style.safetensors:0.8", (adapter, -0.3)])
     weaver.apply([])                                             # the base, bit for bit
 
-Tensors are written in place, so compiled graphs and CUDA graphs stay valid, and only those whose stack
-changed. An error before the first write leaves the old stack; one after it restores the base everywhere.
-The network never learns of adapters: no wrapper, no hook, base speed exactly.
+Tensors are looked up in the model for every stack (`live`) and written in place, so compiled graphs and CUDA graphs stay
+valid, and only those whose stack changed. The network never learns of adapters: no wrapper, no hook, base speed exactly.
+
+    before the first write     an error leaves the old stack
+    numbers beyond the dtype   the old stack is put back, bit for bit, and the error names the tensor
+    any other failure          the base is put back everywhere; so it is for an interrupt
+    what was being written     is recorded before the first write: an interrupt anywhere else is known (`woven` is true),
+                               and the next `apply` writes those tensors again
+
+What others do to the weights between two stacks: moves and conversions (`.to`, `.half`, offloading) are followed. A weight
+without adapters may be changed freely: it is the base from then on. One that has adapters merged in and holds
+other numbers than were written is refused by name, since its base is no longer known: `apply([])` before changing
+weights, or make a new Weaver, which takes the present weights as the base.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
-import numpy as np
 import torch
 from torch import nn
 
 from inweave.adapter import Adapter
-from inweave.errors import InweaveError, MemoryBudgetError, TargetError
-from inweave.ops.merge import Target, merge_products
-from inweave.ops.merge.dispatch import Launch, prepared
-from inweave.targets.plan import Placement, Plan
-from inweave.weights.factors import AdapterCache, Loaded, targets_of
+from inweave.errors import InweaveError, MemoryBudgetError, MergeStateError, TargetError
+from inweave.ops.decode import DTYPE_NAMES
+from inweave.targets.index import ModelIndex, component_from_names
+from inweave.targets.plan import Plan
+from inweave.weights.blocks import block_names, refuse_unknown_blocks
+from inweave.weights.factors import AdapterCache
 from inweave.weights.gc_pause import collector_waits
-from inweave.weights.merge import is_product, merge_into
-from inweave.weights.networks import floating_state, index_of, networks_of
+from inweave.weights.live import LiveModel, write_copies
+from inweave.weights.networks import networks_of
 from inweave.weights.orientation import Orientation
-from inweave.weights.pristine import Keep, Pristine
+from inweave.weights.pristine import Keep, Pristine, same_bits
+from inweave.weights.program import Program, compiled
 from inweave.weights.resolved import ResolvedLayer
-from inweave.weights.scratch import Scratch
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import AdapterLike, Item, StackEntry, Strength, block_names, items_by_tensor, read_stack
+from inweave.weights.stack import (
+    AdapterLike,
+    Item,
+    StackEntry,
+    Strength,
+    TensorKey,
+    canonical,
+    items_by_tensor,
+    read_stack,
+)
+from inweave.weights.stack_state import Layers, StackState, owners_of, plan_and_strength, signatures_of
+from inweave.weights.writer import Writer
 
-TensorKey = tuple[str, str]  # component, tensor name
 Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
-@dataclass(slots=True)
-class _Network:
-    tensors: dict[str, torch.Tensor]
-    pristine: Pristine
+class _Overflow(Exception):
+    """Results that the dtype of their tensors cannot hold."""
+
+    def __init__(self, keys: Sequence[TensorKey]) -> None:
+        self.keys = keys
 
 
 class Weaver:
@@ -62,151 +83,296 @@ class Weaver:
         sources: Mapping[str, WeightSource] | WeightSource | None = None,
         keep: Keep = "auto",
         cache_bytes: int = 4 * 1024**3,
+        untie: bool = False,
         built_with: Sequence[ResolvedLayer] = (),
     ) -> None:
         """``networks``: a diffusers pipeline as it is, a mapping of component to module, or one module.
 
         ``sources``: what the networks were built from, so that originals need not be kept. ``keep``: where originals
-        go (see `pristine`). ``cache_bytes``: how much of read adapters to hold. ``built_with``: the stack that the
-        networks were built with, by `MergedSource`; sources are the base's own.
+        go (see `pristine`). ``cache_bytes``: how much of read adapters to hold. ``untie``: an adapter on a weight that
+        several modules share gives its module a copy of its own; otherwise it is refused. ``built_with``: the stack that
+        the networks were built with, by `MergedSource`; sources are the base's own.
         """
-        modules = networks_of(networks)
-        source_of = sources if isinstance(sources, Mapping) else dict.fromkeys(modules, sources)
-        self._networks: dict[str, _Network] = {}
-        for name, module in modules.items():
-            tensors = floating_state(module)
-            pristine = Pristine(keep, source_of.get(name))
-            pristine.decide(next(iter(tensors.values())).device, sum(value.nbytes for value in tensors.values()))
-            self._networks[name] = _Network({k: v.data for k, v in tensors.items()}, pristine)
-        self.index = index_of(modules)
-        self._orientation = Orientation(modules, self.index)
-        self._blocks = block_names(self.index)
-        self._cache = AdapterCache(self._orientation.resolve, cache_bytes, self._forget)
-        self._signatures: dict[TensorKey, tuple[tuple[int, float], ...]] | None = {}
-        self._running: tuple[Program, list[Strength]] | None = None
-        self._layers: list[tuple[Loaded, Strength]] = []  # held, so that the identities in use stay unique
+        self._modules = networks_of(networks)
+        source_of = sources if isinstance(sources, Mapping) else dict.fromkeys(self._modules, sources)
+        pristine = {name: Pristine(keep, source_of.get(name)) for name in self._modules}
+        self._live = LiveModel(self._modules)
+        self._writer = Writer(self._live, pristine, untie=untie)
+        self._cache = AdapterCache(self._resolve, cache_bytes, self._forget)
         self._programs: dict[tuple[object, ...], Program] = {}
+        self._state = StackState()
         self._lock = threading.RLock()
-        devices = {value.device for network in self._networks.values() for value in network.tensors.values()}
-        self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+        self._looks = -1
+        self._layout: dict[TensorKey, tuple[int, ...]] | None = None
         self._fixed: set[TensorKey] = set()  # changed in shape while building, so they cannot go back
+        self._look()
         if built_with:
             self._take_over(built_with)
 
+    def _look(self) -> None:
+        """Find the tensors where they are now, and whatever follows from that."""
+        looks = self._live.look()
+        if looks == self._looks:
+            return
+        layout = self._live.layout()
+        if layout != self._layout:
+            shapes: dict[str, dict[str, tuple[int, ...]]] = {name: {} for name in self._modules}
+            for (component, tensor), shape in layout.items():
+                shapes[component][tensor] = shape
+            self.index = ModelIndex({name: component_from_names(name, each) for name, each in shapes.items()})
+            self._orientation = Orientation(self._modules, self.index)
+            self._blocks = block_names(self.index)
+            self._cache.clear()  # plans were made for the old shapes
+            self._layout = layout
+        tensors: dict[str, list[torch.Tensor]] = {}
+        for key, slot in self._live.slots.items():
+            tensors.setdefault(key[0], []).append(slot.tensor)
+        for name, every in tensors.items():
+            self._writer.pristine[name].decide(every[0].device, sum(tensor.nbytes for tensor in every))
+        devices = {tensor.device for every in tensors.values() for tensor in every}
+        self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+        self._cache.mapped = self._cuda is not None
+        self._inference = any(tensor.is_inference() for every in tensors.values() for tensor in every)
+        self._programs = {}
+        self._looks = looks
+
+    def _resolve(self, adapter: Adapter) -> Plan:
+        plan = self._orientation.resolve(adapter)
+        for key in dict.fromkeys((p.component, p.tensor) for p in plan.placements):
+            if others := self._live.shared(key):
+                plan.report.warnings.append(f"{key[1]}: tied, it shares its memory with {', '.join(others)}")
+        return plan
+
     def _take_over(self, stack: Sequence[ResolvedLayer]) -> None:
         """Record what is merged already; the originals of those tensors are in the sources only."""
-        self._layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
-        items = items_by_tensor([(loaded.plan, strength) for loaded, strength in self._layers], self._blocks)
-        self._signatures = {
-            key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()
-        }
+        layers = [(self._cache.put(each.adapter, each.plan), each.strength) for each in stack]
+        layers = canonical(layers, plan_and_strength)
+        items = self._items(layers)
         for key, received in items.items():
-            self._networks[key[0]].pristine.lies_in_source(key[1])
+            self._writer.pristine[key[0]].lies_in_source(key[1])
             if any(item.placement.widen or item.placement.creates for item in received):
                 self._fixed.add(key)
+        self._writer.mark({key: self._live.home(key) for key in items})
+        self._writer.as_built = set(items)
+        self._state = StackState(layers, signatures_of(items))
 
     def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
         """Where every tensor of an adapter goes in these networks; cached for when it is applied."""
         with self._lock:
+            self._look()
             return self._cache.get(adapter).plan
 
     @property
     def woven(self) -> bool:
         """Whether any weight differs from the base."""
-        return bool(self._changed_keys())
-
-    def _changed_keys(self) -> Collection[TensorKey]:
-        """The tensors that differ from the base."""
-        if self._signatures is None and self._running is not None:
-            return self._running[0].tensors.keys()
-        return (self._signatures or {}).keys()
-
-    @property
-    def _woven(self) -> dict[TensorKey, tuple[tuple[int, float], ...]]:
-        """What each of them received; computed only if a later stack shares something with this one."""
-        if self._signatures is None and self._running is not None:
-            program, strengths = self._running
-            self._signatures = {
-                key: tuple((number, strengths[layer].at(p, {})) for number, layer, p in rows)
-                for key, rows in program.tensors.items()
-            }
-        return self._signatures or {}
+        return bool(self._state.changed())
 
     def apply(self, stack: Iterable[StackEntry]) -> int:
         """Make the model's weights those of ``stack``; returns how many tensors were written.
 
-        Entries are (adapter, strength) pairs or "NAME[:STRENGTH]"; adapters may be paths, `Adapter`s or `Plan`s. An empty
-        stack restores the base.
+        Entries are (adapter, strength) pairs or "NAME[:STRENGTH]"; adapters may be paths, `Adapter`s or `Plan`s. Their
+        order does not matter. An empty stack restores the base.
         """
-        with self._lock, torch.no_grad(), collector_waits():
-            layers = [(self._cache.get(adapter), strength) for adapter, strength in read_stack(stack)]
-            for loaded, _ in layers:
-                if self._cuda is not None:
-                    loaded.upload(self._cuda)
-                loaded.check_finite()
-            written = self._swap(layers)
-            return written if written is not None else self._apply_changes(layers)
+        entries = read_stack(stack)
+        with self._lock, collector_waits():
+            self._look()
+            with self._writing():
+                layers = [(self._cache.get(adapter), strength) for adapter, strength in entries]
+                for loaded, strength in layers:
+                    refuse_unknown_blocks(strength.blocks, self._blocks, self.index)
+                    if self._cuda is not None:
+                        loaded.upload(self._cuda)
+                    loaded.check_finite()
+                layers = canonical(layers, plan_and_strength)
+                self._settle()
+                written = self._swap(layers)
+                return written if written is not None else self._apply_changes(layers)
 
-    def _swap(self, layers: Sequence[tuple[Loaded, Strength]]) -> int | None:
+    def _writing(self) -> AbstractContextManager[object]:
+        """Tensors made in inference mode can be written there only."""
+        return torch.inference_mode() if self._inference else torch.no_grad()
+
+    def _settle(self) -> None:
+        """Notice what others did to weights that were written before, and follow it or refuse."""
+        woven, uncertain, marks = self._state.changed(), self._state.uncertain, self._writer.marks
+        moved: list[TensorKey] = []
+        for key, mark in list(marks.items()):
+            if key not in self._live.slots:  # its module is gone, and the weight with it
+                self._drop(key)
+            elif key in uncertain:
+                self._writer.pristine[key[0]].convert(key[1], self._writer.tensor(key))
+            elif key in woven:
+                if mark != self._live.home(key).mark():
+                    moved.append(key)
+            elif not self._live.is_at(key, mark):  # without adapters it is the base, whatever it is
+                self._drop(key)
+        if moved:
+            self._follow(moved)
+
+    def _drop(self, key: TensorKey) -> None:
+        """Nothing of what was known of a tensor holds any longer: it is the base as it is."""
+        self._programs = {}  # they may read the old original
+        if key in self._state.changed():
+            self._state = self._state.without(key)
+        self._writer.pristine[key[0]].forget(key[1])
+        self._writer.marks.pop(key, None)
+
+    def _follow(self, moved: Sequence[TensorKey]) -> None:
+        """Tensors with adapters in them that are elsewhere now: they must hold what was written, or the base."""
+        self._programs = {}
+        items, owners, foreign = self._items(self._state.layers), owners_of(self._state.layers), list[str]()
+        for key in moved:
+            home, pristine = self._live.home(key), self._writer.pristine[key[0]]
+            (_, _, dtype, device), _ = self._writer.marks[key]
+            before = torch.empty(home.tensor.shape, dtype=dtype, device=device)
+            if same_bits(self._writer.rebuilt(key, items[key], owners, before).to(home.tensor), home.tensor):
+                pristine.convert(key[1], home.tensor)
+                self._writer.marks[key] = home.mark()
+                if home.tensor.dtype != dtype:  # rounded twice: the next stack writes it again
+                    self._state = self._state.during([key])
+            elif same_bits(pristine.get(key[1], before).to(home.tensor), home.tensor):
+                self._drop(key)
+            else:
+                foreign.append(key[1])
+        if foreign:
+            more = f" and {len(foreign) - 1} more tensors" if len(foreign) > 1 else ""
+            raise MergeStateError(
+                f"{foreign[0]}{more}: changed by something else while adapters were merged in, so the base is not known; "
+                "apply([]) before changing weights, or make a new Weaver to take the present weights as the base"
+            )
+
+    def _items(self, layers: Layers, blocks: Mapping[str, str] | None = None) -> dict[TensorKey, list[Item]]:
+        pairs = [(loaded.plan, strength) for loaded, strength in layers]
+        names = self._blocks if blocks is None else blocks
+        return items_by_tensor(pairs, names, lambda p: self._live.canonical((p.component, p.tensor)))
+
+    def _swap(self, layers: Layers) -> int | None:
         """The usual case in one launch: a stack that shares nothing with the one before, all of it for the kernel."""
+        before = self._state
         keys = tuple(loaded.key for loaded, _ in layers)
-        shared = set(keys) & {loaded.key for loaded, _ in self._layers}
-        if self._cuda is None or len(set(keys)) != len(keys) or not keys:
+        shared = set(keys) & {loaded.key for loaded, _ in before.layers}
+        if self._cuda is None or len(set(keys)) != len(keys) or not keys or before.uncertain:
             return None
-        if shared and not (len(keys) == 1 == len(self._layers)):
+        if shared and not (len(keys) == 1 == len(before.layers)):
             return None
         if any(s.blocks or 0.0 in (s.overall, *s.components.values()) for _, s in layers):
             return None
-        if shared and self._layers[0][1] == layers[0][1]:
-            return 0
+        woven = before.changed()
         program = self._programs.get(keys)
+        if shared and before.layers[0][1] == layers[0][1] and program is not None and woven is program.tensors.keys():
+            return 0
         if program is None:
             program = self._clone(layers) or self._compile(layers)
             if program is None:
                 return None
             self._programs[keys] = program
-        woven = self._changed_keys()
         dropped = [] if woven is program.tensors.keys() else [key for key in woven if key not in program.tensors]
-        for network in self._networks.values():
-            network.pristine.check()
-        try:
-            self._restore(dropped)
-            program.run([strength for _, strength in layers])
-        except BaseException as error:
-            self._abandon({*program.tensors, *woven})
-            raise _ours(error) from None
-        self._running = program, [strength for _, strength in layers]
-        self._signatures = None
-        self._layers = list(layers)
+        if self._fixed.intersection((*program.tensors, *dropped)):
+            return None
+        self._writer.check_sources()
+        strengths = [strength for _, strength in layers]
+        self._change(
+            [*program.tensors, *dropped],
+            dropped,
+            lambda: program.run(strengths),
+            StackState(list(layers), None, program),
+        )
         return len(program.tensors) + len(dropped)
 
-    def _apply_changes(self, layers: Sequence[tuple[Loaded, Strength]]) -> int:
-        items = items_by_tensor([(loaded.plan, strength) for loaded, strength in layers], self._blocks)
-        signatures = {key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()}
-        changed = [key for key, signature in signatures.items() if self._woven.get(key) != signature]
-        dropped = [key for key in self._woven if key not in signatures]
-        if stuck := self._fixed.intersection(changed) or self._fixed.intersection(dropped):
+    def _apply_changes(self, layers: Layers) -> int:
+        items = self._items(layers)
+        signatures = signatures_of(items)
+        received, uncertain = self._state.received(), self._state.uncertain
+        changed = [key for key, each in signatures.items() if key in uncertain or received.get(key) != each]
+        dropped = [key for key in {**received, **dict.fromkeys(uncertain)} if key not in signatures]
+        if stuck := self._fixed.intersection((*changed, *dropped)):
             raise TargetError(
-                f"{min(stuck)[1]}: the model was built with an adapter that changes its shape; build it again without it"
+                f"{min(stuck)[1]}: built with an adapter that changes its shape; build the model without it"
             )
         if not changed and not dropped:
             return 0
         self._prepare(changed, items)
-        owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
-        try:
-            self._restore(dropped)
-            self._write(changed, items, owners)
-        except BaseException as error:
-            self._abandon(set(changed) | set(self._woven))
-            raise _ours(error) from None
-        self._signatures, self._running = signatures, None
-        self._layers = list(layers)
+        owners = owners_of(layers)
+        after = StackState(list(layers), signatures)
+        self._change([*changed, *dropped], dropped, lambda: self._writer.write(changed, items, owners), after)
         return len(changed) + len(dropped)
 
-    def _clone(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
+    def _prepare(self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]]) -> None:
+        self._writer.prepare(keys, items, self._state.uncertain)
+        self._look()  # untied tensors are elsewhere
+
+    def _change(
+        self,
+        keys: Sequence[TensorKey],
+        dropped: Sequence[TensorKey],
+        write: Callable[[], list[TensorKey]],
+        after: StackState,
+    ) -> None:
+        """Restore ``dropped`` and write the rest of ``keys``, which are marked as uncertain meanwhile."""
+        before, writer = self._state, self._writer
+        homes = {key: self._live.home(key) for key in keys}
+        try:
+            self._state = before.during(keys)
+            writer.restore(dropped)
+            unbounded = write()
+            write_copies(homes.values())
+            if overflowed := [key for key in unbounded if writer.overflows(key)]:
+                raise _Overflow(overflowed)
+            writer.mark(homes)
+            self._state = after
+            writer.as_built.difference_update(keys)
+        except _Overflow as overflow:
+            self._undo(keys, before)
+            raise TargetError(self._overflow_message(overflow.keys, after.layers)) from None
+        except BaseException as error:
+            self._abandon({*keys, *before.changed()})
+            raise _ours(error) from None
+
+    def _undo(self, keys: Sequence[TensorKey], before: StackState) -> None:
+        """Put the stack before back, bit for bit: its tensors are computed again from their originals."""
+        try:
+            items, owners = self._items(before.layers), owners_of(before.layers)
+            homes = {key: self._live.home(key) for key in keys}
+            woven = [key for key in keys if key in before.received() and key not in before.uncertain]
+            self._writer.restore([key for key in keys if key not in woven])
+            for key in woven:
+                home = homes[key].tensor
+                home.copy_(self._writer.rebuilt(key, items[key], owners, torch.empty_like(home)))
+            write_copies(homes.values())
+            self._writer.mark(homes)
+            self._state = before
+        except BaseException as error:
+            self._abandon({*keys, *before.changed()})
+            raise _ours(error) from None
+
+    def _abandon(self, keys: Collection[TensorKey]) -> None:
+        """After a failure: the base everywhere, and nothing woven."""
+        self._state = StackState((), {}, None, frozenset(keys))
+        try:
+            homes = {key: self._live.home(key) for key in keys}
+            self._writer.restore(keys)
+            write_copies(homes.values())
+            self._writer.mark(homes)
+        except Exception as error:
+            raise InweaveError(f"the base could not be restored; build the model again: {error}") from error
+        self._state = StackState()
+
+    def _overflow_message(self, keys: Sequence[TensorKey], layers: Layers) -> str:
+        dtype = self._writer.tensor(keys[0]).dtype
+        owners = owners_of(layers)
+        causes = dict.fromkeys(
+            f"{owners[id(item.placement)].name} at strength {item.strength:g}" for item in self._items(layers)[keys[0]]
+        )
+        more = f" (and {len(keys) - 1} more tensors)" if len(keys) > 1 else ""
+        return (
+            f"{', '.join(causes)}: {keys[0][0]}.{keys[0][1]}{more} would exceed {DTYPE_NAMES.get(dtype, dtype)}, whose "
+            f"largest number is {torch.finfo(dtype).max:g}; nothing was changed; use a lower strength"
+        )
+
+    def _clone(self, layers: Layers) -> Program | None:
         """The program of another file of the same layout, pointed at this one's factors."""
         loaded = layers[0][0]
-        if len(layers) > 1 or loaded.template is None or self._cuda not in loaded.slabs:
+        if len(layers) > 1 or loaded.template is None or self._cuda is None or self._cuda not in loaded.slabs:
             return None
         for keys, program in self._programs.items():
             other = program.sole
@@ -214,145 +380,17 @@ class Weaver:
                 return program.clone(loaded, self._cuda)
         return None
 
-    def _compile(self, layers: Sequence[tuple[Loaded, Strength]]) -> Program | None:
+    def _compile(self, layers: Layers) -> Program | None:
         """A program for these adapters, if the kernel can take every tensor of them."""
         full = Strength()
-        items = items_by_tensor([(loaded.plan, full) for loaded, _ in layers], {})
+        items = self._items([(loaded, full) for loaded, _ in layers], {})
         self._prepare(list(items), items)
-        numbers = {id(p): i for i, (loaded, _) in enumerate(layers) for p in loaded.plan.placements}
-        owners = {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
-        if not all(self._groupable(key, received) for key, received in items.items()):
-            return None
-        pairs = [pair for key, received in items.items() for pair in self._targets(key, received, owners)]
-        targets = [target for target, _ in pairs]
-        if len({t.base.dtype for t in targets}) > 1 or len({p.up.dtype for t in targets for p in t.products}) > 1:
-            return None
-        keys = {
-            key: [(id(i.placement), numbers[id(i.placement)], i.placement) for i in received]
-            for key, received in items.items()
-        }
-        products = [(numbers[id(item.placement)], item.placement) for _, used in pairs for item in used]
-        return Program(keys, prepared(targets), products, layers[0][0] if len(layers) == 1 else None)
+        return compiled(self._writer, [loaded for loaded, _ in layers], items)
 
     def _forget(self, key: object) -> None:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
         for keys in [keys for keys in self._programs if key in keys]:
             del self._programs[keys]
-
-    def _prepare(self, changed: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]]) -> None:
-        """Everything that can fail without having touched a weight."""
-        for component, tensor in changed:
-            network = self._networks.get(component)
-            if network is None or tensor not in network.tensors:
-                raise TargetError(
-                    f"{component}.{tensor}: not a tensor of this model; the plan was made for another base"
-                )
-            for item in items[component, tensor]:
-                placement = item.placement
-                if placement.widen or placement.creates:
-                    raise TargetError(
-                        f"{tensor}: this adapter changes the model's shape; build the model from a MergedSource of it"
-                    )
-                if placement.shape != tuple(network.tensors[tensor].shape):
-                    raise TargetError(
-                        f"{tensor}: the plan expects {list(placement.shape)}, the model has {list(network.tensors[tensor].shape)}"
-                    )
-        for network in self._networks.values():
-            network.pristine.check()
-        for component, tensor in changed:
-            network = self._networks[component]
-            network.pristine.save(tensor, network.tensors[tensor])
-
-    def _write(
-        self, changed: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
-    ) -> None:
-        targets: list[Target] = []
-        scratch = Scratch()  # for all tensors of this stack
-        for key in changed:
-            if self._groupable(key, items[key]):
-                targets += [target for target, _ in self._targets(key, items[key], owners)]
-            else:
-                self._write_one(key, items[key], scratch)
-        merge_products(targets)
-
-    def _write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> None:
-        component, tensor = key
-        network = self._networks[component]
-        live = network.tensors[tensor]
-
-        def original(name: str) -> torch.Tensor:
-            live_tensor = network.tensors[name]
-            return network.pristine.get(name, live_tensor).to(live_tensor.device)
-
-        merge_into(live, original(tensor), received, original, scratch=scratch)
-
-    def _groupable(self, key: TensorKey, received: Sequence[Item]) -> bool:
-        """Whether the kernel can merge a tensor: only products, and the original on the same device."""
-        network = self._networks[key[0]]
-        live = network.tensors[key[1]]
-        resident = live.is_cuda and network.pristine.is_resident()
-        return resident and live.is_contiguous() and live.dim() > 1 and all(is_product(i.placement) for i in received)
-
-    def _targets(
-        self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
-    ) -> list[tuple[Target, list[Item]]]:
-        network = self._networks[key[0]]
-        live = network.tensors[key[1]]
-        return targets_of(network.pristine.get(key[1], live), live, received, owners)
-
-    def _restore(self, keys: Iterable[TensorKey]) -> None:
-        lives, originals = [], []
-        for component, tensor in keys:
-            network = self._networks[component]
-            lives.append(network.tensors[tensor])
-            originals.append(network.pristine.get(tensor, lives[-1]))
-        if lives:
-            torch._foreach_copy_(lives, originals)
-
-    def _abandon(self, keys: Iterable[TensorKey]) -> None:
-        """After a failure: the base everywhere, and nothing woven."""
-        self._signatures, self._running, self._layers = {}, None, []
-        try:
-            self._restore(keys)
-        except Exception as error:
-            raise InweaveError(f"the base could not be restored; build the model again: {error}") from error
-
-
-class Program:
-    """A compiled stack: one launch that can be run again at any strengths."""
-
-    def __init__(
-        self,
-        tensors: Mapping[TensorKey, list[tuple[int, int, Placement]]],
-        launch: Launch,
-        products: Sequence[tuple[int, Placement]],
-        sole: Loaded | None,
-    ) -> None:
-        self.tensors = tensors
-        self.sole = sole  # the adapter, where there is only one
-        self._launch = launch
-        self._products = products  # in the launch's order; one may be there for several runs of rows
-        self._scales = np.array([placement.factors.scale for _, placement in products])
-        components = {name: number for number, name in enumerate(dict.fromkeys(p.component for _, p in products))}
-        self._samples = [next(p for _, p in products if p.component == name) for name in components]
-        self._which = np.array([(layer, components[p.component]) for layer, p in products])
-
-    def clone(self, loaded: Loaded, device: torch.device) -> Program:
-        """The same launch over another slab: offsets within it are the same, only its start differs."""
-        assert self.sole is not None
-        placements = loaded.plan.placements
-        order = {id(old): new for old, new in zip(self.sole.plan.placements, placements, strict=True)}
-        tensors = {
-            key: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows] for key, rows in self.tensors.items()
-        }
-        products = [(layer, order[id(p)]) for layer, p in self._products]
-        launch = self._launch.moved(self.sole.slabs[device].numbers, loaded.slabs[device].numbers)
-        return Program(tensors, launch, products, loaded)
-
-    def run(self, strengths: Sequence[Strength]) -> None:
-        table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])
-        self._launch.rescale(self._scales * table[self._which[:, 0], self._which[:, 1]])
-        self._launch.run()
 
 
 def _ours(error: BaseException) -> BaseException:

@@ -82,6 +82,12 @@ def test_anything_else_is_an_error_that_says_what_is_expected(wrong: object) -> 
         inweave.Weaver(wrong)
 
 
+def test_the_components_of_a_pipeline_are_the_pipeline(pipeline: Any) -> None:
+    assert networks_of(pipeline.components) == networks_of(pipeline)
+    assert set(inweave.Weaver(pipeline.components).index.components) == {"unet", "te1"}
+    assert networks_of({"unet": pipeline.unet, "vae": pipeline.vae, "scheduler": None}) == {"unet": pipeline.unet}
+
+
 def test_a_weaver_of_no_networks_holds_nothing() -> None:
     weaver = inweave.Weaver({})
     assert not weaver.woven and not weaver.index.components

@@ -15,7 +15,7 @@ from inweave.ops.merge.work import Target
 class Launch(Protocol):
     """A merge that is ready to run, as often as needed and at any scales."""
 
-    def run(self) -> None: ...
+    def run(self) -> list[int]: ...
 
     def rescale(self, scales: np.ndarray) -> None: ...
 
@@ -29,23 +29,27 @@ def prepared(targets: Sequence[Target]) -> Launch:
     return kernel.Launch(targets)
 
 
-def merge_products(targets: Sequence[Target]) -> None:
-    """Merge all targets: one launch per (device, base dtype, factor dtype) on CUDA, one addmm each elsewhere."""
-    plain: list[Target] = []
-    grouped: dict[tuple[object, ...], list[Target]] = {}
-    for target in targets:
+def merge_products(targets: Sequence[Target]) -> list[int]:
+    """Merge all targets: one launch per (device, base dtype, factor dtype) on CUDA, one addmm each elsewhere.
+
+    Returns the numbers of the targets whose results are not all finite.
+    """
+    plain: list[int] = []
+    grouped: dict[tuple[object, ...], list[int]] = {}
+    for number, target in enumerate(targets):
         dtypes = {product.up.dtype for product in target.products} | {product.down.dtype for product in target.products}
         if target.base.is_cuda and len(dtypes) <= 1 and _contiguous(target):
             key = (target.base.device, target.base.dtype, next(iter(dtypes), target.base.dtype))
-            grouped.setdefault(key, []).append(target)
+            grouped.setdefault(key, []).append(number)
         else:
-            plain.append(target)
+            plain.append(number)
+    unbounded = [plain[each] for each in reference.merge_products([targets[number] for number in plain])]
     if grouped:
         from inweave.ops.merge import triton as kernel
 
         for group in grouped.values():
-            kernel.merge_products(group)
-    reference.merge_products(plain)
+            unbounded += [group[each] for each in kernel.merge_products([targets[number] for number in group])]
+    return sorted(unbounded)
 
 
 def _contiguous(target: Target) -> bool:

@@ -13,12 +13,34 @@ import torch
 from inweave.ops.merge.work import Target
 
 
-def merge_products(targets: Sequence[Target]) -> None:
-    """Write every target's `out`."""
-    for target in targets:
-        if not target.products:
+def merge_products(targets: Sequence[Target]) -> list[int]:
+    """Write every target's `out`; returns the numbers of those whose results are not all finite."""
+    unbounded = []
+    for number, target in enumerate(targets):
+        if target.products:
+            up = torch.cat([product.up.float() * product.scale for product in target.products], 1)
+            down = torch.cat([product.down.float() for product in target.products], 0)
+            target.out.copy_(torch.addmm(target.base.float(), up, down))
+        else:
             target.out.copy_(target.base)
-            continue
-        up = torch.cat([product.up.float() * product.scale for product in target.products], 1)
-        down = torch.cat([product.down.float() for product in target.products], 0)
-        target.out.copy_(torch.addmm(target.base.float(), up, down))
+        if not all_finite(target.out):
+            unbounded.append(number)
+    return unbounded
+
+
+def all_finite(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds neither infinity nor NaN; one pass, no memory."""
+    if tensor.numel() == 0:
+        return True
+    low, high = torch.aminmax(_wide(tensor))
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def finite_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Which numbers of a tensor are finite."""
+    return torch.isfinite(_wide(tensor))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Eight-bit floats as float32: they have no arithmetic."""
+    return tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float()

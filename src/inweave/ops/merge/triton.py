@@ -5,12 +5,14 @@
     for every product of the target, for every slice of its rank:
         acc += scale * (up slice @ down slice)           float32 accumulation
     out tile = round(acc)
+    flags[target] = 1, if a number of the tile is infinite or NaN
 
 All addresses are offsets (int64, in elements) from one base pointer per dtype, so nothing is loaded as a
 pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `Launch` keeps
 them, so that merging the same stack again, also at other strengths, is the launch alone.
 
-Traffic is what bounds it: each weight is read once and written once; factors come from the L2 cache.
+Traffic is what bounds it: each weight is read once and written once; factors come from the L2 cache. Overflow is seen
+in registers, and read by the host with one synchronization at the end.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def _merge_kernel(
     extents,  # (tiles, 8) int32: columns of the weight, rows left, columns left, first row, first column, products from, to
     products,  # (products, 3) int64: up offset, down offset, rank
     scales,  # (products,) float32
+    flags,  # (targets,) int32: set where a result is not finite
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
@@ -83,6 +86,7 @@ def _merge_kernel(
     column0 = tl.multiple_of(tl.load(extents + tile * 8 + 4), ALIGN)
     first = tl.load(extents + tile * 8 + 5)
     last = tl.load(extents + tile * 8 + 6)
+    target = tl.load(extents + tile * 8 + 7)
 
     rows = tl.arange(0, BLOCK_ROWS)
     columns = tl.arange(0, BLOCK_COLUMNS)
@@ -116,9 +120,12 @@ def _merge_kernel(
                     BLOCK_RANK,
                     PRECISION,
                 )
-    tl.store(
-        out_ptr + out_offset + places, acc.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first"
-    )
+    result = acc.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_offset + places, result, mask=inside, eviction_policy="evict_first")
+    size = tl.abs(result.to(tl.float32))
+    unbounded = inside & ~(size < float("inf"))  # false for NaN, too
+    worst = tl.max(tl.max(unbounded.to(tl.int32), axis=1), axis=0)
+    tl.store(flags + target, worst, mask=worst > 0)  # every program that stores here stores the same
 
 
 _TABLES: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor, int]] = {}
@@ -152,7 +159,10 @@ class Launch:
         self._align = min(align, _alignment(rows[:, 1]))
         self._rank_align = _alignment(rows[:, (0, 2)])
         self._products = torch.from_numpy(rows).to(device, non_blocking=True)
-        self._scales = torch.tensor([p.scale for p in products] or [0.0], dtype=torch.float32, device=device)
+        scales = np.array([p.scale for p in products] or [0.0])
+        with np.errstate(over="ignore"):
+            self._scales = torch.from_numpy(scales.astype(np.float32)).to(device)
+        self._flags = torch.zeros(len(targets), dtype=torch.int32, device=device)
 
     def _tables(self, targets: Sequence[Target], device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The tile tables on the device; those of the same weights are kept, whatever is merged into them."""
@@ -207,9 +217,12 @@ class Launch:
         shift = (self._factors.data_ptr() - old.data_ptr()) // old.element_size()
         clone._factors = new[shift:]
         clone._scales = self._scales.clone()
+        clone._flags = torch.zeros_like(self._flags)
         return clone
 
-    def run(self) -> None:
+    def run(self) -> list[int]:
+        """Write every target; returns the numbers of those whose results are not all finite."""
+        self._flags.zero_()
         _merge_kernel[(self._offsets.shape[0],)](
             self._bases,
             self._outs,
@@ -218,6 +231,7 @@ class Launch:
             self._extents,
             self._products,
             self._scales,
+            self._flags,
             BLOCK_ROWS=self._block[0],
             BLOCK_COLUMNS=self._block[1],
             BLOCK_RANK=self._block_rank,
@@ -228,6 +242,8 @@ class Launch:
             STAGES=self._stages,
             num_warps=self._warps,
         )
+        numbers: list[int] = self._flags.nonzero().flatten().tolist()
+        return numbers
 
 
 def _alignment(*tables: np.ndarray) -> int:
@@ -236,7 +252,6 @@ def _alignment(*tables: np.ndarray) -> int:
     return next(size for size in (16, 8, 1) if every % size == 0)
 
 
-def merge_products(targets: Sequence[Target]) -> None:
-    """Write every target's `out` in one launch."""
-    if targets:
-        Launch(targets).run()
+def merge_products(targets: Sequence[Target]) -> list[int]:
+    """Write every target's `out` in one launch; returns the numbers of those whose results are not all finite."""
+    return Launch(targets).run() if targets else []

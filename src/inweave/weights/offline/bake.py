@@ -35,10 +35,11 @@ from inweave.formats.gate import parse_header
 from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
+from inweave.weights.blocks import block_names
 from inweave.weights.checkpoint_files import PIECE, Network, Pieces, network_at, networks_in
-from inweave.weights.merge import is_product
+from inweave.weights.merge import is_product, refuse_overflow
 from inweave.weights.merged import MergedSource
-from inweave.weights.stack import Item, Strength, block_names, items_by_tensor
+from inweave.weights.stack import Item, Strength, items_by_tensor
 
 LARGE = 512 * 1024**2  #: bytes of one tensor as float32, above which it is merged in runs of rows
 RUN = 256 * 1024**2  #: bytes of one such run as float32
@@ -166,7 +167,8 @@ class _Job:
         def before() -> torch.Tensor:
             return torch.zeros(1) if name in self.created else self.base.get(name, rows=rows)
 
-        return _bytes_of(name, self.source.get(name, dtype=dtype, rows=rows), before)
+        result = self.source.get(name, dtype=dtype, rows=rows)
+        return _bytes_of(name, result, before)
 
     def index_document(self, index: Path) -> bytes:
         """The index of the shards, with created tensors and the new size."""
@@ -179,16 +181,8 @@ class _Job:
 
 def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
     """The bytes of a result that is finite, unless its origin was not."""
-    if not _finite(result) and _finite(before()):
-        raise TargetError(
-            f"{name}: the result exceeds {DTYPE_NAMES[result.dtype]}; use a wider dtype or a lower strength"
-        )
+    refuse_overflow(name, result, before)
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    low, high = torch.aminmax(tensor if tensor.dtype.itemsize > 1 else tensor.float())
-    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _history(metadata: Mapping[str, str]) -> list[object]:

@@ -115,6 +115,8 @@ def resize_stack(
     ``dtype``: of the new factors (None: that of the old ones, float32 where they differ).
     """
     check_size(rank, energy)
+    if any(strength.blocks for _, strength in stack):
+        raise ConfigError("strengths by block cannot be written into an adapter here; give one strength per component")
     single = len(stack) == 1 and stack[0][1] == Strength()
     groups: dict[tuple[str, str, int | None, str], list[tuple[Entry, float]]] = {}
     for adapter, strength in stack:

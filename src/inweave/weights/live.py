@@ -1,0 +1,289 @@
+"""The weights of a live model, where they are now: looked up for every stack, since a model may change in between.
+
+    place     (module, attribute) -> the tensor there; a module under two names is one place
+    home      where its numbers lie: the tensor itself; for one that accelerate offloaded, the tensor that its hook keeps
+    copies    rows of a fused projection: after diffusers' `fuse_qkv_projections`, `to_q` is also rows of `to_qkv`
+    shared    places of other modules whose memory overlaps: tied weights
+    mark      ((identity, address, dtype, device), version) of a home: any difference is somebody else's write or move
+
+What cannot be written is refused by name: tensors on the meta device, offloaded to disk, quantized or expanded.
+Writes through `.data` or a raw pointer leave no mark; nothing can be seen of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from inweave.errors import TargetError
+from inweave.weights.networks import Slot, plain_name, slots, unwrapped
+from inweave.weights.stack import TensorKey
+
+#: a fused projection of diffusers' attention -> the projections whose rows it holds, in order
+FUSED = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+    "to_added_kv": ("add_k_proj", "add_v_proj"),
+}
+
+Place = tuple[int, int, torch.dtype, torch.device]
+Mark = tuple[Place, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """``tensor``: detached, to be written; ``owner``: the tensor whose version counts; ``copies``: written after it."""
+
+    tensor: torch.Tensor
+    owner: torch.Tensor
+    copies: tuple[torch.Tensor, ...]
+    place: Place
+
+    def mark(self) -> Mark:
+        return self.place, -1 if self.owner.is_inference() else self.owner._version
+
+
+class LiveModel:
+    """The floating-point tensors of some networks. Call `look` before anything else of a new stack."""
+
+    def __init__(self, networks: Mapping[str, nn.Module]) -> None:
+        self.networks = networks
+        self.slots: dict[TensorKey, Slot] = {}
+        self._rows: dict[TensorKey, list[tuple[str, torch.Tensor, int]]] = {}  # the fused projections a part is in
+        self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
+        self._homes: dict[TensorKey, Home] = {}
+        self._first: dict[tuple[int, str], TensorKey] = {}
+        self._shared: dict[TensorKey, list[TensorKey]] = {}
+        self._objects: list[object] = []  # so that identities stay unique
+        self._seen: tuple[list[int], list[int]] = ([], [])
+        self._looks = 0
+        self.look()
+
+    def look(self) -> int:
+        """Find everything again where anything was replaced or moved; returns how often it was, so far."""
+        objects = [each for network in self.networks.values() for each in _parts_of(network)]
+        addresses = [_address(slot.tensor) for slot in self.slots.values()]
+        if self._seen == ([id(each) for each in objects], addresses):
+            return self._looks
+        self._looks += 1
+        self._seen = ([], [])  # until all of it is known
+        self.slots, self._rows, self._groups = {}, {}, {}
+        for component, network in self.networks.items():
+            self._add(component, network)
+        self._first = {}
+        for key, slot in self.slots.items():
+            self._first.setdefault((id(slot.module), slot.leaf), key)
+        self._homes = {}
+        self._shared = self._overlaps()
+        self._objects = objects
+        self._seen = [id(each) for each in objects], [_address(slot.tensor) for slot in self.slots.values()]
+        return self._looks
+
+    def _add(self, component: str, network: nn.Module) -> None:
+        every = {name: slot for name, slot in slots(network).items() if slot.tensor.is_floating_point()}
+        for whole, parts in list(_fused(network, every)):
+            tensor, start = every[whole].tensor, 0
+            for part in parts:
+                self._rows.setdefault((component, part), []).append((whole, tensor, start))
+                start += every[part].tensor.shape[0]
+            del every[whole]
+        self.slots |= {(component, name): slot for name, slot in every.items()}
+        for module in network.modules():
+            for group in _offload_groups(module):
+                for member in (*getattr(group, "modules", ()), *getattr(group, "parameters", ())):
+                    tensors = member.parameters() if isinstance(member, nn.Module) else [member]
+                    self._groups |= {id(tensor): group for tensor in tensors}
+
+    def layout(self) -> dict[TensorKey, tuple[int, ...]]:
+        """The shape of every tensor."""
+        return {key: tuple(slot.tensor.shape) for key, slot in self.slots.items()}
+
+    def canonical(self, key: TensorKey) -> TensorKey:
+        """The first name of the place that ``key`` names."""
+        slot = self.slots.get(key)
+        return key if slot is None else self._first[id(slot.module), slot.leaf]
+
+    def shared(self, key: TensorKey) -> list[str]:
+        """Names of other modules' tensors that lie in the same memory."""
+        group = self._shared.get(self.canonical(key), ())
+        return [name if component == key[0] else f"{component}.{name}" for component, name in group]
+
+    def home(self, key: TensorKey) -> Home:
+        """Where the numbers of a tensor lie; `TargetError` where they cannot be written."""
+        known = self._homes.get(key)
+        if known is None:
+            known = self._homes[key] = self._find(key)
+        return known
+
+    def is_at(self, key: TensorKey, mark: Mark) -> bool:
+        """Whether a tensor is as it was marked; one that cannot be written at present is not."""
+        try:
+            return self.home(key).mark() == mark
+        except TargetError:
+            return False
+
+    def untie(self, key: TensorKey) -> None:
+        """Give the module a tensor of its own, with the same bits; the others keep theirs."""
+        slot = self.slots[key]
+        if slot.tensor.is_meta:
+            raise TargetError(f"{key[1]}: tied, and stored by an offload hook; untie it before it is offloaded")
+        copy = slot.tensor.detach().clone()
+        if isinstance(slot.tensor, nn.Parameter):
+            slot.module._parameters[slot.leaf] = nn.Parameter(copy, requires_grad=slot.tensor.requires_grad)
+        else:
+            slot.module._buffers[slot.leaf] = copy
+        self.look()
+
+    def _find(self, key: TensorKey) -> Home:
+        slot = self.slots[key]
+        owner = self._kept_by_hook(key) if slot.tensor.is_meta else slot.tensor
+        if owner is None:
+            raise TargetError(f"{key[1]}: on the meta device, so it has no numbers; load the model's weights first")
+        if is_traceable_wrapper_subclass(owner):
+            raise TargetError(f"{key[1]}: stored as {type(owner).__name__}, which cannot be written in place")
+        if any(stride == 0 and size > 1 for stride, size in zip(owner.stride(), owner.shape, strict=True)):
+            raise TargetError(f"{key[1]}: an expanded view: several elements are one number; give it memory of its own")
+        if reason := _elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
+            raise TargetError(f"{key[1]}: {reason}")
+        place = (id(owner), owner.data_ptr(), owner.dtype, owner.device)
+        return Home(owner.detach(), owner, tuple(self._copies(key, owner)), place)
+
+    def _kept_by_hook(self, key: TensorKey) -> torch.Tensor | None:
+        """The tensor that accelerate loads for each forward pass; `TargetError` where it lies on disk."""
+        path = key[1].split(".")
+        module, above = self.networks[key[0]], list[nn.Module]()
+        for step in path[:-1]:
+            above.append(module)
+            module = unwrapped(module).get_submodule(step)
+        for count, holder in reversed([*enumerate([*above, module])]):
+            for weights in _weight_maps(unwrapped(holder)):
+                name = ".".join(path[count:])
+                while isinstance(inner := getattr(weights, "dataset", None), Mapping):
+                    weights, name = inner, f"{getattr(weights, 'prefix', '')}{name}"
+                in_memory = weights if isinstance(weights, dict) else getattr(weights, "state_dict", {})
+                stored = in_memory.get(name)
+                if isinstance(stored, torch.Tensor) and not stored.is_meta:
+                    return stored
+                if name in weights:
+                    raise TargetError(
+                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU, "
+                        "or build the model with the adapters merged (MergedSource)"
+                    )
+        return None
+
+    def _copies(self, key: TensorKey, owner: torch.Tensor) -> Iterator[torch.Tensor]:
+        for whole, tensor, start in self._rows.get(key, ()):
+            rows = tensor.detach()[start : start + owner.shape[0]]
+            if tensor.is_meta or rows.shape != owner.shape or not torch.equal(rows.to(owner), owner.detach()):
+                raise TargetError(
+                    f"{key[1]}: the model may compute with {whole} instead, which holds other weights; "
+                    "call unfuse_qkv_projections() first"
+                )
+            yield rows
+
+    def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
+        """Every place with those of other modules whose memory overlaps its own."""
+        spans: dict[object, list[tuple[int, int, TensorKey]]] = {}
+        for key in self._first.values():
+            tensor = self._visible(key)
+            if tensor.is_meta:
+                spans.setdefault(id(tensor), []).append((0, 1, key))
+            elif (address := _address(tensor)) and tensor.numel():
+                spans.setdefault(tensor.device, []).append((address, address + _extent(tensor), key))
+        shared: dict[TensorKey, list[TensorKey]] = {}
+        for rows in spans.values():
+            rows.sort()
+            group, end = list[TensorKey](), 0
+            for start, stop, key in rows:
+                if start >= end:
+                    group, end = [], stop
+                group.append(key)
+                end = max(end, stop)
+                shared[key] = group
+        return {key: [other for other in group if other != key] for key, group in shared.items() if len(group) > 1}
+
+    def _visible(self, key: TensorKey) -> torch.Tensor:
+        tensor = self.slots[key].tensor
+        if not tensor.is_meta:
+            return tensor
+        try:
+            stored = self._kept_by_hook(key)
+        except TargetError:
+            return tensor
+        return tensor if stored is None else stored
+
+
+def write_copies(homes: Iterable[Home]) -> None:
+    """Bring fused projections up to date with the parts they hold."""
+    for home in homes:
+        for copy in home.copies:
+            copy.copy_(home.tensor)
+
+
+def _parts_of(network: nn.Module) -> Iterator[object]:
+    """Everything whose replacement changes where tensors are, in the order of a walk."""
+    todo = [network]
+    while todo:
+        module = todo.pop()
+        yield module
+        yield from module._parameters.values()
+        yield from module._buffers.values()
+        todo.extend(child for child in module._modules.values() if child is not None)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a subclass without storage
+        return 0
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str, list[str]]]:
+    """Tensors of fused projections and the parts whose rows they hold."""
+    for path, module in network.named_modules():
+        if not getattr(module, "fused_projections", False):
+            continue
+        dot = plain_name(f"{path}." if path else "")
+        for whole, parts in FUSED.items():
+            for leaf in ("weight", "bias"):
+                names = [f"{dot}{part}.{leaf}" for part in parts]
+                if f"{dot}{whole}.{leaf}" in every and all(name in every for name in names):
+                    yield f"{dot}{whole}.{leaf}", names
+
+
+def _weight_maps(module: nn.Module) -> Iterator[Mapping[str, torch.Tensor]]:
+    """Where accelerate's hooks of a module keep its weights."""
+    hook = getattr(module, "_hf_hook", None)
+    for each in (hook, *getattr(hook, "hooks", ())):
+        weights = getattr(each, "weights_map", None)
+        if isinstance(weights, Mapping):
+            yield weights
+
+
+def _offload_groups(module: nn.Module) -> Iterator[object]:
+    """The groups that diffusers' group offloading put a module in."""
+    hooks: Mapping[str, object] = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
+    for hook in hooks.values():
+        if (group := getattr(hook, "group", None)) is not None:
+            yield group
+
+
+def _elsewhere(group: object, tensor: torch.Tensor) -> str | None:
+    """Why a write would be lost where group offloading has the weight elsewhere at present."""
+    if getattr(group, "offload_to_disk_path", None) is not None:
+        return "offloaded to disk by diffusers, where it cannot be changed; offload it to memory instead"
+    stored = getattr(group, "cpu_param_dict", {}).get(tensor)
+    if stored is not None and stored.data_ptr() != tensor.data_ptr():
+        return "on the device for the moment by diffusers' group offloading; apply between two forward passes"
+    return None

@@ -1,0 +1,75 @@
+"""A stack compiled for the GPU: one launch that can be run again at any strengths, and moved to other factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from inweave.ops.merge.dispatch import Launch, prepared
+from inweave.targets.plan import Placement
+from inweave.weights.factors import Loaded
+from inweave.weights.stack import Item, Strength, TensorKey
+from inweave.weights.writer import Writer
+
+
+class Program:
+    """``tensors``: what each tensor receives, as (id, layer, placement); ``targets``: the tensor of each target."""
+
+    def __init__(
+        self,
+        tensors: Mapping[TensorKey, list[tuple[int, int, Placement]]],
+        targets: Sequence[TensorKey],
+        launch: Launch,
+        products: Sequence[tuple[int, Placement]],
+        sole: Loaded | None,
+    ) -> None:
+        self.tensors = tensors
+        self.sole = sole  # the adapter, where there is only one
+        self._targets = targets
+        self._launch = launch
+        self._products = products  # in the launch's order; one may be there for several runs of rows
+        self._scales = np.array([placement.factors.scale for _, placement in products])
+        components = {name: number for number, name in enumerate(dict.fromkeys(p.component for _, p in products))}
+        self._samples = [next(p for _, p in products if p.component == name) for name in components]
+        self._which = np.array([(layer, components[p.component]) for layer, p in products])
+
+    def clone(self, loaded: Loaded, device: torch.device) -> Program:
+        """The same launch over another slab: offsets within it are the same, only its start differs."""
+        assert self.sole is not None
+        placements = loaded.plan.placements
+        order = {id(old): new for old, new in zip(self.sole.plan.placements, placements, strict=True)}
+        tensors = {
+            key: [(id(order[id(p)]), layer, order[id(p)]) for _, layer, p in rows] for key, rows in self.tensors.items()
+        }
+        products = [(layer, order[id(p)]) for layer, p in self._products]
+        launch = self._launch.moved(self.sole.slabs[device].numbers, loaded.slabs[device].numbers)
+        return Program(tensors, self._targets, launch, products, loaded)
+
+    def run(self, strengths: Sequence[Strength]) -> list[TensorKey]:
+        """Write every tensor; returns those that hold numbers which are not finite."""
+        table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])
+        with np.errstate(over="ignore"):  # a scale beyond float32 is infinite, and so is what it gives
+            self._launch.rescale(self._scales * table[self._which[:, 0], self._which[:, 1]])
+        return list(dict.fromkeys(self._targets[number] for number in self._launch.run()))
+
+
+def compiled(writer: Writer, adapters: Sequence[Loaded], items: Mapping[TensorKey, Sequence[Item]]) -> Program | None:
+    """A program for these adapters, whose ``items`` are prepared, if the kernel can take every tensor of them."""
+    if not all(writer.groupable(key, received) for key, received in items.items()):
+        return None
+    numbers = {id(p): number for number, loaded in enumerate(adapters) for p in loaded.plan.placements}
+    owners = {id(p): loaded for loaded in adapters for p in loaded.plan.placements}
+    pairs = [(key, *pair) for key, received in items.items() for pair in writer.targets(key, received, owners)]
+    targets = [target for _, target, _ in pairs]
+    if len({t.base.dtype for t in targets}) > 1 or len({p.up.dtype for t in targets for p in t.products}) > 1:
+        return None
+    keys = {
+        key: [(id(i.placement), numbers[id(i.placement)], i.placement) for i in received]
+        for key, received in items.items()
+    }
+    products = [(numbers[id(item.placement)], item.placement) for _, _, used in pairs for item in used]
+    return Program(
+        keys, [key for key, _, _ in pairs], prepared(targets), products, adapters[0] if len(adapters) == 1 else None
+    )

@@ -1,0 +1,161 @@
+"""Writing the tensors of a live model: originals saved first, then merged or restored, in place.
+
+    prepare   everything that can fail without having touched a weight
+    write     the kernel for all plain LoRA pairs whose originals are on the device, one tensor after the other else
+    restore   the original bits
+    rebuilt   what `write` gives, in other memory: to put a stack back, or to recognize one
+
+A mark is (where a tensor lies, its version) after the last write; any difference is somebody else's doing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from inweave.errors import TargetError
+from inweave.ops.merge import Target, all_finite, finite_numbers, merge_products
+from inweave.weights.factors import Loaded, targets_of
+from inweave.weights.live import Home, LiveModel, Mark
+from inweave.weights.merge import is_product, merge_into
+from inweave.weights.pristine import Pristine
+from inweave.weights.scratch import Scratch
+from inweave.weights.stack import Item, TensorKey
+
+
+class Writer:
+    """``pristine``: the originals of each network; ``as_built``: tensors that were merged while the model was built."""
+
+    def __init__(self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool) -> None:
+        self.live = live
+        self.pristine = pristine
+        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, as we left it
+        self.as_built: set[TensorKey] = set()
+        self._untie = untie
+
+    def tensor(self, key: TensorKey) -> torch.Tensor:
+        """The tensor to write."""
+        return self.live.home(key).tensor
+
+    def prepare(
+        self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], uncertain: frozenset[TensorKey]
+    ) -> None:
+        """Refuse what cannot be written, and save the originals of all but ``uncertain`` tensors, which are saved."""
+        for key in keys:
+            self._refuse_misfits(key, items.get(key, ()))
+        for key in keys:
+            self._refuse_shared(key)
+        homes = {key: self.live.home(key) for key in keys}
+        self.check_sources()
+        for key, home in homes.items():
+            if key not in uncertain:
+                self.pristine[key[0]].save(key[1], home.tensor)
+                self.marks.setdefault(key, home.mark())
+
+    def check_sources(self) -> None:
+        """Raise if originals would have to come from a file that has changed."""
+        for pristine in self.pristine.values():
+            pristine.check()
+
+    def _refuse_misfits(self, key: TensorKey, items: Sequence[Item]) -> None:
+        component, tensor = key
+        slot = self.live.slots.get(key)
+        if slot is None:
+            raise TargetError(f"{component}.{tensor}: not a tensor of this model; the plan was made for another base")
+        for item in items:
+            placement, shape = item.placement, tuple(slot.tensor.shape)
+            if placement.widen or placement.creates:
+                raise TargetError(
+                    f"{tensor}: this adapter changes the model's shape; build the model from a MergedSource of it"
+                )
+            if placement.shape != shape:
+                raise TargetError(f"{tensor}: the plan expects {list(placement.shape)}, the model has {list(shape)}")
+
+    def _refuse_shared(self, key: TensorKey) -> None:
+        others = self.live.shared(key)
+        if not others:
+            return
+        if not self._untie:
+            raise TargetError(
+                f"{key[1]}: tied: it shares its memory with {', '.join(others)}, which would change with it; "
+                f"Weaver(..., untie=True) gives {key[1]} a copy of its own"
+            )
+        self.live.untie(key)
+
+    def mark(self, homes: Mapping[TensorKey, Home]) -> None:
+        """Record that these tensors are as we left them."""
+        for key, home in homes.items():
+            self.marks[key] = home.mark()
+
+    def write(
+        self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
+    ) -> list[TensorKey]:
+        """Write every tensor; returns those that hold numbers which are not finite."""
+        targets: list[tuple[TensorKey, Target]] = []
+        unbounded: list[TensorKey] = []
+        scratch = Scratch()  # for all tensors of this stack
+        for key in keys:
+            if self.groupable(key, items[key]):
+                targets += [(key, target) for target, _ in self.targets(key, items[key], owners)]
+            else:
+                self.write_one(key, items[key], scratch)
+                if not all_finite(self.tensor(key)):
+                    unbounded.append(key)
+        unbounded += [targets[number][0] for number in merge_products([target for _, target in targets])]
+        return list(dict.fromkeys(unbounded))
+
+    def write_one(self, key: TensorKey, received: Sequence[Item], scratch: Scratch) -> None:
+        original = self._reader(key[0])
+        merge_into(self.tensor(key), original(key[1]), received, original, scratch=scratch)
+
+    def _reader(self, component: str) -> Callable[[str], torch.Tensor]:
+        def original(name: str) -> torch.Tensor:
+            live = self.tensor(self.live.canonical((component, name)))
+            return self.pristine[component].get(name, live).to(live.device)
+
+        return original
+
+    def groupable(self, key: TensorKey, received: Sequence[Item]) -> bool:
+        """Whether the kernel can merge a tensor: only products, and the original on the same device."""
+        live = self.tensor(key)
+        return self.pristine[key[0]].is_resident(key[1], live) and _kernel_takes(live, received)
+
+    def targets(
+        self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
+    ) -> list[tuple[Target, list[Item]]]:
+        live = self.tensor(key)
+        return targets_of(self.pristine[key[0]].get(key[1], live), live, received, owners)
+
+    def restore(self, keys: Iterable[TensorKey]) -> None:
+        """Write the original bits."""
+        lives, originals = [], []
+        for key in keys:
+            lives.append(self.tensor(key))
+            originals.append(self.pristine[key[0]].get(key[1], lives[-1]))
+        if lives:
+            torch._foreach_copy_(lives, originals)
+
+    def rebuilt(
+        self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, Loaded], out: torch.Tensor
+    ) -> torch.Tensor:
+        """What a tensor is with ``items`` merged in, in ``out``, which has the dtype and device that it was written in."""
+        pristine = self.pristine[key[0]]
+        original = pristine.get(key[1], out).to(device=out.device, dtype=out.dtype)
+        by_kernel = key in self.as_built or pristine.is_resident(key[1], out)
+        if by_kernel and _kernel_takes(out, items):
+            merge_products([target for target, _ in targets_of(original, out, items, owners)])
+        else:
+            merge_into(out, original, items, self._reader(key[0]))
+        return out
+
+    def overflows(self, key: TensorKey) -> bool:
+        """Whether a tensor has become infinite or NaN where its original is finite."""
+        live = self.tensor(key)
+        original = self.pristine[key[0]].get(key[1], live).to(live.device)
+        return bool((~finite_numbers(live) & finite_numbers(original)).any())
+
+
+def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
+    plain = tensor.is_cuda and tensor.is_contiguous() and tensor.dim() > 1
+    return plain and all(is_product(item.placement) for item in received)

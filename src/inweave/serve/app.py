@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
-from inweave.serve import dataset_routes, native, openai, sdapi
+from inweave.serve import dataset_routes, lora_routes, native, openai, sdapi
 from inweave.serve.failures import code_of, message_of, public, status_of
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
@@ -42,7 +42,7 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
     app.state.identity = {"port": settings.port, **(identity or {})}
     app.state.sd_model = model_name(settings.model)
     app.state.tasks = {}
-    for module in (native, dataset_routes, openai, sdapi):
+    for module in (native, lora_routes, dataset_routes, openai, sdapi):
         app.include_router(module.router)
     app.add_api_route("/", _root, include_in_schema=False)
     app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]

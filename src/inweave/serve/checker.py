@@ -31,6 +31,10 @@ class Checker:
         texts: dict[str, str] = (await self._call("image", {"name": "record"}, content)).data["texts"]
         return texts
 
+    async def adapter(self, path: str, label: str) -> None:
+        """Read a file as an adapter; `FormatError` where it is none, or where its numbers are not finite."""
+        await self._call(label, {"name": "adapter", "path": path, "label": label})
+
     async def lora(self, path: str, base: str, label: str, values: str = "none") -> dict[str, Any]:
         """The verdict on an adapter file and a base."""
         call = {"name": "lora", "path": path, "base": base, "values": values}

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import InweaveError, RequestError
+from inweave.errors import FormatError, InweaveError, RequestError
 from inweave.serve.failures import failure_of, public
 from inweave.serve.wire import Message, WireError, read_message
 
@@ -82,10 +82,30 @@ def check_lora(data: dict[str, Any], content: bytes) -> Message:
     return Message("answer", {"verdict": verdict})
 
 
+def check_adapter(data: dict[str, Any], content: bytes) -> Message:
+    """Whether a file is an adapter whose numbers are all finite."""
+    from inweave.exchange.check import scan_values
+    from inweave.exchange.load import load
+
+    path, label = Path(data["path"]), data["label"]
+    try:
+        adapter = load(path)
+    except InweaveError as error:
+        raise FormatError(str(error).replace(str(path), label)) from None
+    if not adapter.entries:
+        reasons = [problem.reason for problem in adapter.problems] or ["it holds no adapter"]
+        raise FormatError(f"{label}: {reasons[0]}")
+    nonfinite, _ = scan_values(adapter, "full")
+    if nonfinite:
+        raise FormatError(f"{label}: {len(nonfinite)} tensors hold NaN or infinity, such as {nonfinite[0]['key']}")
+    return Message("answer", {"tensors": len(adapter.tensors)})
+
+
 CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     "picture": check_picture,
     "record": check_record,
     "lora": check_lora,
+    "adapter": check_adapter,
 }
 
 

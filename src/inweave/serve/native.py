@@ -20,7 +20,7 @@ import asyncio
 import datetime
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
@@ -51,14 +51,6 @@ class JobChange(BaseModel):
     """Another place in the queue."""
 
     priority: Annotated[int, Field(ge=-1000, le=1000)]
-
-
-class LoraCheck(BaseModel):
-    """A LoRA of the library, and the model it should fit."""
-
-    lora: Annotated[str, Field(max_length=1000)]
-    model: Annotated[str, Field(max_length=1000)] | None = None
-    values: Literal["none", "sample", "full"] = "sample"
 
 
 def service_of(request: Request) -> Service:
@@ -240,41 +232,6 @@ async def change_queue(request: Request, change: QueueChange) -> dict[str, Any]:
     await asyncio.to_thread(service.store.pause, change.paused)
     service.signals.work()
     return {"paused": change.paused}
-
-
-@router.get("/v1/loras")
-async def list_loras(
-    request: Request,
-    query: Annotated[str, Query(max_length=200)] = "",
-    base: Annotated[str | None, Query(max_length=100)] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-) -> dict[str, Any]:
-    service = service_of(request)
-    entries = await asyncio.to_thread(service.library.entries, query, base=base, limit=limit, offset=offset)
-    return {"loras": [entry.as_dict(details=False) for entry in entries]}
-
-
-@router.get("/v1/loras/{reference}")
-async def get_lora(request: Request, reference: Annotated[str, Field(max_length=1000)]) -> dict[str, Any]:
-    service = service_of(request)
-    return (await asyncio.to_thread(service.library.find, reference)).as_dict()
-
-
-@router.post("/v1/loras/check")
-async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
-    service = service_of(request)
-    entry = await asyncio.to_thread(service.library.find, question.lora)
-    model = service.model(question.model)
-    verdict = await service.checker.lora(str(entry.file), service.base_of(model), f"LoRA {entry.name}", question.values)
-    return {"lora": entry.as_dict(details=False), "model": model, "verdict": verdict}
-
-
-@router.post("/v1/loras/refresh")
-async def refresh_loras(request: Request) -> dict[str, Any]:
-    service = service_of(request)
-    await service.scan()
-    return {"loras": len(await asyncio.to_thread(service.library.entries))}
 
 
 @router.get("/v1/capabilities")

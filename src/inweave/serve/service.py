@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from inweave.models import embedded
 from inweave.serve.checker import Checker
 from inweave.serve.datasets import DatasetStore
 from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.errors import StorageError
 from inweave.serve.jobs import Job, Submission
 from inweave.serve.requests import ImageRequest, decode_base64
 from inweave.serve.settings import ServeSettings, model_name
@@ -77,6 +79,7 @@ class Service:
 
     async def start(self) -> None:
         await asyncio.to_thread(self.store.recover)
+        await asyncio.to_thread(shutil.rmtree, self.settings.data / "incoming", ignore_errors=True)
         self._tasks = [asyncio.create_task(each.run()) for each in self.dispatchers]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
 
@@ -158,6 +161,31 @@ class Service:
         if model not in self._bases:
             self._bases[model] = await asyncio.to_thread(_base_name, self.base_of(model))
         return entry.facts.base is not None and entry.facts.base == self._bases[model]
+
+    async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> Entry:
+        """Receive a file, have another process read it, and add it under a name that is free."""
+        incoming = self.settings.data / "incoming"
+        incoming.mkdir(exist_ok=True)
+        received = incoming / f"{secrets.token_hex(16)}.safetensors"
+        try:
+            with received.open("xb") as file:
+                async for chunk in content:
+                    await asyncio.to_thread(file.write, chunk)
+            await self.checker.adapter(str(received), f"LoRA {name}")
+            target = self._free_name(name)
+            received.replace(target)
+        except OSError as error:
+            raise StorageError(f"the file could not be stored: {error.strerror}") from None
+        finally:
+            received.unlink(missing_ok=True)
+        await asyncio.to_thread(self.library.scan)
+        return await asyncio.to_thread(self.library.find, str(target.resolve()))
+
+    def _free_name(self, name: str) -> Path:
+        target, number = self.loras / f"{name}.safetensors", 2
+        while target.exists():
+            target, number = self.loras / f"{name}-{number}.safetensors", number + 1
+        return target
 
     async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
         """Each reference and its entry; everything that is unknown is one error."""
@@ -268,13 +296,10 @@ class Service:
         if job.kind != "train":
             return result
         source = Path(result["adapter"])
-        target = self.loras / source.name
-        number = 2
-        while target.exists():
-            target, number = self.loras / f"{source.stem}-{number}{source.suffix}", number + 1
+        target = self._free_name(source.stem)
         shutil.copyfile(source, target)
         self.library.scan()
-        return {**result, "adapter": self.library.find(target.name).as_dict(details=False)}
+        return {**result, "adapter": self.library.find(str(target.resolve())).as_dict(details=False)}
 
     def result_files(self, job: Job) -> list[Path]:
         """The pictures of a job that is done."""

@@ -39,7 +39,12 @@ def test_files_that_are_no_adapters_are_refused(worker: Worker, tmp_path: Path) 
     write_file(tmp_path / "nan.safetensors", {
         "lora_unet_x.lora_down.weight": tensor(np.full((2, 4), np.nan)), "lora_unet_x.lora_up.weight": tensor(np.ones((4, 2))),
     })  # fmt: skip
-    contents = {"nan": (tmp_path / "nan.safetensors").read_bytes(), "pickle": b"\x80\x02}q\x00.", "empty": b"", "text": b"x" * 100}
+    contents = {
+        "nan": (tmp_path / "nan.safetensors").read_bytes(),
+        "pickle": b"\x80\x02}q\x00.",
+        "empty": b"",
+        "text": b"x" * 100,
+    }
     for name, content in contents.items():
         answer = worker.http.post("/v1/loras", params={"name": name}, content=content)
         assert answer.status_code == 422, (name, answer.text)
@@ -48,7 +53,9 @@ def test_files_that_are_no_adapters_are_refused(worker: Worker, tmp_path: Path) 
     assert not list((worker.data / "incoming").iterdir())
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "..", ".x", "a\\b", "con\x00", "<img src=x onerror=alert(1)>", "x" * 200, " ", "\u202egnp"])
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "..", ".x", "a\\b", "con\x00", "<img src=x onerror=alert(1)>", "x" * 200, " ", "\u202egnp"]
+)
 def test_hostile_names_of_uploads_are_refused(worker: Worker, name: str) -> None:
     assert worker.http.post("/v1/loras", params={"name": name}, content=PIXEL.read_bytes()).status_code == 400
 
@@ -57,7 +64,7 @@ TRAVERSALS = [
     f"{prefix}{middle}{target}"
     for prefix in ("", "/", "./", "~/", "~root/", "file:", "C:\\", "\\\\server\\share\\")
     for middle in ("", "../", "..\\", "....//", "%2e%2e%2f", "..%2f", "..%c0%af", "styles/../../")
-    for target in ("etc/passwd", "jobs.sqlite3", "pixel.safetensors\x00.png", "$HOME", "pixel\n", "\u202egnp.lexip", "<img src=x onerror=alert(1)>")
+    for target in ("etc/passwd", "jobs.sqlite3", "pixel.safetensors\x00.png", "$HOME", "pix\nel", "\u202egnp.lexip", "<img src=x onerror=alert(1)>")
 ]  # fmt: skip
 
 
@@ -94,7 +101,7 @@ def test_a_file_that_is_swapped_after_it_was_indexed_fails_its_job_alone(worker:
     path.write_bytes(b"gone bad")
     worker.http.post("/v1/queue", json={"paused": False})
     ended = worker.ended(job)
-    assert ended["state"] == "failed" and ended["error"]["code"] == "unreadable_file"
+    assert ended["state"] == "failed" and "swapped" in ended["error"]["message"]
     assert str(worker.data) not in ended["error"]["message"]
     assert worker.ended(worker.submit())["state"] == "done"
     path.unlink()
@@ -106,6 +113,9 @@ def test_broken_files_in_a_folder_do_not_stop_the_library(worker: Worker) -> Non
         (folder / name).mkdir(parents=True)
         bad.make(folder / name)
     assert worker.http.post("/v1/loras/refresh").status_code == 200
-    assert "cut short" in worker.http.get("/v1/loras/" + urllib.parse.quote("bad/cut-in-header/cut", safe="")).json()["health"][0]
+    assert (
+        "cut short"
+        in worker.http.get("/v1/loras/" + urllib.parse.quote("bad/cut-in-header/cut", safe="")).json()["health"][0]
+    )
     assert worker.ended(worker.submit(loras=["pixel"]))["state"] == "done"
     shutil.rmtree(folder)

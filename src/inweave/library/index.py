@@ -240,7 +240,7 @@ class Library:
 
     def find(self, reference: str) -> Entry:
         """The entry that a name, a path below a folder, an id or a hash means; unknown and ambiguous ones are errors."""
-        text = reference.strip()
+        text = reference
         kind, colon, digits = text.lower().partition(":")
         if colon and kind in _HASHES.values():
             return self._only(reference, self._entries(f"{kind} = ?", digits))

@@ -1,12 +1,12 @@
 """The library over HTTP.
 
-    GET    /v1/loras?query=&base=       one line per file
-    GET    /v1/loras/{reference}        everything that is known of one: by name, path, id or hash
-    GET    /v1/loras/{reference}/preview, /file
-    POST   /v1/loras?name=NAME          the bytes of a file: checked in a process of its own, then added
-    DELETE /v1/loras/{reference}        only files that were uploaded or trained here
-    POST   /v1/loras/check              {lora, model}: where every tensor goes, or why it does not fit
-    POST   /v1/loras/refresh            look at the folders now
+GET    /v1/loras?query=&base=       one line per file
+GET    /v1/loras/{reference}        everything that is known of one: by name, path, id or hash
+GET    /v1/loras/{reference}/preview, /file
+POST   /v1/loras?name=NAME          the bytes of a file: checked in a process of its own, then added
+DELETE /v1/loras/{reference}        only files that were uploaded or trained here
+POST   /v1/loras/check              {lora, model}: where every tensor goes, or why it does not fit
+POST   /v1/loras/refresh            look at the folders now
 """
 
 from __future__ import annotations
@@ -76,12 +76,7 @@ async def refresh_loras(request: Request) -> dict[str, Any]:
     return {"loras": await asyncio.to_thread(service.library.count)}
 
 
-@router.get("/{reference}")
-async def get_lora(request: Request, reference: Reference) -> dict[str, Any]:
-    return (await asyncio.to_thread(service_of(request).library.find, reference)).as_dict()
-
-
-@router.get("/{reference}/preview")
+@router.get("/{reference:path}/preview")
 async def preview(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
     path = entry.file.parent / (entry.facts.preview or "")
@@ -90,7 +85,7 @@ async def preview(request: Request, reference: Reference) -> FileResponse:
     return FileResponse(path, media_type=_PICTURES[path.suffix.lower()])
 
 
-@router.get("/{reference}/file")
+@router.get("/{reference:path}/file")
 async def download(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
     if not entry.file.is_file():
@@ -98,7 +93,12 @@ async def download(request: Request, reference: Reference) -> FileResponse:
     return FileResponse(entry.file, media_type="application/octet-stream", filename=entry.file.name)
 
 
-@router.delete("/{reference}")
+@router.get("/{reference:path}")
+async def get_lora(request: Request, reference: Reference) -> dict[str, Any]:
+    return (await asyncio.to_thread(service_of(request).library.find, reference)).as_dict()
+
+
+@router.delete("/{reference:path}")
 async def delete_lora(request: Request, reference: Reference) -> dict[str, Any]:
     service = service_of(request)
     entry = await asyncio.to_thread(service.library.find, reference)

@@ -28,6 +28,12 @@ BASES = (
     "wan2.1-t2v-1.3b",
     "qwen-image",
     "flux2-dev",
+    "hunyuanvideo-1.5",
+    "krea2",
+    "mochi-1-preview",
+    "ovis-image-7b",
+    "pixart-sigma-1024",
+    "stable-cascade-prior-1b",
 )
 RELAXED = settings(deadline=None, max_examples=sized(15, 60), suppress_health_check=list(HealthCheck))
 

@@ -43,7 +43,7 @@ def _published() -> tuple[Names, Names]:
     exact: dict[str, tuple[str, ...]] = {}
     for base, kinds in data["bases"].items():
         for label in (label.lower() for labels in kinds.values() for label in labels):
-            exact[label] = (*exact.get(label, ()), base)
+            exact[label] = tuple(dict.fromkeys((*exact.get(label, ()), base)))
     exact |= {label: tuple(bases) for label, bases in data["ambiguous"].items()}
     loose: dict[str, tuple[str, ...]] = {}
     for label, bases in exact.items():

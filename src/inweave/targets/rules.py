@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from inweave.targets.links import Link, Naming, Shape
 
@@ -229,16 +230,22 @@ _SAME = Rule(Template("", (), ("",)), Template("", (), ("",)))
 
 def _find(rules: Lookup, name: str, last: str | None = None) -> list[tuple[Rule, dict[str, str]]]:
     """The rules for a tensor; those of the last block only where it is known to be the ``last`` one, or may be (None)."""
-    candidates = rules.get(_NUMBER.sub("#", name))
+    form, numbers = _form(name)
+    candidates = rules.get(form)
     if not candidates:
         return []
-    numbers = tuple(_NUMBER.findall(name))
     matches = ((rule, template.match(numbers)) for template, rule in candidates)
     return [
         (rule, variables)
         for rule, variables in matches
         if variables is not None and (not rule.last or last is None or variables.get("{i}") == last)
     ]
+
+
+@lru_cache(maxsize=1 << 14)
+def _form(name: str) -> tuple[str, tuple[str, ...]]:
+    """A name with '#' for every number, and the numbers; kept, because many tables are asked about the same names."""
+    return _NUMBER.sub("#", name), tuple(_NUMBER.findall(name))
 
 
 def _piece(rule: Rule, tensor: str, original: str, shape: Shape) -> Link:

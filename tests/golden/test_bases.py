@@ -7,19 +7,27 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
+from inweave.adapter import Tensor
 from inweave.errors import ConfigError
+from inweave.exchange.check import check
+from inweave.exchange.convert import convert, rewrite
+from inweave.exchange.load import open_base
+from inweave.formats.read import read
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, find, known_index, listing
 from inweave.targets.compact import expand
 from inweave.targets.index import Component, component_from_names
 from inweave.targets.links import Link, Shape
+from inweave.targets.resolve import resolve
 from inweave.targets.tables import SPELLINGS, TABLES
-from tests.support import DATA, sized
+from tests.support import DATA, lora_listing, lora_listings, random, sized, tensor, write, write_sparse
 
 MAPS = sorted(path.stem for path in (DATA / "maps").glob("*.json"))
+UNMAPPED = {"omnigen2", "cogvideox-5b", "kandinsky5-lite-t2i"}  # one naming only
 _BRACKET = re.compile(r"\[([\d,-]+)\]")
 
 Place = tuple[str, int | None, int | None, bool, bool]  # original, first row, rows, swap, flat
@@ -134,3 +142,71 @@ def test_models_that_no_file_can_tell_apart_are_written_down_with_their_base() -
         "Pony V7": "auraflow-0.3",
     }.items() <= same.items()
     assert all(bases_named(alias) for known in KNOWN for alias in (known.name, *known.aliases))
+
+
+LISTINGS = [
+    name
+    for name in lora_listings()
+    if lora_listing(name)["base"] in {key_map(each)["base"] for each in MAPS} | UNMAPPED
+]
+
+
+def sample_of(name: str) -> dict[str, Tensor]:
+    """The first block of a listing, with numbers in it."""
+    first = re.compile(r"(?:blocks|layers|refiner)[._](?!0[._])\d+[._]")
+    keys = [key for key in lora_listing(name)["tensors"] if not first.search(key)]
+    shapes = {key: lora_listing(name)["tensors"][key][1] for key in keys}
+    return {
+        key: random(n, *shape, dtype="F16") if shape else tensor(16.0) for n, (key, shape) in enumerate(shapes.items())
+    }
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_a_file_crosses_namings_and_comes_back_bit_for_bit(name: str) -> None:
+    index = known_index(lora_listing(name)["base"])
+    adapter = read(sample_of(name), lora_listing(name).get("metadata"))
+    start = rewrite(adapter, "kohya", index)
+    assert not start.lost
+    for dialect in ("diffusers", "comfy", "onetrainer", "peft"):
+        there = rewrite(read(start.tensors, start.metadata), dialect, index)
+        assert not there.lost
+        assert resolve(read(there.tensors, there.metadata, there.config), index).report.clean
+        back = rewrite(read(there.tensors, there.metadata, there.config), "kohya", index)
+        assert back.tensors.keys() == start.tensors.keys()
+        assert all(value.same(back.tensors[key]) for key, value in start.tensors.items())
+
+
+@pytest.mark.parametrize("name", ["hunyuanvideo-1.5.comfy", "ovis-image-7b.comfy", "krea2.original"])
+def test_files_without_any_prefix_check_and_convert_on_a_checkpoint_without_one(name: str, tmp_path: Path) -> None:
+    published = expand(key_map(name)["tensors"])
+    base = write_sparse(tmp_path / "base.safetensors", {key: ("BF16", shape) for key, shape in published.items()})
+    modules = [
+        key.removesuffix(".weight") for key, shape in published.items() if key.endswith(".weight") and len(shape) == 2
+    ]
+    tensors: dict[str, Tensor] = {}
+    for module in modules[:12]:
+        rows, columns = published[f"{module}.weight"]
+        tensors |= {
+            f"{module}.lora_A.default.weight": random(1, 2, columns),
+            f"{module}.lora_B.default.weight": random(2, rows, 2),
+        }
+    file = write(tmp_path / "lora.safetensors", tensors)
+    assert open_base(base).base == key_map(name)["base"]
+    assert check(file, base).ok
+    for dialect in ("kohya", "comfy", "diffusers"):
+        conversion = convert(file, tmp_path / f"{dialect}.safetensors", to=dialect, base=base)
+        assert not conversion.lost
+        assert check(conversion.path, key_map(name)["base"]).ok
+
+
+def test_a_flat_table_keeps_its_values_in_either_shape() -> None:
+    """Krea 2 stores six rows of modulation in one axis; the change of one is the change of the other."""
+    index, values = known_index("krea2"), random(0, 6, 6144)
+    adapter = read({"diffusion_model.blocks.3.mod.lin.diff": values.reshaped((36864,))})
+    written = rewrite(adapter, "onetrainer", index)
+    assert not written.lost
+    ((key, table),) = written.tensors.items()
+    assert "transformer_blocks_3_scale_shift_table" in key.replace(".", "_")
+    assert table.same(values)
+    back = rewrite(read(written.tensors, written.metadata), "comfy", index)
+    assert back.tensors["diffusion_model.blocks.3.mod.lin.diff"].same(values.reshaped((36864,)))

@@ -27,7 +27,7 @@ from inweave.targets.fit import delta_shape
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.respell import BLOCKS, blocks_metadata, respell
-from inweave.targets.tables import OWN
+from inweave.targets.tables import OWN, SPELLINGS
 
 #: dialects whose denoiser names are those of the original model; kohya only for what it trains under them
 _ORIGINAL = ("comfy", "bfl")
@@ -135,6 +135,7 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
 
 def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
     """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
+    index = _spelled_for(dialect, index)
     respelling = respell(adapter, index, lambda component: naming_for(dialect, component, index))
     metadata = {key: value for key, value in adapter.metadata.items() if key != BLOCKS} | blocks_metadata(
         respelling.blocks
@@ -152,6 +153,16 @@ def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
 
 
 _ONE_DENOISER = "this dialect holds one denoiser, the file changes two (transformer_2); write it as diffusers"
+
+
+def _spelled_for(dialect: str, index: ModelIndex) -> ModelIndex:
+    """ComfyUI has names of its own for some models, beside those their makers gave."""
+    components = dict(index.components)
+    for name, component in index.components.items():
+        own = f"{component.table.name.removesuffix('-comfy')}{'-comfy' if dialect == 'comfy' else ''}"
+        if own in SPELLINGS.get(component.table.name, ()):
+            components[name] = component.spelled_by(own)
+    return replace(index, components=components)
 
 
 def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:

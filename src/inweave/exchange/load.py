@@ -14,7 +14,7 @@ from inweave.files.paths import as_path, exists, is_folder, occupied
 from inweave.formats.alphas import Alphas, lacks_alpha
 from inweave.formats.files import open_container, read_header, shard_files, weight_files
 from inweave.formats.read import read_container
-from inweave.targets.bases import KNOWN, Known, find, known_index
+from inweave.targets.bases import KNOWN, Known, find, holds, known_index, listing
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.targets.links import Naming, Shape
 
@@ -103,12 +103,10 @@ def _with_base_name(index: ModelIndex) -> ModelIndex:
         raise FormatError(f"{index.source}: no network in this file that an adapter could apply to")
     best: tuple[int, Known] | None = None
     for known in KNOWN:
-        reference = known_index(known.name).components
-        mine = reference.get("unet") or reference.get("model") or next(iter(reference.values()))
-        needed = {part: shape for part, shape in mine.parts.items() if part not in mine.missing}
-        if needed.items() <= first.parts.items() and (best is None or len(needed) > best[0]):
-            best = len(needed), known
-    if best is not None and best[0] >= 0.8 * len(first.parts):
+        name = known.parts[0].listing
+        if holds(first.diffusers, name) and (best is None or len(listing(name)) > best[0]):
+            best = len(listing(name)), known
+    if best is not None and best[0] >= 0.8 * len(first.diffusers):
         components = dict(index.components)
         if "model" in components and "unet" in known_index(best[1].name).components:
             components["unet"] = replace(components.pop("model"), name="unet")

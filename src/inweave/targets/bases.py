@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
@@ -20,7 +21,7 @@ from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.tables import TABLES
 
-__all__ = ["KNOWN", "Known", "Part", "find", "known_index", "listed_modules", "listing"]
+__all__ = ["KNOWN", "Known", "Part", "find", "holds", "known_index", "listed_modules", "listing"]
 
 _BY_NAME = {known.name: known for known in KNOWN}
 
@@ -72,6 +73,13 @@ def listed_modules(name: str) -> frozenset[str]:
     return frozenset(
         re.sub(r"\[[\d,-]+\]|\d+", "#", tensor.rpartition(".")[0] or tensor) for tensor in packed_listing(name)
     )
+
+
+def holds(shapes: Mapping[str, Shape], name: str) -> bool:
+    """Whether ``shapes`` has every tensor of a listing; one tensor of each row decides most cases."""
+    last = {re.sub(r"\[[\d,-]*?(\d+)\]", r"\1", row): shape for row, shape in packed_listing(name).items()}
+    quick = all(shapes.get(tensor) == tuple(shape) for tensor, shape in last.items())
+    return quick and listing(name).items() <= shapes.items()
 
 
 @lru_cache(maxsize=256)

@@ -124,8 +124,18 @@ class Component:
     @cached_property
     def further_tiles(self) -> list[dict[str, list[Link]]]:
         """The tiles of every further original spelling of the same model."""
-        whole = {link.diffusers: _whole(link, self.divided) for link in self.links}
-        return [_tiled(TABLES[name].links(whole, "diffusers")) for name in SPELLINGS.get(self.table.name, ())]
+        return [self.spelled_by(name).tiles for name in SPELLINGS.get(self.table.name, ())]
+
+    def spelled_by(self, table: str) -> Component:
+        """The same network with the original names of another table."""
+        return replace(self, table=TABLES[table], shapes=self.diffusers, listed="diffusers")
+
+    @cached_property
+    def diffusers(self) -> Mapping[str, Shape]:
+        """The network's tensors and their shapes in diffusers naming, whatever the files at hand."""
+        if self.listed == "diffusers":
+            return self.shapes
+        return {link.diffusers: _whole(link, self.divided) for link in self.links}
 
     @cached_property
     def fused(self) -> dict[tuple[str, ...], str]:

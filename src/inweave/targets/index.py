@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from inweave.targets.links import Link, Naming, Shape, Table
+from inweave.targets.links import Link, Naming, Shape, Table, tiles_of, whole_shape
 from inweave.targets.spellings import alternatives, fused_leaves
 from inweave.targets.tables import OWN, SPELLINGS, TABLES
 
@@ -108,7 +108,7 @@ class Component:
     @cached_property
     def tiles(self) -> dict[str, list[Link]]:
         """original tensor -> the parts that make it up, in row order."""
-        return _tiled(self.links)
+        return tiles_of(self.links)
 
     @cached_property
     def divided(self) -> dict[str, list[Link]]:
@@ -135,7 +135,7 @@ class Component:
         """The network's tensors and their shapes in diffusers naming, whatever the files at hand."""
         if self.listed == "diffusers":
             return self.shapes
-        return {link.diffusers: _whole(link, self.divided) for link in self.links}
+        return {link.diffusers: whole_shape(link, self.divided) for link in self.links}
 
     @cached_property
     def fused(self) -> dict[tuple[str, ...], str]:
@@ -166,7 +166,7 @@ class Component:
             if link.part in self.missing:
                 continue
             if self.naming == "diffusers":
-                tensors[self.prefix + link.diffusers] = _whole(link, self.divided)
+                tensors[self.prefix + link.diffusers] = whole_shape(link, self.divided)
             else:
                 name = self.prefix + link.original
                 rows = tensors.get(name, (0,))[0] if link.length is not None else 0
@@ -347,22 +347,6 @@ def _role(component: Component, names: Mapping[str, Shape]) -> str:
     if any(n.startswith("encoder.block.") for n in names) and not any(n.startswith("decoder.") for n in names):
         return "te3"
     return "model"
-
-
-def _tiled(links: Iterable[Link]) -> dict[str, list[Link]]:
-    tiles: dict[str, list[Link]] = {}
-    for link in links:
-        tiles.setdefault(link.original, []).append(link)
-    for each in tiles.values():
-        each.sort(key=lambda link: link.start)
-    return tiles
-
-
-def _whole(link: Link, divided: Mapping[str, list[Link]]) -> Shape:
-    """The shape of the diffusers tensor a part lies in."""
-    if not link.tensor:
-        return link.shape
-    return (sum(part.rows for part in divided[link.tensor]), *link.shape[1:])
 
 
 def _with_roots(modules: dict[str, dict[str, tuple[Use, ...]]]) -> dict[str, Spelling]:

@@ -78,3 +78,20 @@ class IdentityTable:
 
     def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:
         return {}
+
+
+def tiles_of(links: Iterable[Link]) -> dict[str, list[Link]]:
+    """original tensor -> the parts that make it up, in row order."""
+    tiles: dict[str, list[Link]] = {}
+    for link in links:
+        tiles.setdefault(link.original, []).append(link)
+    for each in tiles.values():
+        each.sort(key=lambda link: link.start)
+    return tiles
+
+
+def whole_shape(link: Link, divided: Mapping[str, list[Link]]) -> Shape:
+    """The shape of the diffusers tensor a part lies in."""
+    if not link.tensor:
+        return link.shape
+    return (sum(part.rows for part in divided[link.tensor]), *link.shape[1:])

@@ -40,14 +40,14 @@ def key_map(name: str) -> dict[str, object]:
 
 def places(name: str) -> dict[str, Place]:
     """diffusers tensor -> where it lies in the original; `[a-b]` is the same number on both sides."""
-    found: dict[str, Place] = {}
+    rows_by_part: dict[str, Place] = {}
     for key, row in key_map(name)["map"].items():
         row = [row] if isinstance(row, str) else row
         rows = [value for value in row[1:] if isinstance(value, int)] or [None, None]
         for number in _numbers(key):
             part, original = (_BRACKET.sub(number, text) for text in (key, row[0]))
-            found[part] = (original, rows[0], rows[1], "swap" in row, "reshape" in row)
-    return found
+            rows_by_part[part] = (original, rows[0], rows[1], "swap" in row, "reshape" in row)
+    return rows_by_part
 
 
 def _numbers(key: str) -> Iterator[str]:

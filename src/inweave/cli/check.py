@@ -74,5 +74,6 @@ def _print(file: Path, verdict: Verdict) -> None:
     lines = [f"not finite: {row['key']}: {row['count']} of {row['of']} numbers" for row in verdict.nonfinite]
     print_lines(lines, "red", limit=5, more="not finite: ")
     print_lines((f"warning: {warning}" for warning in report.warnings), "yellow", limit=10)
-    verdict_line = "fits: every tensor is used exactly once" if verdict.ok else "does not fit"
-    typer.secho(f"  {verdict_line}", fg="green" if verdict.ok else "red", bold=True)
+    fits = "fits: every tensor is used exactly once" + (", but it may be for another base" if verdict.doubts else "")
+    color = "red" if not verdict.ok else "yellow" if verdict.doubts else "green"
+    typer.secho(f"  {fits if verdict.ok else 'does not fit'}", fg=color, bold=True)

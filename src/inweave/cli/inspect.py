@@ -95,7 +95,7 @@ def _print(facts: Facts) -> None:
     print_facts(facts.path, rows)
     problems = [f"{problem.fault}: {problem.keys[0]}: {problem.reason}" for problem in facts.adapter.problems]
     print_lines(problems, "red", limit=10)
-    print_lines((f"warning: {warning}" for warning in facts.adapter.warnings), "yellow")
+    print_lines((f"warning: {warning}" for warning in data["warnings"]), "yellow")
     print_lines(f"{row['dtype']:<8} {row['shape']!s:<24} {row['key']}" for row in data.get("keys", ()))
 
 

@@ -1,7 +1,8 @@
 """The verdict on an adapter and a base: is every tensor used exactly once, and is all of it finite?
 
 A base given by name is checked as a diffusers folder and as a single-file checkpoint; the better of the
-two decides, and what the other one lacks is a warning.
+two decides, and what the other one lacks is a warning. Tensors may fit a base they were not made for: metadata that
+names another one, and other bases that fit equally, are warnings too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from inweave.files.paths import exists
 from inweave.formats.alphas import Alphas
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
-from inweave.targets.detect import Detection, detect
+from inweave.targets.declared import contradicts, model_of
+from inweave.targets.detect import Detection, contradiction, detect
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Finding, Plan, Report
 from inweave.targets.resolve import resolve
@@ -48,6 +50,8 @@ class Verdict:
     carried: list[str] = field(default_factory=list)
     namings: dict[str, bool] = field(default_factory=dict)
     error: str | None = None
+    detection: Detection | None = None
+    doubts: list[str] = field(default_factory=list)  # why the base may be the wrong one although it fits
     assumed_alphas: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, object]:
@@ -59,8 +63,8 @@ class Verdict:
             "dialect": self.dialect,
             "algorithms": self.algorithms,
             "base": {
-                "given": self.base, "detected": self.detected, "confidence": self.confidence,
-                "evidence": list(self.evidence), "namings": self.namings,
+                **(self.detection or Detection(None, 0.0)).as_dict(),
+                "given": self.base, "detected": self.detected, "namings": self.namings,
             },
             "tensors": report.tensors,
             "placed": report.placed,
@@ -100,7 +104,9 @@ def check(
     report = plan.report
     detection = detect(adapter)
     target = index.base or index.source
-    detected = index.base if index.base and detection.fits_as_well(index.base) else detection.base
+    detected = _detected(detection, index.base)
+    doubts = _doubts(detection, index.base)
+    report.warnings += doubts or list(detection.warnings)
     nonfinite, zeros = scan_values(adapter, values)
     if zeros:
         report.warnings.append(f"{len(zeros)} factors hold only zeros: those modules change nothing")
@@ -115,6 +121,8 @@ def check(
         detected=detected,
         confidence=detection.confidence,
         evidence=detection.evidence,
+        detection=detection,
+        doubts=doubts,
         report=report,
         nonfinite=nonfinite,
         zeros=zeros,
@@ -123,6 +131,23 @@ def check(
         error=_error(report, detection, index, target),
         assumed_alphas=adapter.assumed_alphas,
     )
+
+
+def _detected(detection: Detection, base: str | None) -> str | None:
+    """The detected base; a variant of it that fits as well goes by the name it was given."""
+    same = base is not None and detection.base is not None and model_of(base) == model_of(detection.base)
+    return base if base and same and detection.fits_as_well(base) else detection.base
+
+
+def _doubts(detection: Detection, base: str | None) -> list[str]:
+    """Why a file may be for another base than ``base`` although its tensors fit."""
+    if base is None or detection.base is None or not detection.fits_as_well(base):
+        return []
+    doubts = [contradiction(each, base) for each in detection.declared if contradicts(each, base)]
+    if model_of(detection.base) != model_of(base) and not doubts:
+        why = "; ".join(detection.evidence[1:2])
+        doubts.append(f"the tensors fit {base} and {detection.base} equally, and {detection.base} is likelier ({why})")
+    return doubts
 
 
 def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> tuple[Plan, ModelIndex, dict[str, bool]]:

@@ -75,12 +75,12 @@ def inspect(
         "components": _counts(e.ref.component or "model" for e in adapter if e.param == "weight"),
         "modules": len({e.ref for e in adapter}),
         "kinds": _counts(e.factors.algorithm for e in adapter),
-        "base": {"detected": detection.base, "confidence": detection.confidence, "evidence": list(detection.evidence)},
+        "base": detection.as_dict(),
         "triggers": trigger_words(adapter.metadata),
         "training": training_settings(adapter.metadata),
         "carried": list(adapter.carried),
         "problems": [{"fault": p.fault, "keys": list(p.keys), "reason": p.reason} for p in adapter.problems],
-        "warnings": list(adapter.warnings),
+        "warnings": [*adapter.warnings, *detection.warnings],
         "hashes": hashes,
     }
     if keys:

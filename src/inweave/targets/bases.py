@@ -16,7 +16,7 @@ from importlib import resources
 from inweave.errors import ConfigError
 from inweave.targets.aliases import bases_named
 from inweave.targets.catalog import KNOWN, Known, Part
-from inweave.targets.compact import Shape, expand
+from inweave.targets.compact import Shape, expand, expand_inner
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.tables import TABLES
@@ -62,6 +62,18 @@ def _component(part: Part, naming: Naming) -> Component:
     return Component(part.component, table, naming, shapes, "diffusers", prefix, missing)
 
 
+def condensed_component(part: Part) -> Component:
+    """One network with its outermost stack of blocks as one block: the same names and shapes, a fraction of them.
+
+    A UNet's blocks differ from each other, and its table needs all of them.
+    """
+    if part.table == "unet":
+        return _component(part, "diffusers")
+    listings = [packed_listing(name) for name in (part.listing, part.other_folder, part.only_original) if name]
+    shapes = {name: shape for packed in listings for name, shape in expand_inner(packed).items()}
+    return Component(part.component, TABLES[part.table], "diffusers", shapes)
+
+
 @lru_cache(maxsize=256)
 def listing(name: str) -> dict[str, Shape]:
     """Names and shapes of one network, from the package's data."""
@@ -84,6 +96,7 @@ def holds(shapes: Mapping[str, Shape], name: str) -> bool:
 
 @lru_cache(maxsize=256)
 def packed_listing(name: str) -> dict[str, list[int]]:
+    """The listing of one network as it is shipped (`inweave.targets.compact`)."""
     text = resources.files("inweave.targets").joinpath("listings", f"{name}.json").read_text("utf-8")
     tensors: dict[str, list[int]] = json.loads(text)["tensors"]
     return tensors

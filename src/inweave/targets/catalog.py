@@ -27,7 +27,7 @@ class Known:
     parts: tuple[Part, ...]
     aliases: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()  # how trainers' metadata calls it
-    variant_of: str = ""  # the base this one differs from in its input layer only
+    variant_of: str = ""  # the base this one differs from in its input layers only
     experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes: no file tells them apart
 
@@ -90,7 +90,7 @@ KNOWN: tuple[Known, ...] = (
     Known("wan2.1-vace-1.3b", (_dit("wan2.1-vace-1.3b", "wan"),)),
     Known("wan2.1-t2v-1.3b", (_dit("wan2.1-t2v-1.3b", "wan"),), ("wan-1.3b", "wan2.1-1.3b")),
     Known("wan2.2-ti2v-5b", (_dit("wan2.2-ti2v-5b", "wan"),), ("wan2.2-5b", "wan-5b")),
-    Known("kolors", (_unet("kolors"),)),
+    Known("kolors", (_unet("kolors"),), variant_of="sdxl"),
     Known("hidream-i1", (_dit("hidream-i1", "own"),), ("hidream",), ("hidream",), same_tensors=("HiDream-I1-Dev", "HiDream-I1-Fast", "HiDream-E1-Full")),
     Known("kandinsky5-lite-video", (_dit("kandinsky5-lite-video", "own"),), ("kandinsky5",)),
     Known("kandinsky5-pro-video", (_dit("kandinsky5-pro-video", "own"),)),

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 Shape = tuple[int, ...]
 _BRACKET = re.compile(r"\[([0-9,-]+)\]")
+_STACK = re.compile(r"[^\[\]]*?\.\[([0-9,-]+)\]\.")
+_SHORT = 4
 _NUMBER = re.compile(r"\d+")
 _PADDED = re.compile(r"(?<!\d)0\d")
 
@@ -27,10 +29,27 @@ def expand(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
         if len(pieces) == 1:
             names[pattern] = size
             continue
-        choices = [_numbers(spec) for spec in pieces[1::2]]
+        choices = [numbers_of(spec) for spec in pieces[1::2]]
         for combination in itertools.product(*choices):
             name = pieces[0] + "".join(n + tail for n, tail in zip(combination, pieces[2::2], strict=True))
             names[name] = size
+    return names
+
+
+def expand_inner(packed: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
+    """Like `expand`, but the range that counts the blocks of the outermost stack stays a range in the names.
+
+    A short range is listed all the same: it may be `mlp.[0,2]`, two layers that have names of their own elsewhere.
+    """
+    names: dict[str, Shape] = {}
+    for pattern, shape in packed.items():
+        stack = _STACK.match(pattern)
+        if stack is None or len(numbers_of(stack[1])) <= _SHORT:
+            names |= expand({pattern: shape})
+            continue
+        start, end = stack.start(1) - 1, stack.end(1) + 1
+        inner = expand({pattern[:start] + "\0" + pattern[end:]: shape})
+        names |= {name.replace("\0", pattern[start:end]): size for name, size in inner.items()}
     return names
 
 
@@ -78,7 +97,8 @@ def _ranges(values: list[int]) -> str:
     return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) + "]"
 
 
-def _numbers(spec: str) -> list[str]:
+def numbers_of(spec: str) -> list[str]:
+    """The numbers between two brackets."""
     numbers: list[str] = []
     for run in spec.split(","):
         first, _, last = run.partition("-")

@@ -1,8 +1,19 @@
-"""Which base model an adapter was made for.
+"""Which base model an adapter was made for, and how sure that is.
 
-Every known base is scored by the number of modules that exist there with matching shapes; the highest
-score wins. Metadata only breaks ties: it is often wrong, shapes never are. Two quick looks keep this
-cheap: bases of families that know none of the names are not scored, and an exact tie is reported.
+Every known base is scored by the number of modules that exist there with matching shapes (`inweave.targets.scores`); the
+highest score wins. Names and shapes prove more than metadata, which is often wrong, so metadata only chooses among bases
+that fit equally; where it names another one (`inweave.targets.declared`), that is reported and the confidence is lower.
+
+    confidence = share of the modules that fit  x  certainty of the choice  x  10 % less per 1 % that contradict
+                 x  a half where the metadata names another family
+
+    certainty    1      one model fits best, maybe with variants of it (inpainting)
+                 0.9    several fit equally, metadata says which
+                 0.8    several fit equally, one of them is covered from its first block to its last
+                 0.7    several of one architecture fit equally (versions, image-to-video)
+                 1 / n  bases of n architectures fit equally
+
+Bases of families that know none of the names are not scored.
 """
 
 from __future__ import annotations
@@ -13,34 +24,46 @@ from dataclasses import dataclass, field
 
 from inweave.adapter import Adapter, Entry
 from inweave.targets.bases import KNOWN, Known, known_index, listed_modules
+from inweave.targets.declared import Declaration, contradicts, declarations, family_of, model_of
 from inweave.targets.index import DENOISER_TABLES
 from inweave.targets.links import Naming
-from inweave.targets.locate import fits
 from inweave.targets.resolve import resolve
 from inweave.targets.rules import RuleTable
+from inweave.targets.scores import EntryGroup, Score, grouped, score
+from inweave.targets.spellings import alternatives, fused_leaves
 from inweave.targets.tables import SPELLINGS, TABLES
 
-_NUMBER = re.compile(r"\d+")
 _UNET = re.compile(
-    r"(down_blocks|up_blocks)_#_[a-z]|(input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
-)
-_MARKS = (
-    "modelspec.architecture",
-    "ss_base_model_version",
-    "ss_sd_model_name",
-    "base_model",
-    "baseModel",
-    "ot_model_type",
+    r"(down_blocks|up_blocks|input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
+    """The likeliest base; ``equals`` are the other bases that the tensors fit as well, ``warnings`` what speaks against it."""
+
     base: str | None
     confidence: float
     evidence: tuple[str, ...] = ()
     scores: Mapping[str, int] = field(default_factory=dict)
     total: int = 0
+    equals: tuple[str, ...] = ()
+    declared: tuple[Declaration, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """The part of the documented JSON that is about the base."""
+        return {
+            "detected": self.base,
+            "confidence": self.confidence,
+            "evidence": list(self.evidence),
+            "fits_equally": list(self.equals),
+            "declared": [
+                {"field": each.field, "value": each.label, "bases": list(each.bases)}
+                for each in self.declared
+                if not each.hint
+            ],
+        }
 
     def fits_as_well(self, base: str) -> bool:
         """Whether ``base`` scores as high as the detected one."""
@@ -52,105 +75,155 @@ def detect(adapter: Adapter) -> Detection:
     entries = [e for e in adapter.entries if e.param == "weight" and not e.ref.below]
     if not entries:
         return Detection(None, 0.0, ("no modules to go by",))
-    candidates = _candidates(entries)
     if any(e.ref.name.startswith("#") for e in entries):
         return _listed(adapter, entries)
-    scores = _scores(candidates, entries)
-    best = max(scores.values(), default=0)
+    groups = grouped(entries)
+    scores = _scores(_candidates(groups), groups)
+    declared = tuple(declarations(adapter))
+    counts = {name: each.placed for name, each in scores.items()}
+    best = max(counts.values(), default=0)
     if best == 0:
-        return Detection(None, 0.0, ("no known base has these modules",), scores, len(entries))
-    tied = [name for name, score in scores.items() if score == best]
+        reason = "no known base has these modules"
+        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, len(entries), declared=declared)
     if best * 2 < len(entries):
-        name = tied[0]
-        return Detection(
-            None,
-            0.0,
-            (f"only {best} of {len(entries)} modules exist in {name}, the nearest base",),
-            scores,
-            len(entries),
-        )
-    chosen, evidence = _break_tie(tied, adapter.metadata)
-    by_metadata = bool(evidence)
-    variants = {known.name: known.variant_of for known in KNOWN}
-    evidence.insert(0, f"{best} of {len(entries)} modules exist in {chosen} with matching shapes")
-    behind = [(score, name) for name, score in scores.items() if score < best]
+        name = max(counts, key=lambda base: counts[base])
+        reason = f"only {best} of {len(entries)} modules exist in {name}, the nearest base"
+        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, len(entries), declared=declared)
+    return _choose(scores, best, len(entries), declared)
+
+
+def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[Declaration, ...]) -> Detection:
+    tied = [name for name, each in scores.items() if each.placed == best]
+    tied.sort(key=lambda name: (scores[name].contradicted, -scores[name].whole))
+    likely, source = tied, None
+    for each in declared:
+        agreeing = [name for name in likely if name in each.bases]
+        if agreeing and len(agreeing) < len(likely):
+            likely, source = agreeing, source or each
+    covered = [name for name in likely if scores[name].whole == 1]
+    rivals = len({model_of(name) for name in likely}) > 1
+    narrowed = rivals and 0 < len(covered) < len(likely)
+    likely = covered if narrowed else likely
+    chosen, families = likely[0], {family_of(name) for name in likely}
+    evidence = [f"{best} of {total} modules exist in {chosen} with matching shapes"]
+    if narrowed:
+        evidence.append(f"every block of {chosen} is changed")
+    if len({model_of(name) for name in tied}) == 1:
+        certainty = 1.0
+    elif len({model_of(name) for name in likely}) == 1:
+        certainty = 0.8 if narrowed else 0.9
+    else:
+        certainty = 0.7 if len(families) == 1 else max(0.2, 1 / len(families))
+    if source is not None:
+        evidence.append(str(source))
+    behind = [(each.placed, name) for name, each in scores.items() if each.placed < best]
     if behind:
-        score, name = max(behind)
-        evidence.append(f"next: {name} with {score}")
-    if len(tied) > 1:
-        evidence.append(f"fits equally: {', '.join(name for name in tied if name != chosen)}")
-    models = {variants.get(name) or name for name in tied}
-    certainty = 1.0 if len(models) == 1 else 0.9 if by_metadata else 0.6
-    confidence = best / len(entries) * certainty
-    return Detection(chosen, round(confidence, 3), tuple(evidence), scores, len(entries))
+        placed, name = max(behind)
+        evidence.append(f"next: {name} with {placed}")
+    equals = tuple(name for name in tied if name != chosen)
+    if equals:
+        evidence.append(f"fits equally: {', '.join(equals)}")
+    contradicted = scores[chosen].contradicted
+    if contradicted:
+        evidence.append(f"{contradicted} modules have names of {chosen} and do not fit it")
+    warnings, belief = _against(chosen, declared)
+    if certainty <= 0.7:
+        warnings.insert(0, f"several bases fit equally: {', '.join(likely)}")
+    confidence = best / total * certainty * max(0.1, 1 - 10 * contradicted / total) * belief
+    counts = {name: each.placed for name, each in scores.items()}
+    return Detection(chosen, round(confidence, 3), tuple(evidence), counts, total, equals, declared, tuple(warnings))
 
 
-def _scores(candidates: list[Known], entries: list[Entry]) -> dict[str, int]:
+def _against(base: str, declared: tuple[Declaration, ...]) -> tuple[list[str], float]:
+    """What the metadata says against ``base``, and by how much that lowers the confidence."""
+    warnings, belief = [], 1.0
+    for each in declared:
+        if contradicts(each, base):
+            warnings.append(contradiction(each, base))
+            near = any(family_of(other) == family_of(base) for other in each.bases)
+            belief = min(belief, 0.8 if near else 0.5 if each.bases else 0.7)
+    return warnings, belief
+
+
+def contradiction(declaration: Declaration, base: str) -> str:
+    """The line that reports metadata which names another base than ``base``."""
+    if not declaration.bases:
+        return f"the metadata names an architecture that inweave does not know ({declaration}); the tensors fit {base}"
+    names = " or ".join(declaration.bases[:4])
+    return f"the metadata names another base, {names} ({declaration}); the tensors fit {base}"
+
+
+def _known(declared: tuple[Declaration, ...]) -> list[Declaration]:
+    return [each for each in declared if each.bases and not each.hint]
+
+
+def _scores(candidates: list[Known], groups: list[EntryGroup]) -> dict[str, Score]:
     """Modules that fit, by base. A variant differs in its input layer only: unless that is named, it scores alike."""
-    encoders = [entry for entry in entries if entry.ref.component.startswith("te")]
-    others = [entry for entry in entries if not entry.ref.component.startswith("te")]
-    namings = _namings(others)
-    input_named = any(_INPUT.search(entry.ref.name) for entry in others)
-    scores: dict[str, int] = {}
+    namings = _namings(groups)
+    input_named = any(_INPUT.search(group.form) for group in groups)
+    encoders = any(group.encoder for group in groups)
+    parts = {known.name: known.parts for known in candidates}
+    scores: dict[str, Score] = {}
     for known in candidates:
-        if known.variant_of in scores and not input_named and known.name != "flux1-schnell":
+        same_encoders = not encoders or known.parts[1:] == parts.get(known.variant_of, ())[1:]
+        if known.variant_of in scores and not input_named and same_encoders and known.parts[0].table == "unet":
             scores[known.name] = scores[known.variant_of]
-            continue
-        index = known_index(known.name)
-        score = sum(1 for entry in others if fits(entry, index, namings))
-        scores[known.name] = score + sum(1 for entry in encoders if fits(entry, index, ("diffusers",)))
+        else:
+            scores[known.name] = score(known, groups, namings)
     return scores
 
 
-_INPUT = re.compile(r"conv_in|input_blocks[._]0[._]|x_embedder|img_in|pos_embed|patch_embedding")
-_LDM = re.compile(r"(input|output)_blocks[._]|middle_block[._]|time_embed[._]\d|label_emb|out[._]\d")
+_INPUT = re.compile(
+    r"conv_in|input_blocks[._]#[._]#$|x_embedder|img_in|pos_embed|patch_embedding|add_embedding|label_emb"
+)
+_LDM = re.compile(r"(input|output)_blocks[._]|middle_block[._]|time_embed[._]#|label_emb|out[._]#")
 
 
-def _namings(entries: list[Entry]) -> tuple[Naming, ...]:
+def _namings(groups: list[EntryGroup]) -> tuple[Naming, ...]:
     """The namings that occur; a UNet's are told apart by their first word, so that one need not be built."""
-    unet = [entry for entry in entries if _UNET.match(_NUMBER.sub("#", entry.ref.name.replace(".", "_")))]
-    if len(unet) * 2 < len(entries) or not entries:
+    denoiser = [group for group in groups if not group.encoder]
+    unet = [group for group in denoiser if _UNET.match(group.form.replace(".", "_"))]
+    if len(unet) * 2 < len(denoiser) or not denoiser:
         return ("diffusers", "original")
-    original = sum(1 for entry in unet if _LDM.match(entry.ref.name))
+    original = sum(1 for group in unet if _LDM.match(group.form))
     if original == 0:
         return ("diffusers",)
-    return ("original",) if original == len(entries) else ("diffusers", "original")
+    return ("original",) if original == len(denoiser) else ("diffusers", "original")
 
 
-def _break_tie(tied: list[str], metadata: Mapping[str, str]) -> tuple[str, list[str]]:
-    for field_name in _MARKS:
-        value = metadata.get(field_name, "").lower()
-        for known in KNOWN if value else ():
-            if known.name in tied and any(value.startswith(mark) for mark in known.marks):
-                return known.name, [f"{field_name} says {metadata[field_name]}"]
-    return tied[0], []
-
-
-def _candidates(entries: list[Entry]) -> list[Known]:
+def _candidates(groups: list[EntryGroup]) -> list[Known]:
     """Bases of the families whose names occur, cheap to find because only name forms are compared."""
-    forms: dict[str, int] = {}
-    for entry in entries:
-        if not entry.ref.component.startswith("te"):
-            form = _NUMBER.sub("#", entry.ref.name.replace(".", "_"))
-            forms[form] = forms.get(form, 0) + 1
+    forms: dict[tuple[str, ...], int] = {}
+    for group in groups:
+        if not group.encoder:
+            spellings = _spellings(group)
+            forms[spellings] = forms.get(spellings, 0) + len(group.numbers)
     total = sum(forms.values())
     counts: dict[str, int] = {}
     for name, knows in _families():
-        counts[name] = sum(n for form, n in forms.items() if knows(form))
+        counts[name] = sum(n for spellings, n in forms.items() if any(map(knows, spellings)))
         if counts[name] == total > 0 and name == "unet":
             break  # no other family shares a UNet's names
     best = max(counts.values(), default=0)
     if best > 0:
         families = {name for name, count in counts.items() if count * 2 >= best}
-        return [known for known in KNOWN if _family(known) in families]
+        return [known for known in KNOWN if _names_of(known) in families]
     return [known for known in KNOWN if known.parts[0].component != "unet" or known.name in _WITH_ENCODERS]
+
+
+def _spellings(group: EntryGroup) -> tuple[str, ...]:
+    """The flat forms under which a family may know the modules of a group."""
+    forms = [group.form, *alternatives(group.form, flat=group.flat, any_root=True)]
+    forms += [leaf for form in forms for leaf in fused_leaves(form)[:1]]
+    forms += [form.rpartition("_")[0] for form in forms if form.endswith(("linear#_qkv", "linear#_mlp"))]
+    return tuple(form.replace(".", "_") for form in forms)
 
 
 #: one base for each set of text encoders, for adapters that train nothing else
 _WITH_ENCODERS = ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev")
 
 
-def _family(known: Known) -> str:
+def _names_of(known: Known) -> str:
     part = known.parts[0]
     return part.listing if part.table == "own" else part.table
 

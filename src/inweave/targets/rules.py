@@ -26,7 +26,7 @@ from functools import lru_cache
 from inweave.targets.links import Link, Naming, Shape
 
 _SLOT = re.compile(r"\{(\w)\}|(\d+)")
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"\d+|\[[0-9,-]+\]")  # a number, or a range of them in a packed name (`inweave.targets.compact`)
 _EQUAL = re.compile(r"(in:)?(\d)/(\d)")
 
 

@@ -1,0 +1,108 @@
+"""Which base a file's metadata names: trainers' architecture strings, hub ids, names of model files.
+
+architecture   modelspec.architecture, ss_base_model_version, the module of the trainer, PEFT's base_model_name_or_path:
+               written by the program that had the model in hand; a contradiction is reported
+hint           names of files and titles, written by people: they only decide between bases that fit equally
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from inweave.adapter import Adapter
+from inweave.formats.config import json_object
+from inweave.targets.aliases import bases_named
+from inweave.targets.bases import KNOWN, Known
+
+_ARCHITECTURE = ("modelspec.architecture", "ss_base_model_version", "base_model", "baseModel", "base_model_name_or_path",
+                 "ot_model_type", "model_type", "architecture")  # fmt: skip
+_OPEN = ("base_model", "baseModel", "base_model_name_or_path", "model_type", "architecture")  # any model may be named
+_HINTS = ("ss_sd_model_name", "modelspec.title", "ss_output_name")
+_WORD = re.compile(r"[a-z]*")
+_EMPTY = ("", "none", "null", "unknown", "custom", "other", "undefined")
+#: the module that trained it, of sd-scripts and musubi-tuner -> what it trains
+_NETWORK_MODULES = {
+    "lora_flux": "flux1", "oft_flux": "flux1", "lora_flux_2": "flux.2", "lora_wan": "wan2.1", "lora_framepack": "framepack",
+    "lora_qwen_image": "qwen-image", "lora_zimage": "z-image", "lora_hv_1_5": "hunyuan-video-1.5", "lora_krea2": "krea2",
+    "lora_kandinsky": "kandinsky-5", "lora_sd3": "sd 3.5", "lora_lumina": "lumina2", "lora_hunyuan_image": "hunyuan-image-2.1",
+    "lora_anima": "anima",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """One field of the metadata, what it says, and the known bases that can mean."""
+
+    field: str
+    label: str
+    bases: tuple[str, ...]
+    hint: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.label[:80]!r}"
+
+
+def declarations(adapter: Adapter) -> list[Declaration]:
+    """What the metadata of ``adapter`` says about its base, the most reliable first."""
+    made = []
+    for field, label in _labels(adapter):
+        bases = _bases(label)
+        if bases or field not in (*_OPEN, *_HINTS):
+            made.append(Declaration(field, label, bases, field in _HINTS))
+    return made
+
+
+def model_of(base: str) -> str:
+    """The base that ``base`` is a variant of, or itself."""
+    return _BY_NAME[base].variant_of or base if base in _BY_NAME else base
+
+
+def family_of(base: str) -> str:
+    """The name table of a base, or the first word of its name where it has none: versions of one architecture."""
+    part = _BY_NAME[base].parts[0]
+    return _WORD.match(part.listing)[0] if part.table == "own" else part.table  # type: ignore[index]
+
+
+def contradicts(declaration: Declaration, base: str) -> bool:
+    """Whether ``declaration`` names another model than ``base``, or one that is not known."""
+    if declaration.hint:
+        return False
+    if len(declaration.bases) > 1:  # a label of several bases names their family
+        return family_of(base) not in {family_of(other) for other in declaration.bases}
+    return model_of(base) not in {model_of(other) for other in declaration.bases}
+
+
+_BY_NAME: dict[str, Known] = {known.name: known for known in KNOWN}
+
+
+def _labels(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    metadata: Mapping[str, str] = adapter.metadata
+    packed = json_object(metadata.get("lora_adapter_metadata"))
+    named = {"base_model_name_or_path": (adapter.config or {}).get("base_model_name_or_path")}
+    named |= {key: value for key, value in packed.items() if key.endswith("base_model_name_or_path")}
+    for field, value in [(field, metadata.get(field)) for field in _ARCHITECTURE] + list(named.items()):
+        if isinstance(value, str) and value.strip().lower() not in _EMPTY:
+            yield field.rpartition(".")[2] if field.endswith("base_model_name_or_path") else field, value.strip()
+    module = metadata.get("ss_network_module", "").rpartition(".")[2]
+    if module in _NETWORK_MODULES:
+        yield "ss_network_module", _NETWORK_MODULES[module]
+    for field in _HINTS:
+        if value := metadata.get(field, "").strip():
+            yield field, value
+
+
+def _bases(label: str) -> tuple[str, ...]:
+    """The bases of a label; a trainer's string may go on after the part that is known (`flux1-dev/lora`)."""
+    plain = re.sub(r"\.(safetensors|ckpt|gguf)$", "", label.lower()[:200])
+    plain = re.sub(r"/(lora|lokr|loha|locon|lycoris|dora|textual-inversion|oft)$", "", plain)
+    if bases := bases_named(plain):
+        return tuple(dict.fromkeys(bases))
+    marks = [
+        (len(mark), known.name)
+        for known in KNOWN
+        for mark in known.marks
+        if plain.startswith(mark) and not plain[len(mark) : len(mark) + 1].isalnum()
+    ]
+    return (max(marks)[1],) if marks else ()

@@ -1,0 +1,104 @@
+"""A network's modules by the form of their names: enough to count what fits, without listing every block.
+
+    form       a flat module name with `#` for each number:      transformer_blocks_#_attn_to_q
+    numbers    which numbers each `#` may be, one set per slot:  ({0 .. 18},)
+
+The shipped listings write a stack of blocks as one range, and the range of the outermost stack stays one here: a
+transformer of 60 blocks is indexed as if it had one, in both namings, by the tables that index the whole network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from inweave.targets.bases import Part, condensed_component
+from inweave.targets.compact import numbers_of
+from inweave.targets.index import Component, Spelling, stacked
+from inweave.targets.links import Naming
+from inweave.targets.spellings import alternatives, fused_leaves
+
+_SLOT = re.compile(r"\d+|\[[0-9,-]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class FormModule:
+    """The modules that share one form and one shape: which numbers they have, and what each covers."""
+
+    numbers: tuple[frozenset[str], ...]
+    spelling: Spelling
+
+    def has(self, numbers: tuple[str, ...]) -> bool:
+        return all(number in allowed for number, allowed in zip(numbers, self.numbers, strict=True))
+
+
+class FormIndex:
+    """The modules of one network, by form, in either naming."""
+
+    def __init__(self, component: Component) -> None:
+        self.component = component
+        self._forms: dict[Naming, dict[str, list[FormModule]]] = {}
+
+    def look_up(self, form: str, *, flat: bool, namings: tuple[Naming, ...]) -> tuple[str, list[FormModule]]:
+        """The form under which the network knows a name, and the modules of that form; empty if it knows none.
+
+        ``form`` is dotted unless ``flat``: the roots of wrappers are ignored as they are for whole names.
+        """
+        any_root = self.component.table.name == "own"
+        for spelled in (form, *alternatives(form, flat=flat, any_root=any_root)):
+            plain = spelled.replace(".", "_")
+            modules = [module for naming in namings for module in self._modules(plain, naming)]
+            if modules:
+                return plain, modules
+        return form, []
+
+    def _modules(self, form: str, naming: Naming) -> list[FormModule]:
+        if naming not in self._forms:
+            component = self.component
+            self._forms[naming] = _by_form(component.by_diffusers if naming == "diffusers" else component.by_original)
+        modules = self._forms[naming].get(form)
+        if modules is None and naming == "diffusers" and (leaves := fused_leaves(form)):
+            return self._fused(leaves)
+        return modules or []
+
+    def _fused(self, leaves: tuple[str, ...]) -> list[FormModule]:
+        """The projections that stack ``leaves`` of the same blocks."""
+        first, *others = (self._forms["diffusers"].get(leaf, []) for leaf in leaves)
+        fused = []
+        for module in first:
+            rows = [module, *(next((m for m in each if m.numbers == module.numbers), None) for each in others)]
+            spelling = stacked([m.spelling for m in rows if m is not None], self.component.parts)
+            if None not in rows and spelling is not None:
+                fused.append(FormModule(module.numbers, spelling))
+        return fused
+
+
+@lru_cache(maxsize=256)
+def form_index(part: Part) -> FormIndex:
+    """The forms of one network of a known base."""
+    return FormIndex(condensed_component(part))
+
+
+def form_of(name: str) -> str:
+    """A name with `#` for each number."""
+    return _SLOT.sub("#", name)
+
+
+def numbers_in(name: str) -> tuple[str, ...]:
+    """The numbers of a name, in order."""
+    return tuple(_SLOT.findall(name))
+
+
+def _by_form(spellings: Mapping[str, Spelling]) -> dict[str, list[FormModule]]:
+    forms: dict[str, list[FormModule]] = {}
+    for name, spelling in spellings.items():
+        numbers = tuple(_numbers(slot) for slot in _SLOT.findall(name))
+        forms.setdefault(form_of(name.replace(".", "_")), []).append(FormModule(numbers, spelling))
+    return forms
+
+
+@lru_cache(maxsize=4096)
+def _numbers(slot: str) -> frozenset[str]:
+    return frozenset(numbers_of(slot[1:-1]) if slot[0] == "[" else (slot,))

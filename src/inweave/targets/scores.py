@@ -1,0 +1,116 @@
+"""How well an adapter fits each known base: counted by forms of names, so that a hundred bases cost milliseconds.
+
+    placed        modules that exist there with matching shapes
+    contradicted  modules whose name exists there and that do not fit: a block too many, another width
+    whole         share of the stacks of blocks that the adapter covers from the first block to the last
+
+A base that is right has nothing contradicted. `whole` tells bases apart that all have the file's modules: trainers
+change every block, so the base whose blocks are all there is likelier than one with more of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+
+from inweave.adapter import Entry, Factors, OftIn
+from inweave.targets.bases import Known
+from inweave.targets.fit import fitted, stacked_shape, uses_of, widened
+from inweave.targets.forms import FormIndex, FormModule, form_index, form_of, numbers_in
+from inweave.targets.links import Naming
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    placed: int = 0
+    contradicted: int = 0
+    whole: float = 0.0
+
+
+@dataclass(slots=True)
+class EntryGroup:
+    """Entries that differ in their numbers only: one comparison serves them all."""
+
+    component: str
+    form: str
+    flat: bool
+    param: str
+    part: int | None
+    factors: Factors
+    peft: bool = False
+    numbers: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def encoder(self) -> bool:
+        return self.component.startswith("te")
+
+
+def grouped(entries: Iterable[Entry]) -> list[EntryGroup]:
+    """The groups of ``entries``, in the order of their first members."""
+    groups: dict[Hashable, EntryGroup] = {}
+    for entry in entries:
+        ref, factors = entry.ref, entry.factors
+        form, param = form_of(ref.name), entry.param.removesuffix("?")
+        kind = "te" if ref.component.startswith("te") else ref.component
+        peft = entry.dialect == "peft"
+        key = (kind, form, ref.flat, param, ref.part, _signature(factors), peft)
+        group = groups.setdefault(key, EntryGroup(kind, form, ref.flat, param, ref.part, factors, peft))
+        group.numbers.append(numbers_in(ref.name))
+    return list(groups.values())
+
+
+def score(known: Known, groups: list[EntryGroup], namings: tuple[Naming, ...]) -> Score:
+    """How well all groups fit one base."""
+    two_denoisers = {"unet", "unet2"} <= {group.component for group in groups}
+    placed = contradicted = 0
+    coverage: dict[
+        tuple[str, str], tuple[set[str], set[str]]
+    ] = {}  # (component, form) -> the file's blocks, the base's
+    for group in groups:
+        left, exists = group.numbers, False
+        if group.component == "unet2" and two_denoisers and known.experts < 2:
+            continue
+        for index in _indexes(known, group):
+            each = ("diffusers",) if group.encoder else namings
+            form, modules = index.look_up(group.form, flat=group.flat, namings=each)
+            slots = form.count("#")
+            exists = exists or bool(modules)
+            if modules and slots and not group.encoder:
+                mine, theirs = coverage.setdefault((index.component.name, form), (set(), set()))
+                mine.update(numbers[len(numbers) - slots] for numbers in group.numbers)
+                theirs.update(*(module.numbers[0] for module in modules))
+            for module in modules:
+                if left and _fits(group, index, module):
+                    left = [numbers for numbers in left if not module.has(numbers[len(numbers) - slots :])]
+        placed += len(group.numbers) - len(left)
+        contradicted += len(left) if exists else 0
+    whole = sum(1 for mine, theirs in coverage.values() if mine == theirs)
+    return Score(placed, contradicted, whole / len(coverage) if coverage else 0.0)
+
+
+def _indexes(known: Known, group: EntryGroup) -> list[FormIndex]:
+    return [
+        form_index(part)
+        for part in known.parts
+        if not group.component or part.component == "model" or group.encoder == part.component.startswith("te")
+    ]
+
+
+def _fits(group: EntryGroup, index: FormIndex, module: FormModule) -> bool:
+    uses = uses_of(module.spelling, group.param)
+    if uses is not None and group.part is not None:
+        uses = uses[group.part : group.part + 1] or None
+    if uses is None:
+        return False
+    shape = stacked_shape(index.component, uses)
+    factors = group.factors
+    if fitted(factors, shape) is not None or widened(factors, shape, uses) is not None:
+        return True
+    return group.peft and fitted(replace(factors, transposed=not factors.transposed), shape) is not None
+
+
+def _signature(factors: Factors) -> Hashable:
+    """Everything of the factors that decides whether they fit a shape."""
+    magnitude = (factors.magnitude.axis, factors.magnitude.tensor.numel) if factors.magnitude is not None else None
+    blocks = (factors.share, factors.block_size) if isinstance(factors, OftIn) else None
+    return type(factors), factors.shape(), factors.transposed, factors.widen, magnitude, blocks

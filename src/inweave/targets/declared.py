@@ -7,12 +7,12 @@ hint           names of files and titles, written by people: they only decide be
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from inweave.adapter import Adapter
-from inweave.formats.config import json_object
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, Known
 
@@ -79,7 +79,7 @@ _BY_NAME: dict[str, Known] = {known.name: known for known in KNOWN}
 
 def _labels(adapter: Adapter) -> Iterator[tuple[str, str]]:
     metadata: Mapping[str, str] = adapter.metadata
-    packed = json_object(metadata.get("lora_adapter_metadata"))
+    packed = _object(metadata.get("lora_adapter_metadata", ""))
     named = {"base_model_name_or_path": (adapter.config or {}).get("base_model_name_or_path")}
     named |= {key: value for key, value in packed.items() if key.endswith("base_model_name_or_path")}
     for field, value in [(field, metadata.get(field)) for field in _ARCHITECTURE] + list(named.items()):
@@ -91,6 +91,15 @@ def _labels(adapter: Adapter) -> Iterator[tuple[str, str]]:
     for field in _HINTS:
         if value := metadata.get(field, "").strip():
             yield field, value
+
+
+def _object(text: str) -> dict[str, object]:
+    """The JSON object in ``text``, empty if there is none."""
+    try:
+        document = json.loads(text) if text[:1] == "{" else {}
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _bases(label: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from inweave.adapter import Adapter, Entry, Full, Lora, Ref
-from inweave.targets.fit import fitted, stacked_shape, uses_of, widened
+from inweave.targets.fit import fitted, stacked_shape, uses_of
 from inweave.targets.index import Component, ModelIndex, Spelling
 from inweave.targets.links import Naming
 from inweave.targets.order import encoder_order, unet_order
@@ -128,21 +128,3 @@ class Locator:
 def is_saved_module(entry: Entry) -> bool:
     """A module PEFT saved whole, such as a classifier's head: it may be new to the base."""
     return entry.dialect == "peft" and isinstance(entry.factors, Full) and entry.factors.mode == "set"
-
-
-def fits(entry: Entry, index: ModelIndex, namings: tuple[Naming, ...] = ("diffusers", "original")) -> bool:
-    """Whether an entry names a module of ``index`` and has its shape; a quick test for detecting bases."""
-    ref, encoder = entry.ref, entry.ref.component.startswith("te")
-    for component in index:
-        if ref.component and component.name != "model" and encoder != component.name.startswith("te"):
-            continue
-        for spelling in component.readings_of(ref.name, flat=ref.flat, namings=namings).values():
-            uses = uses_of(spelling, entry.param.removesuffix("?"))
-            if uses is not None and ref.part is not None:
-                uses = uses[ref.part : ref.part + 1] or None
-            if uses is None:
-                continue
-            shape = stacked_shape(component, uses)
-            if fitted(entry.factors, shape) is not None or widened(entry.factors, shape, uses) is not None:
-                return True
-    return False

@@ -80,9 +80,9 @@ _BY_NAME: dict[str, Known] = {known.name: known for known in KNOWN}
 def _labels(adapter: Adapter) -> Iterator[tuple[str, str]]:
     metadata: Mapping[str, str] = adapter.metadata
     packed = _object(metadata.get("lora_adapter_metadata", ""))
-    named = {"base_model_name_or_path": (adapter.config or {}).get("base_model_name_or_path")}
-    named |= {key: value for key, value in packed.items() if key.endswith("base_model_name_or_path")}
-    for field, value in [(field, metadata.get(field)) for field in _ARCHITECTURE] + list(named.items()):
+    paths = {"base_model_name_or_path": (adapter.config or {}).get("base_model_name_or_path")}
+    paths |= {key: value for key, value in packed.items() if key.endswith("base_model_name_or_path")}
+    for field, value in [(field, metadata.get(field)) for field in _ARCHITECTURE] + list(paths.items()):
         if isinstance(value, str) and value.strip().lower() not in _EMPTY:
             yield field.rpartition(".")[2] if field.endswith("base_model_name_or_path") else field, value.strip()
     module = metadata.get("ss_network_module", "").rpartition(".")[2]

@@ -43,4 +43,5 @@ def demo(
         print_json({"ok": True, "page": str(page), "images": images, "facts": story.facts})
     else:
         typer.secho(printable(f"open {page.resolve()}"), bold=True)
+        typer.echo("the same over HTTP: inweave serve")
     raise typer.Exit(OK)

@@ -2,7 +2,7 @@
 
 from inweave.adapter.adapter import Adapter, Entry, Problem, Ref
 from inweave.adapter.factors import Factors, Magnitude, Residual
-from inweave.adapter.full import Full, Vera
+from inweave.adapter.full import Full, TokenRows, Vera
 from inweave.adapter.glora import Glora
 from inweave.adapter.ia3 import Ia3
 from inweave.adapter.loha import Loha
@@ -14,6 +14,6 @@ from inweave.adapter.tensor import Tensor, scalar, stacked
 
 __all__ = [
     "Adapter", "Boft", "BoftIn", "Entry", "Factors", "Full", "Glora", "Ia3", "Loha", "Lokr", "Lora",
-    "Magnitude", "Oft", "OftIn", "Problem", "Ref", "Residual", "Tensor", "Vera",
+    "Magnitude", "Oft", "OftIn", "Problem", "Ref", "Residual", "Tensor", "TokenRows", "Vera",
     "scalar", "scale", "stacked",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""Whole values: `Full` adds to or replaces a tensor; `Vera` scales a shared random pair.
+"""Whole values: `Full` adds to or replaces a tensor, `TokenRows` some of its rows; `Vera` scales a shared random pair.
 
 Full, add:  W' = W + strength * scale * value
 Full, set:  W' = value                               strength is ignored
+TokenRows:  W'[indices] = value                      strength is ignored; PEFT's trainable_token_indices
 Vera:       delta = diag(lambda_b) @ up @ diag(lambda_d) @ down     up, down shared, cut to size
 """
 
@@ -47,6 +48,24 @@ class Full(Factors):
 
     def rows(self, start: int, length: int) -> Self | None:
         return None if self.magnitude is not None else replace(self, value=self.value.rows(start, length))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRows(Factors):
+    """New rows of an embedding, for the tokens ``indices``."""
+
+    value: Tensor
+    indices: tuple[int, ...]
+
+    kind: ClassVar[str] = "tokens"
+    additive: ClassVar[bool] = False
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def shape(self) -> tuple[int, ...]:
+        return (-1, self.value.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ The algorithm follows from the set of roles present, never from the file:
     oft_blocks (3-D / 4-D) [rescale]  oft / boft  oft_R | boft_R boft_s          PEFT oft / boft
     diff diff_b set_weight w_norm b_norm, plain weights under PEFT, norm scales  full
     vera_b vera_d                     vera
+    token_rows                        rows of an embedding (PEFT trainable_token_indices)
 
 Roles left over are orphans: half a pair, an alpha without tensors.
 """
@@ -17,8 +18,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from inweave.adapter import Boft, BoftIn, Entry, Full, Glora, Ia3, Loha, Lokr, Lora, Oft, OftIn, Problem, Vera
-from inweave.formats.config import PeftConfig, is_true, network_args
+from inweave.adapter import (
+    Boft,
+    BoftIn,
+    Entry,
+    Full,
+    Glora,
+    Ia3,
+    Loha,
+    Lokr,
+    Lora,
+    Oft,
+    OftIn,
+    Problem,
+    TokenRows,
+    Vera,
+)
+from inweave.formats.config import PeftConfig, ends, is_true, network_args
 from inweave.formats.dialects import dialect_of
 from inweave.formats.grammar import is_number
 from inweave.formats.group import SHARED_ROLES, Context, Group, Work, single
@@ -38,7 +54,7 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
         reason = "T-LoRA: its change depends on the timestep and cannot be merged"
         problems.append(Problem("unsupported", work.take_all(), reason))
         return
-    for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _full):
+    for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _tokens, _full):
         if not work.left:
             break
         build(work, config)
@@ -224,6 +240,24 @@ def _vera(work: Work, config: PeftConfig | None) -> None:
     transposed = config.fan_in_fan_out if config else False
     made = Vera(lambda_b=lambda_b, lambda_d=lambda_d, down=shared[down], up=shared[up], transposed=transposed)
     work.make(made, (*keys, down, up))
+
+
+def _tokens(work: Work, config: PeftConfig | None) -> None:
+    if not work.has("token_rows"):
+        return
+    value = work.left["token_rows"]
+    keys = work.take("token_rows")
+    tables = config.token_indices if config else {}
+    names = [name for name in (*ends(work.config_name()), "") if name in tables]
+    if not names:
+        reason = "trained tokens, but no adapter_config.json names their ids (trainable_token_indices)"
+        work.problems.append(Problem("unsupported", keys, f"{work.group.ref}: {reason}"))
+        return
+    indices = tables[names[0]]
+    if len(value.shape) != 2 or value.shape[0] != len(indices):
+        work.malformed(keys, f"{list(value.shape)} for {len(indices)} tokens; one row per token was expected")
+        return
+    work.make(TokenRows(value=value, indices=indices), keys)
 
 
 def _full(work: Work, config: PeftConfig | None) -> None:

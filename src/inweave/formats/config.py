@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
+from inweave.formats.peft_fields import check_fields, token_indices
 from inweave.patterns import PatternTable, regex
 
 Value = TypeVar("Value", int, float)
@@ -34,12 +35,17 @@ class PeftConfig:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     rslora: bool = False
+    dora: bool = False
+    lora_bias: bool = False
     fan_in_fan_out: bool = False
     feedforward: frozenset[str] | str = frozenset()
     block_share: bool = False
     neumann_terms: int | None = 5
     target_parameters: tuple[str, ...] = ()
     constrained: bool = False  # PEFT's coft
+    modules_to_save: tuple[str, ...] = ()
+    token_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
     _tables: dict[str, PatternTable] = field(default_factory=dict, compare=False, repr=False)
 
     def alpha_of(self, module: str) -> float | None:
@@ -74,21 +80,18 @@ def ends(module: str) -> list[str]:
     return [module, *(module[place + 1 :] for place, letter in enumerate(module) if letter == ".")]
 
 
+def segments(module: str) -> list[str]:
+    """Every run of whole segments of a dotted name: modules inside a listed one belong to it."""
+    parts = module.split(".")[-12:]
+    return [".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 1, len(parts) + 1)]
+
+
 def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
     """Read an adapter_config.json; refuses what cannot be applied to a model's tensors."""
     kind = str(config.get("peft_type") or "LORA").upper().rpartition(".")[2]
     if kind not in SUPPORTED:
         raise FormatError(f"adapter_config.json: peft_type {kind} is not supported; known are {', '.join(SUPPORTED)}")
-    if config.get("layer_replication"):
-        raise FormatError(
-            "adapter_config.json: layer_replication changes the model's layers and cannot be applied to its tensors"
-        )
-    start = str(config.get("init_lora_weights")).lower()
-    if start.startswith(("pissa", "olora", "corda", "loftq")):
-        raise FormatError(
-            f"adapter_config.json: init_lora_weights={start!r} trained on a changed base, so merging into the plain one would "
-            "be wrong; save it from PEFT with path_initial_model_for_weight_conversion"
-        )
+    warnings = check_fields(config)
     alpha_field = "lora_alpha" if kind == "LORA" else "alpha"
     alpha = config.get(alpha_field)
     if kind in ("LORA", "LOHA", "LOKR") and not _is_finite(alpha):
@@ -104,14 +107,19 @@ def from_adapter_config(config: Mapping[str, object]) -> PeftConfig:
         rank=_integer(config, "r"),
         alpha=float(cast("float", alpha)) if _is_finite(alpha) else None,
         alpha_pattern=_numbers(config, "alpha_pattern"),
-        rank_pattern={key: int(value) for key, value in _numbers(config, "rank_pattern").items()},
-        rslora=config.get("use_rslora") is True,
-        fan_in_fan_out=config.get("fan_in_fan_out") is True,
+        rank_pattern=_ranks(config),
+        rslora=_flag(config, "use_rslora"),
+        dora=_flag(config, "use_dora"),
+        lora_bias=_flag(config, "lora_bias"),
+        fan_in_fan_out=_flag(config, "fan_in_fan_out"),
         feedforward=feedforward,
-        block_share=config.get("block_share") is True,
-        neumann_terms=terms if config.get("use_cayley_neumann", True) and type(terms) is int else None,
-        constrained=config.get("coft") is True,
+        block_share=_flag(config, "block_share"),
+        neumann_terms=terms if _flag(config, "use_cayley_neumann", True) and type(terms) is int else None,
+        constrained=_flag(config, "coft"),
         target_parameters=_names(config, "target_parameters"),
+        modules_to_save=_names(config, "modules_to_save"),
+        token_indices=token_indices(config),
+        warnings=tuple(warnings),
     )
 
 
@@ -165,6 +173,22 @@ def _names(config: Mapping[str, object], name: str) -> tuple[str, ...]:
     if not isinstance(names, list | tuple):
         raise FormatError(f"adapter_config.json: {name} must be a list of names, not {str(names)[:60]!r}")
     return tuple(map(str, names))
+
+
+def _flag(config: Mapping[str, object], name: str, default: bool = False) -> bool:
+    value = config.get(name)
+    if value is None:
+        return default
+    if value not in (True, False):
+        raise FormatError(f"adapter_config.json: {name} must be true or false, not {str(value)[:60]!r}")
+    return bool(value)
+
+
+def _ranks(config: Mapping[str, object]) -> dict[str, int]:
+    ranks = _numbers(config, "rank_pattern")
+    if wrong := [rank for rank in ranks.values() if rank < 1 or rank != int(rank)]:
+        raise FormatError(f"adapter_config.json: rank_pattern must map patterns to whole numbers, not {wrong[0]!r}")
+    return {pattern: int(rank) for pattern, rank in ranks.items()}
 
 
 def _integer(config: Mapping[str, object], name: str) -> int | None:

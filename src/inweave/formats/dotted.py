@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from inweave.adapter import Adapter, Entry, Full, Loha, Lokr, Lora, Tensor, scale
+from inweave.adapter import Adapter, Entry, Full, Loha, Lokr, Lora, Tensor, TokenRows, scale
 from inweave.formats.config import PeftConfig, from_adapter_config, from_metadata, json_object
 from inweave.formats.spell import (
     DIFFUSERS_CONFIG,
@@ -164,19 +164,24 @@ def _lora_tensors(
         plain = factors.mode == "add" and (entry.ref.component, entry.ref.name) in unscaled
         if entry.param == "bias" and (factors.bias_rank is not None or plain):
             return {"lora_B.bias": factors.value}
+        if whole and factors.mode == "set" and factors.inside and entry.param != "bias":
+            return f"its own {entry.param} was trained beside the adapter, and PEFT reads the base's there"
         if whole and factors.mode == "set":
             return {f"base_layer.{entry.param}" if factors.inside else entry.param: factors.value}
         return "whole-weight changes cannot be expressed in this dialect"
+    if isinstance(factors, TokenRows) and whole:
+        return {"token_adapter.trainable_tokens_delta": factors.value}
     if isinstance(factors, Lokr) and whole:
         return "PEFT derives the sizes of LoKr factors from its own configuration, which cannot describe these"
     if not isinstance(factors, Lora) or factors.mid is not None:
         return f"{'a Tucker core' if isinstance(factors, Lora) else factors.kind} cannot be expressed in this dialect"
     if factors.residual is not None or (factors.widen is not None and not widening) or factors.stored_scale is not None:
         return "a sparse residual, widened weight or explicit scale cannot be expressed in this dialect"
-    if factors.embedding and factors.magnitude is not None:
+    if factors.embedding and factors.magnitude is not None and (not whole or factors.magnitude.axis == "in"):
         return "a DoRA magnitude on an embedding cannot be expressed in this dialect"
     if factors.embedding and whole:
-        return {"lora_embedding_A": factors.down, "lora_embedding_B": factors.up}
+        norms = {} if factors.magnitude is None else {str(magnitude): factors.magnitude.tensor}
+        return {"lora_embedding_A": factors.down, "lora_embedding_B": factors.up, **norms}
     if factors.transposed and not whole:
         return "a change for a transposed weight cannot be expressed in this dialect"
     tensors = {"lora_A.weight": factors.down, "lora_B.weight": factors.up}
@@ -261,13 +266,11 @@ def lora_config(entries: list[Entry]) -> dict[str, object]:
 
 def full_config(entries: list[Entry]) -> dict[str, object]:
     """An adapter_config.json for a LoRA directory."""
-    saved = sorted(
-        {
-            e.ref.name
-            for e in entries
-            if isinstance(e.factors, Full) and e.factors.mode == "set" and not e.factors.inside
-        }
-    )
+    wholes = [(e, e.factors) for e in entries if isinstance(e.factors, Full) and e.factors.mode == "set"]
+    saved = sorted({e.ref.name for e, factors in wholes if not factors.inside and e.param != "bias"})
+    biases = {e.ref.name for e, factors in wholes if not factors.inside and e.param == "bias"} - set(saved)
+    inner = any(factors.inside for _, factors in wholes)
+    tokens = {e.ref.name: list(e.factors.indices) for e in entries if isinstance(e.factors, TokenRows)}
     fan = [e.factors.transposed for e in entries if isinstance(e.factors, Lora) and not e.factors.embedding]
     return {
         "peft_type": "LORA",
@@ -277,7 +280,9 @@ def full_config(entries: list[Entry]) -> dict[str, object]:
         "fan_in_fan_out": any(fan),
         "lora_dropout": 0.0,
         "modules_to_save": saved or None,
+        "trainable_token_indices": tokens or None,
         **lora_config(entries),
+        "bias": "all" if biases else "lora_only" if inner else "none",
     }
 
 

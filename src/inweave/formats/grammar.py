@@ -76,6 +76,8 @@ SUFFIXES: dict[str, tuple[str, str]] = {
     "vera_lambda_b": ("vera_b", "peft"),
     "vera_lambda_d": ("vera_d", "peft"),
     "base_layer.bias": ("inner_bias", "peft"),
+    "token_adapter.trainable_tokens_delta": ("token_rows", "peft"),
+    "trainable_tokens_delta": ("token_rows", "peft"),
     "weight": ("plain_weight", ""),
     "bias": ("plain_bias", ""),
 }  # fmt: skip
@@ -226,7 +228,6 @@ DOTTED_PREFIXES: tuple[tuple[str, str, str], ...] = (
     ("clip_g.", "te2", "onetrainer"),
     ("t5.", "te3", "onetrainer"),
     ("pipe.", "", "diffsynth"),
-    ("_orig_mod.", "", ""),
     ("module.", "", ""),
 )
 
@@ -234,14 +235,24 @@ _FLAT = re.compile("|".join(prefix for prefix, _, _ in FLAT_PREFIXES))
 _FLAT_MEANING = {prefix: (component, dialect) for prefix, component, dialect in FLAT_PREFIXES}
 _DOTTED = re.compile("|".join(re.escape(prefix) for prefix, _, _ in DOTTED_PREFIXES))
 _DOTTED_MEANING = {prefix: (component, dialect) for prefix, component, dialect in DOTTED_PREFIXES}
+#: torch.compile's, FSDP's and checkpointing's own names, wherever they stand
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$)")
+_FLAT_WRAPPERS = re.compile(r"(^|_)_?(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)_")
 _OTHER_ENCODER = re.compile(r"^text_encoders\.\w+\.transformer\.")
+
+
+def unwrapped(module: str) -> str:
+    """A dotted name without the modules that torch.compile, FSDP and activation checkpointing put around others."""
+    return _WRAPPERS.sub("", module).removesuffix(".") if "_mod" in module else module
 
 
 def locate(module: str) -> tuple[Ref, str]:
     """Strip wrappers and the component from a module's spelling: (Ref, the prefix's dialect or "")."""
+    module = unwrapped(module)
     if (flat := _FLAT.match(module)) and len(module) > flat.end():
         component, dialect = _FLAT_MEANING[flat[0]]
-        return Ref(component, module[flat.end() :].lstrip("_").replace(".", "_"), flat=True), dialect
+        name = module[flat.end() :].lstrip("_").replace(".", "_")
+        return Ref(component, _FLAT_WRAPPERS.sub(r"\1", name), flat=True), dialect
     component, dialect = "", ""
     while True:
         if other := _OTHER_ENCODER.match(module):

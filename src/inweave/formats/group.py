@@ -13,7 +13,7 @@ from typing import Any
 
 from inweave.adapter import Factors, Magnitude, Problem, Ref, Residual, Tensor
 from inweave.formats.config import PeftConfig, is_true, network_args
-from inweave.formats.grammar import Key
+from inweave.formats.grammar import Key, unwrapped
 
 SHARED_ROLES = (
     "alpha",
@@ -139,6 +139,14 @@ class Work:
         if magnitude := self._magnitude():
             fields["magnitude"], magnitude_keys = magnitude
             keys += magnitude_keys
+        elif config and config.dora and not constraint:
+            self.problems.append(
+                Problem(
+                    "orphan",
+                    tuple(self.group.keys.values()),
+                    f"{group.ref}: adapter_config.json has use_dora, but the file has no magnitude (lora_magnitude_vector) here",
+                )
+            )
         if self.has("bias_indices", "bias_values", "bias_size"):
             fields["residual"] = Residual(left["bias_indices"], left["bias_values"], left["bias_size"])
             keys += self.take("bias_indices", "bias_values", "bias_size")
@@ -161,7 +169,8 @@ class Work:
 
     def config_name(self) -> str:
         """The module path that PEFT's patterns are written for."""
-        return self.group.module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
+        module = unwrapped(self.group.module)
+        return module.removeprefix("base_model.model.") if self.context.peft else self.group.ref.name
 
     def _magnitude(self) -> tuple[Magnitude, tuple[str, ...]] | None:
         """PEFT's vector always has one number per row; `dora_scale` tells its axis by shape, (1, in) or (out, 1)."""

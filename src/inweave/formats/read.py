@@ -13,11 +13,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from inweave.adapter import Adapter, Entry, Problem, Ref, Tensor
+from inweave.adapter import Adapter, Entry, Full, Problem, Ref, Tensor, TokenRows
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
-from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args
+from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args, segments
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
@@ -80,7 +80,10 @@ def read(
         config=config,
         problems=tuple(problems),
         warnings=tuple(
-            _file_warnings(metadata, chosen, keys, carried, others) + assumption_warnings(assumed) + context.warnings
+            _file_warnings(metadata, chosen, keys, carried, others)
+            + _config_warnings(context, entries)
+            + assumption_warnings(assumed)
+            + context.warnings
         ),
         tensors={key: tensor for key, tensor in tensors.items() if key not in others} if others else tensors,
         assumed_alphas=tuple(dict.fromkeys(str(entry.ref) for entry in assumed)),
@@ -120,7 +123,7 @@ def _split_all(
         twin = ".modules_to_save." in raw and raw.replace(".modules_to_save.", ".") in tensors
         passenger = raw.startswith(_PASSENGERS) or raw == "emb_params" or metadata.get(raw) == "<embed>"
         # PEFT repeats some modules, and saves an adapted embedding's own weight beside its factors
-        repeated = twin or ".original_module." in raw or raw.endswith((".base_layer.weight", ".trainable_tokens_delta"))
+        repeated = twin or ".original_module." in raw or raw.endswith(".base_layer.weight")
         if passenger or repeated:
             carried[raw] = tensor
             continue
@@ -199,6 +202,25 @@ def _glora_modules(keys: list[Key]) -> set[str]:
     return {module for module, ids in seen.items() if ids & whole and not any(i == 0 or i > 2 for _, i in ids)}
 
 
+def _config_warnings(context: Context, entries: list[Entry]) -> list[str]:
+    """What adapter_config.json has and the file does not, and fields of it that nobody here knows."""
+    configs = [config for config in (context.peft, *context.components.values()) if config is not None]
+    warnings = list(dict.fromkeys(warning for config in configs for warning in config.warnings))
+    if context.peft is not None and context.peft.modules_to_save:
+        whole = {end for e in entries if isinstance(e.factors, Full) for end in segments(e.ref.name)}
+        if whole.isdisjoint(context.peft.modules_to_save):
+            names = ", ".join(context.peft.modules_to_save[:5])
+            warnings.append(
+                f"modules_to_save lists {names}, but the file has no weights of them: the base's own are used"
+            )
+    if context.peft is not None and context.peft.token_indices:
+        if not any(isinstance(e.factors, TokenRows) for e in entries):
+            warnings.append(
+                "trainable_token_indices lists tokens, but the file has no rows for them: the base's are used"
+            )
+    return warnings
+
+
 def _file_warnings(
     metadata: Mapping[str, str],
     chosen: str | None,
@@ -215,8 +237,6 @@ def _file_warnings(
         warnings.append(
             "the adapter brings the weights of layers it adapts (base_layer.weight): the base's own are used"
         )
-    if any(key.endswith(".trainable_tokens_delta") for key in carried):
-        warnings.append("trained tokens (trainable_tokens_delta) are carried along and not applied")
     if is_true(network_args(metadata).get("split_qkv")):
         warnings.append(
             "trained with split_qkv: loaders scale it by alpha / (parts * rank), its trainer by alpha / rank; "

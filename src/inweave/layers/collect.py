@@ -2,6 +2,8 @@
 
     entry: Ref(component, dotted module name), factors with the parameters' own bits
 
+    and for each module that `trainable` chose: Ref(component, module), every parameter of it whole, which replaces the base's
+
 A shared module gives one entry, under its first name. The tensors are listed under PEFT's keys (LyCORIS' where PEFT
 has none), so that reports can name them; each dialect writes its own.
 """
@@ -10,13 +12,19 @@ from __future__ import annotations
 
 from torch import nn
 
-from inweave.adapter import Adapter, Entry, Ref, Tensor
-from inweave.errors import ConfigError
+from inweave.adapter import Adapter, Entry, Full, Ref, Tensor
+from inweave.errors import ConfigError, TargetError
+from inweave.layers.layer import LoraLayer
+from inweave.layers.sites import Site, sites
 from inweave.layers.state import lora_layers
+from inweave.layers.training import trained_leaves
+from inweave.ops.decode import encode
 
 
 def collect(model: nn.Module, name: str = "default", *, component: str = "") -> Adapter:
     """The adapter called ``name`` as it is in the layers of ``model`` now, ready for `save`.
+
+    Modules that `trainable` chose are part of it, whole; `save` refuses them where the dialect cannot hold them.
 
     ``component``: which network of a diffusion model this is ("unet", "te1", ...), for dialects that name it.
     """
@@ -32,7 +40,40 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
             own[f"base_model.model.{module}.{suffixes['magnitude']}"] = factors.magnitude.tensor
         entries.append(Entry(Ref(component, module), "weight", factors, tuple(own), "peft"))
         tensors |= own
+    for site in sites(model):
+        for leaf, value in _whole_module(site).items():
+            inside = isinstance(site.module, LoraLayer)
+            key = f"base_model.model.{site.names[0]}.{'base_layer.' if inside else ''}{leaf}"
+            tensors[key] = encode(value)
+            whole = Full(value=tensors[key], mode="set", inside=inside)
+            entries.append(Entry(Ref(component, site.names[0]), leaf, whole, (key,), "peft"))
     if not entries:
         known = ", ".join(dict.fromkeys(other for layer in layers.values() for other in layer.adapters)) or "none"
         raise ConfigError(f"no adapter is named {name!r}; the model has {known}")
     return Adapter(entries=tuple(entries), tensors=tensors)
+
+
+def _whole_module(site: Site) -> dict[str, nn.Parameter]:
+    """The parameters of a module of which `trainable` chose some: all of them, as PEFT saves and expects modules.
+
+    Of a layer with adapters only the chosen ones: the others are the base's.
+    """
+    module, leaves = site.module, trained_leaves(site.module)
+    if not leaves:
+        return {}
+    label = site.names[0] or type(module).__name__
+    if odd := sorted(leaves - {"weight", "bias"}) or (module._modules and not isinstance(module, LoraLayer)):
+        what = odd[0] if isinstance(odd, list) else "a weight of a module with modules inside"
+        raise TargetError(
+            f"{label}: {what} was made trainable, and adapter files hold the weights and biases of whole layers only; save "
+            "the model itself"
+        )
+    if not isinstance(module, LoraLayer):
+        leaves = set(module._parameters)
+        buffers = [name for name in module._buffers if name not in module._non_persistent_buffers_set]
+        if buffers:
+            raise TargetError(
+                f"{label}: it was made trainable, but also has {', '.join(buffers)}, which no adapter file holds; freeze it "
+                "from the start, or save the model itself"
+            )
+    return {leaf: value for leaf, value in module._parameters.items() if leaf in leaves and value is not None}

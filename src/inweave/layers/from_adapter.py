@@ -21,7 +21,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.layers.algorithms import obstacle
 from inweave.layers.eligible import geometry_of, ineligible
 from inweave.layers.layer import LoraLayer
-from inweave.layers.sites import Site, sites
+from inweave.layers.sites import Site, sites, unwrapped_names
 from inweave.ops.kinds import stored_transposed
 from inweave.targets.cut import join, swapped
 from inweave.targets.index import ModelIndex, index_from_names
@@ -151,10 +151,11 @@ def _index(model: nn.Module, *, logical: bool = False) -> tuple[ModelIndex, dict
     hidden = tuple(
         f"{name}.adapters." for site in sites(model) if isinstance(site.module, LoraLayer) for name in site.names
     )
+    names = unwrapped_names(model)
     shapes: dict[str, Shape] = {
-        name: tuple(value.shape)
-        for name, value in model.state_dict().items()
-        if not (hidden and ".adapters." in name and name.startswith(hidden))
+        names[raw]: tuple(value.shape)
+        for raw, value in model.state_dict().items()
+        if not (hidden and ".adapters." in raw and names[raw].startswith(hidden))
     }
     if logical:
         shapes |= {name: shapes[name][::-1] for name in _transposed_weights(model) if name in shapes}

@@ -95,7 +95,11 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
     able = [site for site in all_sites if site.parents and layer_kind(site.module) is not None]
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
         head = _output_head(model)
-        chosen = [site for site in able if _is_linear(site) and site.module is not head and site.unused() is None]
+        chosen = [
+            site
+            for site in able
+            if _is_linear(site) and site.module is not head and (site.unused() is None or site.compiled())
+        ]
         if not chosen:
             problems.append("'all-linear' matches no Linear layer in this model; name the targets instead")
     else:

@@ -1,7 +1,8 @@
 """The sites of a model: every module once, with all its names and parents; taking one out, putting one in.
 
 A module used in several places is one site with several names: its weight exists once, so it is adapted once,
-everywhere. A weight that two *different* modules hold (an embedding and the output head) is tied.
+everywhere. A weight that two *different* modules hold (an embedding and the output head) is tied. Modules that only wrap
+another one (torch.compile, DDP, FSDP, activation checkpointing) have no part in names: files are for the plain model.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
+
+#: children of torch.compile's, FSDP's and activation checkpointing's modules
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 @dataclass(slots=True)
@@ -31,6 +35,12 @@ class Site:
         """Why the forward of a module here is never called, where torch is known to read the weight instead."""
         if any(isinstance(parent, nn.MultiheadAttention) for parent, _ in self.parents):
             return "torch's MultiheadAttention reads this weight and never calls the module"
+        return self.compiled()
+
+    def compiled(self) -> str | None:
+        """Why a layer in a compiled module's place would not be called."""
+        if any(leaf == "_orig_mod" for _, leaf in self.parents):
+            return "torch.compile keeps this very module and would not call a layer in its place; inject first, then compile"
         return None
 
 
@@ -52,8 +62,37 @@ def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tu
         return
     for leaf, child in module._modules.items():
         if child is not None:
-            yield module, leaf, f"{prefix}{leaf}", child
-            yield from _walk(child, f"{prefix}{leaf}.", (*above, id(module)))
+            name = prefix.removesuffix(".") if is_wrapper(module, leaf) else f"{prefix}{leaf}"
+            yield module, leaf, name, child
+            yield from _walk(child, f"{name}." if name else "", (*above, id(module)))
+
+
+def is_wrapper(module: nn.Module, leaf: str) -> bool:
+    """Whether a module only stands around another one: its name is no part of the names that files have."""
+    if leaf == "module":
+        return isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    return leaf in _WRAPPERS
+
+
+def unwrapped_names(model: nn.Module) -> dict[str, str]:
+    """name in `state_dict` -> the same without the names of wrappers."""
+    wrappers = [
+        f"{name}.{leaf}." if name else f"{leaf}."
+        for name, module in model.named_modules()
+        for leaf in module._modules
+        if is_wrapper(module, leaf)
+    ]
+    if not wrappers:
+        return {name: name for name in model.state_dict()}
+    names: dict[str, str] = {}
+    for raw in model.state_dict():
+        name = raw
+        for prefix in sorted(wrappers, key=len, reverse=True):
+            if raw.startswith(prefix):
+                end = len(prefix) - len(prefix.rstrip(".").rpartition(".")[2]) - 1
+                name = name[:end] + name[len(prefix) :]
+        names[raw] = name
+    return names
 
 
 def ties(all_sites: list[Site]) -> dict[int, list[str]]:

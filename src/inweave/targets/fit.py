@@ -9,7 +9,7 @@ import math
 import re
 from dataclasses import replace
 
-from inweave.adapter import Factors, Full, Lora, OftIn
+from inweave.adapter import Factors, Full, Lora, OftIn, TokenRows
 from inweave.targets.index import Component, Spelling, Use
 from inweave.targets.links import Shape
 
@@ -50,6 +50,8 @@ def matches(factors: Factors, shape: Shape) -> bool:
         return math.prod(got) == math.prod(shape) and (
             len(got) <= 1 or len(shape) <= 1 or got[0] == shape[0] or 1 in (got[0], shape[0])
         )
+    if isinstance(factors, TokenRows):
+        return len(shape) == 2 and shape[1] == got[1] and max(factors.indices, default=0) < shape[0]
     if not shape:
         return False
     if len(shape) == 1:  # a vector receives (IA)^3 scaling only

@@ -4,6 +4,7 @@
     magnitude    V = W + delta;  change = m * (V * magnitude / |V| - W)                DoRA
                  |V| over all axes but the rows (axis "out"), or all but the inputs (axis "in")
     Full, set    change = value - W                                                    m is ignored
+    TokenRows    change[indices] = value - W[indices], 0 elsewhere                     m is ignored
     Ia3          change = m * W * v          offset; along the rows, or the inputs with `on_input`
                  change = m * W * (l - 1)    factor; on a bias too, if it is along the rows
     Oft, ...     change = rotated(W, m) - W                                            see `rotations`
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inweave.adapter import Boft, BoftIn, Factors, Full, Ia3, Magnitude, Oft, OftIn, Residual, Tensor
+from inweave.adapter import Boft, BoftIn, Factors, Full, Ia3, Magnitude, Oft, OftIn, Residual, Tensor, TokenRows
 from inweave.errors import TargetError
 from inweave.ops.decode import Reader, decode
 from inweave.ops.delta.fit import along, fitted, misfit, padded
@@ -62,7 +63,7 @@ def delta(factors: Factors, weight: torch.Tensor | None = None) -> torch.Tensor:
 
 def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
     match factors:
-        case Oft() | Boft() | OftIn() | BoftIn() | Ia3() | Full(mode="set"):
+        case Oft() | Boft() | OftIn() | BoftIn() | Ia3() | TokenRows() | Full(mode="set"):
             return _replaced(factors, read, base, strength)
     added = _added(factors, read, base.shape, base)
     if factors.magnitude is None:
@@ -70,16 +71,32 @@ def _from_base(factors: Factors, read: Reader, base: torch.Tensor, strength: flo
     return strength * (_decomposed(factors.kind, base + added, factors.magnitude, read) - base)
 
 
-def _replaced(factors: Rotation | Ia3 | Full, read: Reader, base: torch.Tensor, strength: float) -> torch.Tensor:
+def _replaced(
+    factors: Rotation | Ia3 | Full | TokenRows, read: Reader, base: torch.Tensor, strength: float
+) -> torch.Tensor:
     """The change of an algorithm that states the new weight."""
     if factors.magnitude is not None or factors.residual is not None:
         raise TargetError(f"{factors.kind}: a magnitude or a residual needs an algorithm that adds")
     match factors:
         case Full():
             return fitted(factors.kind, read(factors.value), base.shape) - base
+        case TokenRows():
+            return _token_rows(factors, read, base)
         case Ia3():
             return strength * base * _ia3(factors, read, base)
     return rotated(factors, read, base, strength) - base
+
+
+def _token_rows(factors: TokenRows, read: Reader, base: torch.Tensor) -> torch.Tensor:
+    value = read(factors.value)
+    if base.dim() != 2 or value.shape != (len(factors.indices), base.shape[1]):
+        raise misfit(factors.kind, "one row per token", (len(factors.indices), base.shape[-1]), value)
+    if max(factors.indices, default=0) >= base.shape[0]:
+        raise misfit(factors.kind, "a token id lies outside", f"below {base.shape[0]}", max(factors.indices))
+    places = torch.tensor(factors.indices, device=base.device)
+    result = torch.zeros_like(base)
+    result[places] = value - base[places]
+    return result
 
 
 def _ia3(factors: Ia3, read: Reader, base: torch.Tensor) -> torch.Tensor:

@@ -210,3 +210,10 @@ def test_a_flat_table_keeps_its_values_in_either_shape() -> None:
     assert table.same(values)
     back = rewrite(read(written.tensors, written.metadata), "comfy", index)
     assert back.tensors["diffusion_model.blocks.3.mod.lin.diff"].same(values.reshaped((36864,)))
+
+
+def test_the_documentation_lists_every_base() -> None:
+    page = (DATA.parents[1] / "docs" / "formats.md").read_text()
+    assert [
+        known.name for known in KNOWN if f"`{known.name}`" not in page and not known.name.startswith("inweave/")
+    ] == []

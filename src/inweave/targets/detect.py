@@ -34,7 +34,7 @@ from inweave.targets.spellings import alternatives, fused_leaves
 from inweave.targets.tables import SPELLINGS, TABLES
 
 _UNET = re.compile(
-    r"(down_blocks|up_blocks|input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
+    r"(down_blocks|up_blocks)_#_[a-z]|(input_blocks|output_blocks)_#_|mid_block_|middle_block_#|time_embed|add_embedding|label_emb|conv_in|conv_out|out_#"
 )
 
 

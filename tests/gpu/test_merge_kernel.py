@@ -101,3 +101,22 @@ def test_one_huge_weight() -> None:
     assert bool((base[-1] == 2).all())
     assert bool((base[0] == 2).all())
     assert float(base[::997, ::991].float().mean()) == 2.0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_that_are_not_finite_are_reported(dtype: torch.dtype) -> None:
+    """Beyond the dtype in one tile of a large weight, in the last run of rows, and in a base that is infinite itself."""
+    targets = make_targets(dtype, torch.float32, (16,))
+    assert kernel.merge_products(targets) == []
+    targets[5].base[200, 1000] = float("inf")
+    one = targets[6]
+    up, down = one.products[0].up, one.products[0].down
+    up[-1], down[:, -1] = 1.0, 1.0
+    targets[6] = Target(one.base, one.out, (Product(up, down, torch.finfo(dtype).max),))
+    assert kernel.merge_products(targets) == [5, 6]
+    launch = kernel.Launch(targets)
+    assert launch.run() == launch.run() == [5, 6]
+    targets[5].base[200, 1000] = 1.0
+    scales = torch.full((len(targets),), 0.5).double().numpy()
+    launch.rescale(scales)
+    assert launch.run() == []

@@ -157,3 +157,71 @@ def test_weights_read_while_the_stack_is_resolved_end_up_the_same(kinds: str) ->
     build(whole, MergedSource(DictSource(stored), plans), device="cuda")
     for (name, one), two in zip(late.state_dict().items(), whole.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
+
+
+@pytest.mark.parametrize("keep", ["device", "host"])
+@pytest.mark.parametrize("kinds", ["lora", "mixed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_beyond_the_dtype_are_refused_and_nothing_changes(
+    dtype: torch.dtype, kinds: str, keep: str, tmp_path: Path
+) -> None:
+    net = Net(dtype)
+    base = copies(net)
+    weaver = Weaver(net, keep=keep)
+    one = write(tmp_path / "one.safetensors", lora(net, 1, kinds=kinds))
+    two = write(tmp_path / "two.safetensors", lora(net, 500, rank=32, dtype="BF16"))
+    for before in ([], [(one, 0.5)], [(one, 0.5), (two, -0.3)]):
+        weaver.apply(before)
+        expected = copies(net)
+        for stack in ([(two, 1e39)], [(two, -1e39), (one, 0.1)], [(one, 1e30 if dtype == torch.float16 else 1e39)]):
+            with pytest.raises(TargetError, match=r"(one|two)\.safetensors at strength .*would exceed"):
+                weaver.apply(stack)
+            assert all(torch.equal(value, expected[name]) for name, value in net.state_dict().items()), stack
+        assert weaver.apply(before) == 0
+    weaver.apply([])
+    assert all(torch.equal(value, base[name]) for name, value in net.state_dict().items())
+
+
+def test_a_model_that_moves_to_the_gpu_and_back_is_followed(tmp_path: Path) -> None:
+    net = Net(torch.float32).cpu()
+    base = copies(net)
+    weaver = Weaver(net)
+    one = write(tmp_path / "one.safetensors", lora(net, 1))
+    two = write(tmp_path / "two.safetensors", lora(net, 500))
+    weaver.apply([(one, 0.5)])
+    for device in ("cuda", "cpu", "cuda"):
+        net.to(device)
+        weaver.apply([(two, 1.0)])
+        want = MergedSource(DictSource(base), [(weaver.plan(two), 1.0)])
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(value.cpu(), want.get(name), atol=1e-5, rtol=1e-5)
+        net.to("cpu" if device == "cuda" else "cuda")
+        weaver.apply([])
+        assert all(torch.equal(value.cpu(), base[name]) for name, value in net.state_dict().items()), device
+        weaver.apply([(one, 0.5)])
+    net.half()
+    weaver.apply([])
+    assert all(torch.equal(value.cpu(), base[name].half()) for name, value in net.state_dict().items())
+
+
+def test_a_foreign_write_on_the_gpu_is_refused() -> None:
+    from inweave.errors import MergeStateError
+
+    net = Net(torch.bfloat16)
+    weaver = Weaver(net, keep="device")
+    adapter = read(lora(net, 1))
+    weaver.apply([(adapter, 1.0)])
+    with torch.no_grad():
+        net.block3.weight.mul_(2)
+    with pytest.raises(MergeStateError, match=r"block3\.weight"):
+        weaver.apply([])
+
+
+def test_a_stack_is_a_set_on_the_gpu() -> None:
+    results = []
+    for order in ((0, 1, 2), (2, 0, 1), (1, 0, 2)):
+        net = Net(torch.float32)
+        stack = [(read(lora(net, seed)), strength) for seed, strength in ((1, 0.7), (200, -0.4), (500, 1.1))]
+        Weaver(net, keep="device").apply([stack[number] for number in order])
+        results.append(copies(net))
+    assert all(torch.equal(value, results[0][name]) for each in results for name, value in each.items())

@@ -14,8 +14,10 @@ from typing import Literal, get_args
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError
 from inweave.exchange.load import load, open_base
+from inweave.exchange.ties import tied_changes
 from inweave.files.paths import exists
 from inweave.formats.alphas import Alphas
+from inweave.formats.files import maps_of, refuse_truncated
 from inweave.formats.finite import scan
 from inweave.targets.bases import find
 from inweave.targets.declared import contradicts, model_of
@@ -100,8 +102,10 @@ def check(
         adapter = load(adapter, alpha=alpha)
     if any(problem.fault == "unsupported" for problem in adapter.problems) and not adapter.entries:
         return _foreign(adapter, base)
+    refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
     plan, index, namings = _best_plan(adapter, base)
     report = plan.report
+    report.warnings += tied_changes(plan, index)
     detection = detect(adapter)
     target = index.base or index.source
     detected = _detected(detection, index.base)

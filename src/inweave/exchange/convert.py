@@ -18,7 +18,7 @@ from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
-from inweave.formats.files import write_file
+from inweave.formats.files import maps_of, refuse_truncated, write_file
 from inweave.formats.spell import Lost, Target, Written
 from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index
@@ -105,6 +105,7 @@ def save(
         )
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
+    refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
     index = _index(adapter, base, dialect)
     if "model" in index.components and dialect not in GENERIC:
         raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")

@@ -15,7 +15,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -50,19 +50,23 @@ class Container:
     places: Mapping[str, tuple[Path, int]] = field(default_factory=dict)  # which file each tensor lies in, and where
 
 
-def open_container(path: str | os.PathLike[str]) -> Container:
-    """Open whatever ``path`` is: a file, an index of shards, or a directory."""
+def open_container(path: str | os.PathLike[str], *, mapped: bool = True) -> Container:
+    """Open whatever ``path`` is: a file, an index of shards, or a directory.
+
+    ``mapped``: tensors are views of a map, read when they are looked at. Otherwise they are read now, into memory of
+    their own: a file that is cut afterwards changes nothing, where the next look at a map would end the process.
+    """
     source = as_path(path)
     mode = mode_of(source)
     if stat.S_ISDIR(mode):
         try:
-            return _open_directory(source)
+            return _open_directory(source, mapped)
         except OSError as error:
             raise FormatError(f"{source}: {error.strerror}") from None
     if source.name.endswith(".index.json"):
-        return _open_shards(source)
+        return _open_shards(source, mapped)
     config = source.parent / "adapter_config.json"
-    container = _open_file(source)
+    container = _open_file(source, mapped)
     if source.name in ADAPTER_FILES[:2] and occupied(config):
         return replace(container, config=read_json(config))
     return container
@@ -75,11 +79,11 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return _header(source, file)
 
 
-def _open_file(path: Path) -> Container:
+def _open_file(path: Path, mapped: bool) -> Container:
     with open_regular(path) as file:  # once: header and data are of one file, even if another takes its name meanwhile
         header = _header(path, file)
         # a private map: array libraries accept its buffer without a copy, and the file can never change
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)) if mapped else _read_whole(path, file)
     start = header.data_start
     tensors = {
         name: Tensor(span.dtype, span.shape, view[start + span.begin : start + span.end])
@@ -87,6 +91,36 @@ def _open_file(path: Path) -> Container:
     }
     places = {name: (path, start + span.begin) for name, span in header.spans.items()}
     return Container(path, tensors, header.metadata, None, (path,), places)
+
+
+def _read_whole(path: Path, file: BinaryIO) -> memoryview:
+    """A file in anonymous memory, by plain reads."""
+    view = memoryview(mmap.mmap(-1, os.fstat(file.fileno()).st_size))
+    file.seek(0)
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])  # type: ignore[attr-defined]
+        if not count:
+            raise FormatError(f"{path}: ends after {done:,} of {len(view):,} bytes; it was truncated while it was read")
+        done += count
+    return view
+
+
+def maps_of(tensors: Iterable[Tensor]) -> list[mmap.mmap]:
+    """The mapped files that tensors are views of, each once."""
+    views = (tensor.data for tensor in tensors if isinstance(tensor.data, memoryview))
+    return list({id(view.obj): view.obj for view in views if isinstance(view.obj, mmap.mmap)}.values())
+
+
+def refuse_truncated(maps: Iterable[mmap.mmap], name: object = "a mapped file") -> None:
+    """Raise if a file has become shorter than its map: a look at what is missing would end the process."""
+    for each in maps:
+        try:
+            size = each.size()
+        except OSError:  # anonymous memory
+            continue
+        if size < len(each):
+            raise FormatError(f"{name}: was truncated from {len(each):,} to {size:,} bytes since it was opened")
 
 
 def _header(path: Path, file: BinaryIO) -> Header:
@@ -138,14 +172,14 @@ def _shards(index: Path, mapping: Mapping[str, str]) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _open_shards(index: Path) -> Container:
+def _open_shards(index: Path, mapped: bool) -> Container:
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     places: dict[str, tuple[Path, int]] = {}
     mapping = _weight_map(index)
     files = _shards(index, mapping)
     for shard in files:
-        part = _open_file(shard)
+        part = _open_file(shard, mapped)
         twice = next((name for name in part.tensors if name in tensors), None)
         if twice is not None:
             raise FormatError(f"{shard}: tensor {twice!r} is in an earlier shard too")
@@ -158,20 +192,20 @@ def _open_shards(index: Path) -> Container:
     return Container(index, tensors, metadata, None, tuple(files), places)
 
 
-def _open_directory(path: Path) -> Container:
+def _open_directory(path: Path, mapped: bool) -> Container:
     config_path = path / "adapter_config.json"
     config = read_json(config_path) if occupied(config_path) else None
     for name in ADAPTER_FILES:
         if occupied(path / name):
-            container = _open_file(path / name)
+            container = _open_file(path / name, mapped)
             return replace(container, path=path, config=config)
     indexes = sorted(path.glob("*.safetensors.index.json"))
     if len(indexes) == 1:
-        container = _open_shards(indexes[0])
+        container = _open_shards(indexes[0], mapped)
         return replace(container, path=path, config=config)
     single = sorted(path.glob("*.safetensors"))
     if len(single) == 1:
-        container = _open_file(single[0])
+        container = _open_file(single[0], mapped)
         return replace(container, path=path, config=config)
     for name in PICKLE_NAMES:
         if is_file(path / name):

@@ -20,6 +20,7 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
+from inweave.formats.files import maps_of, refuse_truncated
 from inweave.layers.algorithms import ALGORITHMS, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
@@ -99,6 +100,7 @@ def attach(
     if problems := check_common(dropout, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
+    refuse_truncated(maps_of(loaded.tensors.values()), "the adapter's file")
     all_sites = sites(model)
     assigned = factors_by_site(model, loaded, all_sites, component)
     layers = _wrap([site for site, _ in assigned], all_sites, allow_tied)

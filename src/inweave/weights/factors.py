@@ -6,6 +6,7 @@ memory to the device, where every factor is a view.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
@@ -19,7 +20,7 @@ from inweave.adapter import Adapter, Lora, Tensor
 from inweave.errors import TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
-from inweave.formats.files import Container, open_container
+from inweave.formats.files import Container, maps_of, open_container, refuse_truncated
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
 from inweave.ops.decode import TORCH, decode
@@ -54,6 +55,14 @@ class Loaded:
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
     scattered: bool = False  # its factors do not lie in one piece
     checked: bool = False
+    maps: list[mmap.mmap] = field(default_factory=list)  # of files that its tensors are views of
+
+    def __post_init__(self) -> None:
+        self.maps = maps_of(self.plan.adapter.tensors.values())
+
+    def check_size(self) -> None:
+        """Raise if a mapped file was truncated."""
+        refuse_truncated(self.maps, self.name)
 
     def check_finite(self) -> None:
         """Raise if any number is NaN or infinite; checked once, on the device if the factors are there."""
@@ -206,7 +215,7 @@ class AdapterCache:
         elif isinstance(adapter, Adapter):
             plan = self._resolve(adapter)
         else:
-            container = open_container(adapter)
+            container = open_container(adapter, mapped=self.mapped)
             plan, template = self._plan_of(container)
         size = sum(len(tensor.data) for tensor in plan.adapter.tensors.values())
         return Loaded(key, plan, size, _name(adapter), template)

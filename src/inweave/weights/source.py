@@ -132,11 +132,22 @@ class FileSource:
             start, length = rows[0] * stride, rows[1] * stride
             tensor = Tensor(tensor.dtype, (rows[1], *tensor.shape[1:]), tensor.data[start : start + length])
         stored = TORCH[tensor.dtype]
-        if torch.device(device).type == "cuda":
-            return ring_for(_with_index(device)).send(decode(tensor, dtype=stored)).to(dtype or stored)
+        if torch.device(device).type == "cuda" and length:
+            raw = self._send(name, start, length, _with_index(device))
+            return raw.view(stored).view(tensor.shape).to(dtype or stored)
         if owned or dtype not in (None, stored):  # the result is a copy, so nothing of the map need be touched
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
+
+    def _send(self, name: str, start: int, length: int, device: torch.device) -> torch.Tensor:
+        """Bytes of a tensor on a GPU, by plain reads into pinned memory."""
+        path, offset = self._places[name]
+        try:
+            with path.open("rb", buffering=0) as file:
+                self._check_same(path, os.fstat(file.fileno()))
+                return ring_for(device).send_file(file, offset + start, length)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read again: {error.strerror}") from None
 
     def _read(self, name: str, start: int, length: int) -> memoryview:
         """Bytes of a tensor by a plain read."""

@@ -180,6 +180,7 @@ class Weaver:
                 layers = [(self._cache.get(adapter), strength) for adapter, strength in entries]
                 for loaded, strength in layers:
                     refuse_unknown_blocks(strength.blocks, self._blocks, self.index)
+                    loaded.check_size()
                     if self._cuda is not None:
                         loaded.upload(self._cuda)
                     loaded.check_finite()

@@ -64,6 +64,21 @@ def test_in_place_and_empty() -> None:
     merge_products([])
 
 
+def with_overflow(targets: list[Target], dtype: torch.dtype) -> list[Target]:
+    """The same with results beyond the dtype in the third, and a base that is infinite in the last."""
+    third, last = targets[2], targets[4]
+    huge = torch.finfo(dtype).max
+    products = tuple(Product(p.up.fill_(1), p.down.fill_(1), huge) for p in third.products)
+    last.base[-1, -1] = float("inf")
+    return [*targets[:2], Target(third.base, third.out, products), targets[3], last]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_results_that_are_not_finite_are_reported(dtype: torch.dtype) -> None:
+    assert merge_products(make_targets(dtype, dtype)) == []
+    assert merge_products(with_overflow(make_targets(dtype, dtype), dtype)) == [2, 4]
+
+
 def interpreted() -> None:
     """What the subprocess runs: the kernel in the interpreter, its errors printed."""
     from inweave.ops.merge import triton as kernel
@@ -81,6 +96,13 @@ def interpreted() -> None:
     launch.run()
     target = launch._keep[0]
     rows["rescaled to nothing"] = [[float((target.out - target.base).abs().max())], [0.0]]
+    for dtype in (torch.float32, torch.float16):
+        targets = with_overflow(make_targets(dtype, dtype), dtype)
+        assert kernel.merge_products(targets) == [2, 4], dtype
+        launch = kernel.Launch(targets)
+        assert launch.run() == launch.run() == [2, 4]
+        launch.rescale(torch.zeros(sum(len(target.products) for target in targets)).numpy())
+        assert launch.run() == [4]  # its base
     print(json.dumps(rows))
 
 

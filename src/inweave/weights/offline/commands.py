@@ -24,11 +24,13 @@ from inweave.adapter import Adapter
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
-from inweave.exchange.load import component_folders, load, load_stack, open_base, open_weights
+from inweave.exchange.load import component_folders, load_stack, open_base, open_weights
+from inweave.exchange.ties import tied_changes
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.formats.alphas import Alphas
-from inweave.formats.files import open_container
+from inweave.formats.files import maps_of, open_container, refuse_truncated
+from inweave.formats.read import read_container
 from inweave.formats.writers import WRITERS
 from inweave.ops.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
@@ -182,6 +184,7 @@ def _layer(
     ``scaled``: adapters by path that were read with alphas of the caller's.
     """
     if isinstance(adapter, Plan):
+        _loaded(adapter)
         return Layer(adapter, strength)
     name, prefix = _name(adapter), "" if isinstance(adapter, Adapter) else f"{os.fspath(adapter)}: "
     source = scaled[adapter] if not isinstance(adapter, Adapter) and adapter in scaled else _loaded(adapter)
@@ -192,6 +195,8 @@ def _layer(
         plan = resolve(source, index)
     except TargetError as error:
         raise TargetError(f"{prefix}{error}") from None
+    if tied := tied_changes(plan, index):
+        raise TargetError(f"{prefix}{tied[0]}; untie the checkpoint first, or use the adapter unmerged")
     if verdict.nonfinite:
         row, more = verdict.nonfinite[0], len(verdict.nonfinite) - 1
         also = f" (and {more} more tensors)" if more else ""
@@ -201,9 +206,12 @@ def _layer(
 
 
 def _loaded(adapter: AdapterLike) -> Adapter:
-    if isinstance(adapter, Plan):
-        return adapter.adapter
-    return adapter if isinstance(adapter, Adapter) else load(adapter)
+    """The adapter with its numbers in memory, or in a map that is whole."""
+    if not isinstance(adapter, Plan | Adapter):
+        return read_container(open_container(adapter, mapped=False))
+    source = adapter.adapter if isinstance(adapter, Plan) else adapter
+    refuse_truncated(maps_of(source.tensors.values()), "the adapter's file")
+    return source
 
 
 def _name(adapter: AdapterLike) -> str:

@@ -40,6 +40,10 @@ def random(seed: int, *shape: int, dtype: str = "F32") -> Tensor:
     return tensor(np.random.default_rng(seed).standard_normal(shape) * 0.1, dtype)
 
 
+def scalar_tensor(value: float, dtype: str = "F32") -> Tensor:
+    return tensor(value, dtype)
+
+
 def summation_error(rank: int, magnitude: Any) -> Any:
     """How far two float32 evaluations of w + up @ down may differ: whatever their order and whether they fuse.
 

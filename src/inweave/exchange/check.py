@@ -30,7 +30,7 @@ ValueCheck = Literal["none", "sample", "full"]
 SAMPLE_BYTES = 64 * 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Verdict:
     """Whether an adapter fits a base, and why; the result of `check`.
 
@@ -55,6 +55,10 @@ class Verdict:
     detection: Detection | None = None
     doubts: list[str] = field(default_factory=list)  # why the base may be the wrong one although it fits
     assumed_alphas: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.ok else "does not fit"
+        return f"<Verdict: {verdict} {self.base}: {self.report!r}{f'; {self.error}' if self.error else ''}>"
 
     def as_dict(self) -> dict[str, object]:
         """The documented JSON of `inweave check`."""

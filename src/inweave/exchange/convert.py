@@ -19,6 +19,7 @@ from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
 from inweave.formats.files import maps_of, refuse_truncated, write_file
+from inweave.formats.programs import program_notes
 from inweave.formats.spell import Lost, Target, Written
 from inweave.formats.writers import WRITERS
 from inweave.targets.bases import known_index
@@ -36,7 +37,7 @@ _ORIGINAL = ("comfy", "bfl")
 GENERIC = ("peft", "candle")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Conversion:
     """What was written; ``lost`` lists every tensor that was not, with the reason, ``notes`` what was done for the dialect.
 
@@ -52,6 +53,10 @@ class Conversion:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     assumed_alphas: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        dropped = f", {len(self.lost)} modules dropped" if self.lost else ""
+        return f"<Conversion: {self.path}: {self.tensors} tensors as {self.dialect}{dropped}>"
 
     def as_dict(self) -> dict[str, object]:
         """The documented JSON of `inweave convert`."""
@@ -146,7 +151,9 @@ def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
         tuple(entry for entry in respelling.entries if entry not in second) if second else tuple(respelling.entries)
     )
     renamed = replace(adapter, entries=entries, metadata=metadata)
-    written = WRITERS[dialect].write(renamed, target_of(index))
+    target = target_of(index)
+    written = WRITERS[dialect].write(renamed, target)
+    written.notes += program_notes(dialect, renamed.entries, target)
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
     written.duplicates += [Lost(each.keys, f"{each.module}: {each.reason}") for each in respelling.duplicates]
     written.lost += [Lost(entry.keys, f"{entry.ref}: {_ONE_DENOISER}") for entry in second]

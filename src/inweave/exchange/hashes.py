@@ -1,7 +1,7 @@
 """The hashes that model sites and image metadata use for an adapter file.
 
     SHA-256   of the whole file
-    AutoV1    first 8 hex digits of SHA-256 over 0x10000 bytes from offset 0x100000
+    AutoV1    first 8 hex digits of SHA-256 over 0x10000 bytes from offset 0x100000; none if the file ends before that
     AutoV2    first 10 hex digits of the file's SHA-256
     AutoV3    first 12 hex digits of SHA-256 over everything after the safetensors header (addnet hash)
     BLAKE3    of the whole file, where the blake3 package is installed
@@ -33,7 +33,7 @@ class Hashes:
 
     path: str
     sha256: str
-    autov1: str
+    autov1: str | None
     autov2: str
     autov3: str
     blake3: str | None
@@ -71,7 +71,7 @@ def hash_file(path: str | os.PathLike[str]) -> Hashes:
     return Hashes(
         path=str(path),
         sha256=sha256,
-        autov1=window.hexdigest()[:8],
+        autov1=window.hexdigest()[:8] if position > 0x100000 else None,
         autov2=sha256[:10],
         autov3=autov3[:12],
         blake3=blake.hexdigest() if blake is not None else None,

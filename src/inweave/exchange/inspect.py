@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from inweave.adapter import Adapter
+from inweave.errors import FormatError
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
+from inweave.files.documents import parse_json
 from inweave.files.paths import is_file
 from inweave.formats.alphas import Alphas
 from inweave.formats.config import json_object
@@ -31,7 +33,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Facts:
     """Everything `inweave inspect` knows about one file; ``as_dict`` is its documented JSON."""
 
@@ -39,6 +41,9 @@ class Facts:
     bytes: int
     adapter: Adapter
     document: dict[str, object]
+
+    def __repr__(self) -> str:
+        return f"<Facts: {self.path}: {self.adapter!r}>"
 
     def as_dict(self) -> dict[str, object]:
         """The documented JSON of `inweave inspect`."""
@@ -130,16 +135,10 @@ def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
             continue
         decoded: object = value
         if value[:1] in "{[":
-            try:
-                decoded = json.loads(value, parse_constant=_refuse)
-            except (ValueError, RecursionError):
-                decoded = value
+            with suppress(FormatError):  # what is no JSON, or could not be written as such again, stays text
+                decoded = parse_json(value, key)
         settings[name] = decoded
     return settings
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _counts(values: object) -> dict[str, int]:

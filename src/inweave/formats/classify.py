@@ -39,6 +39,7 @@ from inweave.formats.dialects import dialect_of
 from inweave.formats.grammar import is_number
 from inweave.formats.group import SHARED_ROLES, Context, Group, Work, single
 
+_ADDITIONS = frozenset(SHARED_ROLES) - {"scale"}  # a vector called scale may be a norm of its own
 _LOHA = ("w1_a", "w1_b", "w2_a", "w2_b")
 _GLORA = ("g_a1", "g_a2", "g_b1", "g_b2")
 
@@ -54,7 +55,9 @@ def classify(group: Group, context: Context, entries: list[Entry], problems: lis
         reason = "T-LoRA: its change depends on the timestep and cannot be merged"
         problems.append(Problem("unsupported", work.take_all(), reason))
         return
-    for build in (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _tokens, _full):
+    lonely = _ADDITIONS.issuperset(work.left)  # an alpha or a magnitude, and nothing that it could belong to
+    builders = (_lora, _embedding, _loha, _lokr, _glora, _oft, _oft_in, _ia3, _vera, _tokens, _full)
+    for build in () if lonely else builders:
         if not work.left:
             break
         build(work, config)
@@ -160,7 +163,7 @@ def _oft(work: Work, config: PeftConfig | None) -> None:
     extra = work.take("rescale") + keys
     for role in (*whole, *numbered):
         blocks = work.left[role]
-        part = int(role[11:]) if role in numbered else None
+        part = int(role[11:]) if role.startswith("oft_blocks.") else None
         keys_of_part = work.take(role) + extra
         if len(blocks.shape) == 4:
             work.make(Boft(blocks=blocks, rescale=rescale, **fields), keys_of_part, part=part)
@@ -225,9 +228,7 @@ def _ia3(work: Work, config: PeftConfig | None) -> None:
 def _vera(work: Work, config: PeftConfig | None) -> None:
     if not work.has("vera_b", "vera_d"):
         return
-    shared = work.context.shared
-    down = next((key for key in shared if key.endswith(".vera_A")), None)
-    up = next((key for key in shared if key.endswith(".vera_B")), None)
+    shared, (down, up) = work.context.shared, work.context.projections()
     lambda_b, lambda_d = work.left["vera_b"], work.left["vera_d"]
     keys = work.take("vera_b", "vera_d")
     if down is None or up is None:

@@ -10,13 +10,13 @@ match wins, as in PEFT.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError
+from inweave.files.documents import parse_json
 from inweave.formats.peft_fields import check_fields, token_indices
 from inweave.patterns import PatternTable, regex
 
@@ -153,8 +153,8 @@ def json_object(text: str | None) -> dict[str, object]:
     if not text:
         return {}
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text, "metadata")
+    except FormatError:
         return {}
     return document if isinstance(document, dict) else {}
 

@@ -223,6 +223,11 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: the file is empty; download or copy it again")
     if head.startswith(b"version https://git-lfs"):
         raise FormatError(f"{path}: a Git LFS pointer, not the file itself; fetch it with 'git lfs pull'")
+    if head.startswith(b"\x93NUMPY") or (head.startswith(b"PK\x03\x04") and _is_numpy_archive(path, head)):
+        raise FormatError(
+            f"{path}: arrays of NumPy (.npz, .npy), not a safetensors file; load them with numpy (allow_pickle=False) and save "
+            "them with safetensors.numpy.save_file, then use the .safetensors file here"
+        )
     if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
     if head.startswith(b"GGUF"):
@@ -234,6 +239,13 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: a web page, not an adapter; the download probably needs a login")
     if path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt") and not _looks_like_safetensors(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
+
+
+def _is_numpy_archive(path: Path, head: bytes) -> bool:
+    """A ZIP archive whose first member is an array; where its name is too long to be in ``head``, the file's own counts."""
+    length = int.from_bytes(head[26:28], "little")
+    member = head[30 : 30 + length]
+    return member.endswith(b".npy") if len(member) == length else path.suffix.lower() == ".npz"
 
 
 _PROTOCOLS = (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")

@@ -3,7 +3,7 @@
     file   = length (8 bytes, little-endian) + header (JSON, `length` bytes) + data
     header = {"__metadata__": {str: str}?, name: {"dtype", "shape", "data_offsets": [begin, end]}, ...}
 
-Limits: header 16 MiB, 100,000 tensors, 8 dimensions, names of 1 to 512 printable characters without
+Limits: header 16 MiB, 100,000 tensors, 10,000 metadata entries, 8 dimensions, names of 1 to 512 printable characters without
 `__x__` segments and without repeats; offsets ascend from 0 to the end of the file without gaps or
 overlaps, and each span is exactly as long as its dtype and shape say. Whatever breaks a rule is a
 `FormatError` that names it; nothing of the data is read.
@@ -22,6 +22,7 @@ from inweave.errors import FormatError
 
 MAX_HEADER = 16 * 1024 * 1024
 MAX_TENSORS = 100_000
+MAX_METADATA = 10_000
 MAX_DIMS = 8
 MAX_NAME = 512
 MAX_SIZE = 1 << 62
@@ -63,19 +64,42 @@ def header_length(prefix: bytes, file_size: int) -> int:
 
 def parse_header(raw: bytes, file_size: int) -> Header:
     """Check a header's bytes (without the length) and return where each tensor lies."""
+    _check_amount(raw)
     document = _document(raw)
     metadata = _metadata(document.pop("__metadata__", None))
     if len(document) > MAX_TENSORS:
         raise FormatError(f"the header lists {len(document):,} tensors; at most {MAX_TENSORS:,} are accepted")
     data_start = 8 + len(raw)
-    spans = {name: _span(name, entry) for name, entry in document.items()}
+    spans = {
+        name: entry if type(entry) is Span and _plain_name(name) else _checked_span(name, entry)
+        for name, entry in document.items()
+    }
     _check_tiling(spans, file_size - data_start)
     return Header(spans, metadata, data_start)
 
 
+_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+
+
+def _check_amount(raw: bytes) -> None:
+    """Refuse a header with more objects and lists than its limits allow, before each of them takes a hundred bytes."""
+    if (
+        raw.count(b"[") <= 2 * MAX_TENSORS
+        and raw.count(b"{") <= MAX_TENSORS + 2
+        and raw.count(b",") <= 12 * MAX_TENSORS
+    ):
+        return
+    structure = _TEXT.sub(b"", raw)  # metadata may hold JSON as text
+    lists, objects, commas = structure.count(b"["), structure.count(b"{"), structure.count(b",")
+    if lists > 2 * MAX_TENSORS or objects > MAX_TENSORS + 2 or commas > 12 * MAX_TENSORS:
+        raise FormatError(
+            f"the header holds more than {MAX_TENSORS:,} tensors need; at most {MAX_TENSORS:,} are accepted"
+        )
+
+
 def _document(raw: bytes) -> dict[str, object]:
     try:
-        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        document = json.loads(raw.decode("utf-8"), object_pairs_hook=_compact, parse_constant=_no_constant)
     except FormatError:
         raise
     except RecursionError:
@@ -83,8 +107,28 @@ def _document(raw: bytes) -> dict[str, object]:
     except (ValueError, MemoryError) as error:
         raise FormatError(f"the header is not valid JSON: {str(error)[:200]}") from None
     if not isinstance(document, dict):
-        raise FormatError(f"the header is a JSON {type(document).__name__}; an object was expected")
+        kind = "tensor without a name" if isinstance(document, Span) else f"JSON {type(document).__name__}"
+        raise FormatError(f"the header is a {kind}; an object was expected")
     return document
+
+
+def _compact(pairs: list[tuple[str, object]]) -> object:
+    """An object of the header: a well-formed tensor becomes its span at once, anything else a dictionary."""
+    if len(pairs) == 3:
+        (_, dtype), (_, shape), (_, offsets) = pairs
+        keys = (pairs[0][0], pairs[1][0], pairs[2][0])
+        if keys == _USUAL_KEYS and type(shape) is list and type(offsets) is list and len(offsets) == 2:
+            begin, end = offsets
+            if type(dtype) is str and type(begin) is type(end) is int and begin >= 0 and len(shape) <= 4:
+                size = BITS.get(dtype, 0)
+                for each in shape:
+                    if type(each) is not int or not 0 < each < _SMALL:
+                        size = 0
+                        break
+                    size *= each
+                if size and size == 8 * (end - begin):
+                    return Span(dtype, tuple(shape), begin, end)
+    return _no_repeats(pairs)
 
 
 def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -105,6 +149,8 @@ def _metadata(metadata: object) -> dict[str, str]:
         return {}
     if not isinstance(metadata, dict):
         raise FormatError("__metadata__ is not an object of strings")
+    if len(metadata) > MAX_METADATA:
+        raise FormatError(f"__metadata__ has {len(metadata):,} entries; at most {MAX_METADATA:,} are accepted")
     for key, value in metadata.items():
         if not isinstance(value, str):
             raise FormatError(f"metadata {_quoted(key)} is a {type(value).__name__}; only strings are allowed")
@@ -122,28 +168,7 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _span(name: str, entry: object) -> Span:
-    """A tensor's place; the usual case is accepted at once, everything else is checked piece by piece to report what is wrong."""
-    try:
-        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
-        rows, columns = shape
-        if (
-            type(rows) is type(columns) is type(begin) is type(end) is int
-            and 0 < rows < _SMALL
-            and 0 < columns < _SMALL
-            and begin >= 0
-            and rows * columns * BITS[dtype] == 8 * (end - begin)
-            and len(entry) == 3  # type: ignore[arg-type]
-            and type(shape) is list
-            and type(entry["data_offsets"]) is list  # type: ignore[index]
-            and _plain_name(name)
-        ):
-            return Span(dtype, (rows, columns), begin, end)
-    except (TypeError, ValueError, KeyError, AttributeError):
-        pass
-    return _checked_span(name, entry)
-
-
+_USUAL_KEYS = ("dtype", "shape", "data_offsets")
 _SMALL = 1 << 24
 _PLAIN = re.compile(r"[a-zA-Z0-9]+(?:[._][a-zA-Z0-9]+)*")
 
@@ -154,7 +179,10 @@ def _plain_name(name: str) -> bool:
 
 
 def _checked_span(name: str, entry: object) -> Span:
+    """A tensor's place, checked piece by piece to report what is wrong with it."""
     _check_name(name)
+    if type(entry) is Span:
+        return entry
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(f"tensor {_quoted(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -14,6 +14,7 @@ from typing import Any
 from inweave.adapter import Factors, Magnitude, Problem, Ref, Residual, Tensor
 from inweave.formats.config import PeftConfig, is_true, network_args
 from inweave.formats.grammar import Key, unwrapped
+from inweave.formats.shapes import shape_problem
 
 SHARED_ROLES = (
     "alpha",
@@ -59,6 +60,14 @@ class Context:
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     used_shared: set[str] = field(default_factory=set)
     warnings: list[str] = field(default_factory=list)
+    projection_keys: tuple[str | None, str | None] | None = None
+
+    def projections(self) -> tuple[str | None, str | None]:
+        """The keys of VeRA's shared pair."""
+        if self.projection_keys is None:
+            down, up = (next((key for key in self.shared if key.endswith(end)), None) for end in (".vera_A", ".vera_B"))
+            self.projection_keys = down, up
+        return self.projection_keys
 
     def config_of(self, group: Group) -> PeftConfig | None:
         return self.peft or self.components.get(group.ref.component or "unet") or self.components.get("")
@@ -98,6 +107,9 @@ class Work:
         return self.take(*tuple(self.left))
 
     def make(self, factors: Factors, keys: tuple[str, ...], param: str = "weight", part: int | None = None) -> None:
+        if wrong := shape_problem(factors):
+            self.malformed(keys, wrong)
+            return
         ref = self.group.ref if part is None else replace(self.group.ref, part=part)
         self.made.append((ref, param, factors, keys))
 
@@ -188,8 +200,7 @@ class Work:
 
     def _width(self) -> tuple[int, int] | None:
         tensors = self.group.tensors
-        if "up" in tensors and "down" in tensors and len(tensors["down"].shape) > 1:
-            return tensors["up"].shape[0], tensors["down"].shape[1]
-        if "w1_a" in tensors and "w1_b" in tensors and len(tensors["w1_b"].shape) > 1:
-            return tensors["w1_a"].shape[0], tensors["w1_b"].shape[1]
+        for left, right in (("up", "down"), ("w1_a", "w1_b")):
+            if left in tensors and right in tensors and tensors[left].shape and len(tensors[right].shape) > 1:
+                return tensors[left].shape[0], tensors[right].shape[1]
         return None

@@ -141,12 +141,17 @@ def _split_all(
 def _choose_name(keys: list[Key], requested: str | None) -> tuple[list[Key], str | None]:
     names = Counter(key.name for key in keys if key.name is not None)
     if requested is not None and requested not in names:
-        known = ", ".join(sorted(names)) or "none"
+        known = _listed(names) or "none"
         raise FormatError(f"no adapter named {requested!r} in this file; the keys carry: {known}")
     if len(names) > 1 and requested is None:
-        raise FormatError(f"the file holds the adapters {', '.join(sorted(names))}; choose one by name (--adapter)")
+        raise FormatError(f"the file holds the adapters {_listed(names)}; choose one by name (--adapter)")
     chosen = requested or next(iter(names), None)
     return [key for key in keys if key.name in (None, chosen)], chosen
+
+
+def _listed(names: Collection[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
 
 
 def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem]) -> list[Group]:

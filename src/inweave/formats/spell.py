@@ -143,7 +143,7 @@ def _kohya_magnitude(factors: Factors) -> Tensor:
     """(out, 1, ...) or (1, in, ...), with as many axes as the change has."""
     magnitude = factors.magnitude
     assert magnitude is not None
-    axes = max(len(factors.shape()), 2)
+    axes = max(len(factors.shape()), len(magnitude.tensor.shape), 2)
     size = magnitude.tensor.numel
     if magnitude.axis == "in":
         return magnitude.tensor if len(magnitude.tensor.shape) > 1 else magnitude.tensor.reshaped((1, size))

@@ -259,7 +259,7 @@ class Component:
         return dict.fromkeys((*self.by_diffusers, *self.by_original))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelIndex:
     """The names, kinds and shapes of a model's tensors, by component: what adapters are resolved on.
 
@@ -269,6 +269,10 @@ class ModelIndex:
     components: Mapping[str, Component]
     base: str | None = None
     source: str = ""
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name} with {len(component.parts)} tensors" for name, component in self.components.items())
+        return f"<ModelIndex: {self.base or self.source or 'a model'}: {sizes}>"
 
     @property
     def denoiser(self) -> Component | None:

@@ -74,7 +74,7 @@ class Finding:
         return row
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Report:
     """What happened to every key; the counts add up to the number of tensors."""
 
@@ -90,6 +90,10 @@ class Report:
     unsupported: list[Finding] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        faults = ", ".join(f"{len(findings)} {kind}" for kind, findings in self.findings().items() if findings)
+        return f"<Report: {self.placed} of {self.tensors} tensors placed{', ' + faults if faults else ''}>"
+
     @property
     def clean(self) -> bool:
         faults = (self.unplaced, self.mismatched, self.orphans, self.duplicates, self.unsupported)
@@ -102,7 +106,7 @@ class Report:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Where every tensor of an adapter goes on a model; made by `resolve`, used by `Weaver`, `MergedSource` and `bake`.
 
@@ -113,6 +117,9 @@ class Plan:
     adapter: Adapter
     placements: tuple[Placement, ...]
     report: Report
+
+    def __repr__(self) -> str:
+        return f"<Plan: {len(self.placements)} placements of {self.adapter!r}>"
 
     def by_tensor(self) -> dict[tuple[str, str], list[Placement]]:
         """(component, tensor) -> what it receives."""

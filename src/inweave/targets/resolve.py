@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
+from functools import cached_property
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Ref
 from inweave.errors import TargetError
@@ -48,6 +50,7 @@ class _Resolver:
         self.locator = Locator(adapter, index)
         self.nearest_left = _MAX_NEAREST
         self.names: dict[tuple[str, ...], NearestNames] = {}  # by the components searched
+        self._insides: dict[str, dict[str, list[tuple[str, Shape]]]] = {}  # component -> module -> weights inside it
         self.in_original: set[int] = set()  # entries named as in the original model, by identity
 
     def place(self, entry: Entry) -> list[Placement] | None:
@@ -139,27 +142,40 @@ class _Resolver:
 
     def _place_below(self, entry: Entry) -> list[Placement] | None:
         """The file names an enclosing module only: take the one layer in it that fits, if there is one."""
-        siblings = sum(1 for other in self.adapter.entries if other.ref == entry.ref)
-        fits: list[tuple[Component, Use]] = []
-        for component in self.locator.candidates(entry.ref):
-            for part, shape in component.parts.items():
-                inside = not entry.ref.name or part.startswith(entry.ref.name + ".")
-                if (
-                    inside
-                    and part.endswith(".weight")
-                    and fitted(either_way(entry.factors, shape, part), shape) is not None
-                ):
-                    fits.append((component, Use(part)))
-        if siblings == 1 and len(fits) == 1:
+        siblings = self._below_counts[entry.ref]
+        where = f"inside {entry.ref.name!r}" if entry.ref.name else "of the whole model"
+        if siblings > 1:
+            return self._unplaced(entry, f"the file does not record which layer {where} this is, one of {siblings}")
+        fits = [
+            (component, Use(part))
+            for component in self.locator.candidates(entry.ref)
+            for part, shape in self._weights_below(component, entry.ref.name)
+            if fitted(either_way(entry.factors, shape, part), shape) is not None
+        ]
+        if len(fits) == 1:
             component, use = fits[0]
             shape = component.parts[use.part]
             return _placements(
                 replace(entry, factors=either_way(entry.factors, shape, use.part)), component, (use,), shape
             )
-        where = f"inside {entry.ref.name!r}" if entry.ref.name else "of the whole model"
         return self._unplaced(
             entry, f"the file does not record which layer {where} this is ({len(fits)} layers have its shape)"
         )
+
+    @cached_property
+    def _below_counts(self) -> Counter[Ref]:
+        return Counter(entry.ref for entry in self.adapter.entries if entry.ref.below)
+
+    def _weights_below(self, component: Component, module: str) -> list[tuple[str, Shape]]:
+        """The weights inside a module of this name."""
+        if component.name not in self._insides:
+            inside = self._insides[component.name] = {}
+            for part, shape in component.parts.items():
+                if part.endswith(".weight"):
+                    segments = part.split(".")
+                    for count in range(len(segments)):
+                        inside.setdefault(".".join(segments[:count]), []).append((part, shape))
+        return self._insides[component.name].get(module, [])
 
     def _new_module(self, entry: Entry) -> list[Placement]:
         """A module PEFT saved whole (a classifier head) that the base does not have yet."""

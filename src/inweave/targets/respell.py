@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from inweave.adapter import Adapter, Entry, Factors, Full, Oft, Ref
+from inweave.adapter import Adapter, Entry, Factors, Full, Loha, Lokr, Oft, Ref
 from inweave.targets.cut import Blocks, cut, join, swapped
 from inweave.targets.fit import delta_shape, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
@@ -136,7 +136,18 @@ def _located(entry: Entry, locator: Locator) -> _Located | str:
         factors = replace(entry.factors, widen=large)
     if factors is None:
         return f"the base has {list(shape)} here, the adapter changes {shape_text(delta_shape(entry.factors))}"
-    return _Located(entry, match.component, uses, factors, original)
+    return _Located(entry, match.component, uses, _with_axes(factors, shape), original)
+
+
+def _with_axes(factors: Factors, shape: Shape) -> Factors:
+    """LoHa and LoKr keep a convolution's kernel in their columns; their magnitudes have as many axes as the weight."""
+    magnitude = factors.magnitude
+    if magnitude is None or not isinstance(factors, Loha | Lokr) or len(shape) < 3:
+        return factors
+    size = magnitude.tensor.numel
+    axes = (size, 1) if magnitude.axis == "out" else (1, size)
+    tensor = magnitude.tensor.reshaped(axes + (1,) * (len(shape) - 2))
+    return replace(factors, magnitude=replace(magnitude, tensor=tensor))
 
 
 def _unsplit(

@@ -171,14 +171,14 @@ class AdapterCache:
         self._limit = limit
         self._loaded: OrderedDict[object, Loaded] = OrderedDict()
         self._lock = threading.RLock()
-        self._templates: dict[Layout, Plan] = {}
+        self._plans_by_layout: dict[Layout, Plan] = {}
         self.mapped = True
 
     def clear(self) -> None:
         """Forget everything that was resolved."""
         with self._lock:
             self._loaded.clear()
-            self._templates.clear()
+            self._plans_by_layout.clear()
 
     @property
     def bytes(self) -> int:
@@ -223,15 +223,15 @@ class AdapterCache:
     def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
         """The plan of a file, and the number of its layout if other files may share it."""
         layout = layout_of(container)
-        known = self._templates.get(layout)
+        known = self._plans_by_layout.get(layout)
         if known is not None:
             return retargeted(known, container), id(known)
         plan = self._resolve(read_container(container))
         if not is_template(plan):
             return plan, None
-        while len(self._templates) >= 16:
-            self._templates.pop(next(iter(self._templates)))
-        self._templates[layout] = plan
+        while len(self._plans_by_layout) >= 16:
+            self._plans_by_layout.pop(next(iter(self._plans_by_layout)))
+        self._plans_by_layout[layout] = plan
         return plan, id(plan)
 
 

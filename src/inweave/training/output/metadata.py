@@ -123,4 +123,5 @@ def _public(config: TrainConfig) -> TrainConfig:
 def base_hashes(path: Path) -> dict[str, str]:
     """Return the hashes of a single-file base model, under kohya's names."""
     hashes = hash_file(path)
-    return {"ss_sd_model_hash": hashes.autov1, "ss_new_sd_model_hash": hashes.sha256}
+    short = {} if hashes.autov1 is None else {"ss_sd_model_hash": hashes.autov1}
+    return {**short, "ss_new_sd_model_hash": hashes.sha256}

@@ -193,8 +193,17 @@ def target_of(index: ModelIndex) -> Target:
     return Target(kind, {c.name: _encoder(c) for c in index.encoders}, family)
 
 
+_LANGUAGE_MODELS = {3584: "qwen25_7b", 2560: "qwen3_4b", 1024: "qwen3_06b", 2304: "gemma2_2b"}
+
+
 def _encoder(component: Component) -> str:
-    """T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of no known width goes by its place."""
+    """T5 has no token_embedding; CLIP-L, OpenCLIP-H and bigG differ in width, and one of no known width goes by its place.
+
+    A language model has `embed_tokens`, and its width tells which one it is.
+    """
+    tokens = [shape[1] for name, shape in component.parts.items() if name.endswith("embed_tokens.weight")]
+    if tokens and tokens[0] in _LANGUAGE_MODELS:
+        return _LANGUAGE_MODELS[tokens[0]]
     widths = [shape[1] for name, shape in component.parts.items() if name.endswith("embeddings.token_embedding.weight")]
     if not widths:
         return "t5xxl"

@@ -41,7 +41,7 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
         every = ", ".join(k.name for k in KNOWN)
         raise ConfigError(f"no base model is called {name!r}; known are {every}; a path to a checkpoint works too")
     known = _BY_NAME[names[0]]
-    components = {part.component: _component(part, naming) for part in known.parts}
+    components = {part.component: _component(part, naming) for part in known.networks}
     if known.experts == 2 and naming == "diffusers":  # a single file holds one of them
         components["unet2"] = replace(components["unet"], name="unet2")
     return ModelIndex(components, known.name, known.name)

@@ -29,7 +29,13 @@ class Known:
     marks: tuple[str, ...] = ()  # how trainers' metadata calls it
     variant_of: str = ""  # the base this one differs from in its input layers only
     experts: int = 1  # denoisers of the same names and shapes: Wan 2.2 has one for high and one for low noise
+    language_model: Part | None = None  # encodes the prompts; it comes as a folder or a file of its own
     same_tensors: tuple[str, ...] = ()  # published models with the same names and shapes: no file tells them apart
+
+    @property
+    def networks(self) -> tuple[Part, ...]:
+        """Everything that an adapter may change."""
+        return self.parts if self.language_model is None else (*self.parts, self.language_model)
 
 
 def _unet(listing: str) -> Part:
@@ -56,6 +62,11 @@ _FLUX_TE = (
     Part("te2", "t5-xxl", "own", "text_encoders.t5xxl.transformer."),
 )
 
+_QWEN25_7B = Part("te1", "qwen2.5-vl-7b", "own", "text_encoders.qwen25_7b.transformer.")
+_QWEN3_4B = Part("te1", "qwen3-4b", "own", "text_encoders.qwen3_4b.transformer.")
+_QWEN3_06B = Part("te1", "qwen3-0.6b", "own", "text_encoders.qwen3_06b.transformer.")
+_GEMMA2_2B = Part("te1", "gemma-2-2b", "own", "text_encoders.gemma2_2b.transformer.")
+
 #: earlier names win ties between bases that an adapter fits equally well
 KNOWN: tuple[Known, ...] = (
     Known("sd1.5", (_unet("unet-sd1.5"), _SD1_TE), ("sd15", "sd1", "sd-1.5", "sd1.x", "sd1.4", "v1-5", "v1.5", "1.5", "stable-diffusion-v1-5"), ("sd_v1", "sd_1.5", "stable-diffusion-v1")),
@@ -77,11 +88,11 @@ KNOWN: tuple[Known, ...] = (
     Known("chroma1-hd", (_dit("chroma1-hd", "flux"), Part("te1", "t5-xxl", "own", "text_encoders.t5xxl.transformer.")), ("chroma", "chroma1", "chroma1-base"), ("chroma",)),
     Known("flux2-dev", (_dit("flux2-dev", "flux2"),), ("flux2", "flux.2-dev"), ("flux2", "flux-2")),
     Known("flux2-klein-9b", (_dit("flux2-klein-9b", "flux2"),), ("klein-9b", "flux.2-klein-9b"), ("flux2_klein_9b", "flux.2-klein-9b"), same_tensors=("FLUX.2 klein base 9B",)),
-    Known("flux2-klein-4b", (_dit("flux2-klein-4b", "flux2"),), ("klein-4b", "flux.2-klein-4b"), ("flux2_klein_4b", "flux.2-klein-4b"), same_tensors=("FLUX.2 klein base 4B",)),
-    Known("qwen-image", (_dit("qwen-image", "own"),), ("qwen", "qwen_image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-2512"), ("qwen-image", "qwen_image"), same_tensors=("Qwen-Image-2512", "Qwen-Image-Edit", "Qwen-Image-Edit-2509", "Qwen-Image-Edit-2511")),
-    Known("qwen-image-layered", (_dit("qwen-image-layered", "own"),), (), ("qwen-image-layered",), variant_of="qwen-image"),
-    Known("z-image-turbo", (_dit("z-image-turbo", "z-image"),), ("z-image", "zimage", "z_image"), ("z-image", "zimage", "z_image")),
-    Known("lumina2", (_dit("lumina2", "lumina2"),), ("lumina-2", "lumina-image-2.0"), ("lumina-2", "lumina2")),
+    Known("flux2-klein-4b", (_dit("flux2-klein-4b", "flux2"),), ("klein-4b", "flux.2-klein-4b"), ("flux2_klein_4b", "flux.2-klein-4b"), same_tensors=("FLUX.2 klein base 4B",), language_model=_QWEN3_4B),
+    Known("qwen-image", (_dit("qwen-image", "own"),), ("qwen", "qwen_image", "qwen-image-edit", "qwen-image-edit-plus", "qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-2512"), ("qwen-image", "qwen_image"), same_tensors=("Qwen-Image-2512", "Qwen-Image-Edit", "Qwen-Image-Edit-2509", "Qwen-Image-Edit-2511"), language_model=_QWEN25_7B),
+    Known("qwen-image-layered", (_dit("qwen-image-layered", "own"),), (), ("qwen-image-layered",), variant_of="qwen-image", language_model=_QWEN25_7B),
+    Known("z-image-turbo", (_dit("z-image-turbo", "z-image"),), ("z-image", "zimage", "z_image"), ("z-image", "zimage", "z_image"), language_model=_QWEN3_4B),
+    Known("lumina2", (_dit("lumina2", "lumina2"),), ("lumina-2", "lumina-image-2.0"), ("lumina-2", "lumina2"), language_model=_GEMMA2_2B),
     Known("wan2.1-t2v-14b", (_dit("wan2.1-t2v-14b", "wan"),), ("wan", "wan-14b", "wan2.1-14b", "wan2.2", "wan2.2-t2v-a14b", "wan2.2-t2v-14b"), ("wan2.1", "wan"), experts=2, same_tensors=("Wan2.2-T2V-A14B (both experts)",)),
     Known("wan2.2-i2v-a14b", (_dit("wan2.2-i2v-a14b", "wan"),), ("wan2.2-i2v-14b",), variant_of="wan2.1-t2v-14b", experts=2),
     Known("wan2.1-i2v-14b", (_dit("wan2.1-i2v-14b", "wan"),), ("wan-i2v",), variant_of="wan2.1-t2v-14b", same_tensors=("Wan2.1-I2V-14B-480P", "Wan2.1-I2V-14B-720P")),
@@ -125,7 +136,7 @@ KNOWN: tuple[Known, ...] = (
     Known("sana-0.6b", (_dit("sana-0.6b", "sana"),)),
     Known("auraflow-0.3", (_dit("auraflow-0.3", "auraflow"),), ("pony-v7",), same_tensors=("Pony V7",)),
     Known("auraflow-0.1", (_dit("auraflow-0.1", "auraflow"),), variant_of="auraflow-0.3", same_tensors=("AuraFlow 0.2",)),
-    Known("anima", (Part("unet", "anima", "anima", "model.diffusion_model.", other_folder="anima-text-conditioner"),), (), ("anima",)),
+    Known("anima", (Part("unet", "anima", "anima", "model.diffusion_model.", other_folder="anima-text-conditioner"),), (), ("anima",), language_model=_QWEN3_06B),
     Known("krea2", (_dit("krea2", "krea2"),), ("krea-2",), ("krea-2", "krea2"), same_tensors=("Krea-2-Raw", "Krea-2-Turbo")),
     Known("stable-cascade-prior-3.6b", (_dit("stable-cascade-prior-3.6b", "cascade"),), ("stable-cascade", "cascade"), ("stable-cascade",)),
     Known("stable-cascade-prior-1b", (_dit("stable-cascade-prior-1b", "cascade"),), ("stable-cascade-lite",)),

@@ -85,11 +85,18 @@ def detect(adapter: Adapter) -> Detection:
     if best == 0:
         reason = "no known base has these modules"
         return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, len(entries), declared=declared)
-    if best * 2 < len(entries):
-        name = max(counts, key=lambda base: counts[base])
-        reason = f"only {best} of {len(entries)} modules exist in {name}, the nearest base"
-        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, len(entries), declared=declared)
-    return _choose(scores, best, len(entries), declared)
+    encoders = sum(len(group.numbers) for group in groups if group.encoder)
+    nearest = max(counts, key=lambda base: counts[base])
+    total = len(entries) - (encoders if encoders < len(entries) and not _has_encoder(nearest) else 0)
+    if best * 2 < total:
+        reason = f"only {best} of {total} modules exist in {nearest}, the nearest base"
+        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, total, declared=declared)
+    return _choose(scores, best, total, declared)
+
+
+def _has_encoder(base: str) -> bool:
+    """Whether the tensors of the base's text encoder are known; if not, modules of one say nothing about the base."""
+    return any(part.component.startswith("te") for known in KNOWN if known.name == base for part in known.networks)
 
 
 def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[Declaration, ...]) -> Detection:
@@ -220,7 +227,17 @@ def _spellings(group: EntryGroup) -> tuple[str, ...]:
 
 
 #: one base for each set of text encoders, for adapters that train nothing else
-_WITH_ENCODERS = ("sd1.5", "sd2.1", "sdxl", "sd3.5-large", "flux1-dev")
+_WITH_ENCODERS = (
+    "sd1.5",
+    "sd2.1",
+    "sdxl",
+    "sd3.5-large",
+    "flux1-dev",
+    "qwen-image",
+    "z-image-turbo",
+    "lumina2",
+    "anima",
+)
 
 
 def _names_of(known: Known) -> str:

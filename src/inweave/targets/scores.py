@@ -91,7 +91,7 @@ def score(known: Known, groups: list[EntryGroup], namings: tuple[Naming, ...]) -
 def _indexes(known: Known, group: EntryGroup) -> list[FormIndex]:
     return [
         form_index(part)
-        for part in known.parts
+        for part in known.networks
         if not group.component or part.component == "model" or group.encoder == part.component.startswith("te")
     ]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 #: roots of wrappers, none of which is the root of a known network
 _ROOTS = (
-    "text_model", "diffusion_model", "transformer", "denoiser", "model",
+    "text_model", "language_model", "diffusion_model", "transformer", "denoiser", "model",
     "module", "unet", "dit", "net", "pipe",
 )  # fmt: skip
 _PARAMS = ("scale", "weight")

@@ -284,7 +284,7 @@ class TrainingRun:
         from inweave.training.config.schema import TrainConfig
         from inweave.training.data.cache import TensorCache
         from inweave.training.data.reader import read_dataset
-        from inweave.training.tasks.base import generator_for
+        from inweave.training.tasks.base import generators_for
         from inweave.training.tasks.diffusion import DiffusionTask
 
         config = TrainConfig.of(
@@ -296,7 +296,7 @@ class TrainingRun:
         self.start = self.flat.values.clone()
         self.batches = [
             self.task.sample_batch(
-                self.task.order.step(number, accumulation=1, world=1, rank=0)[0], generator_for(seed, number)
+                self.task.order.step(number)[0], generators_for(seed, self.task.order.step_positions(number)[0])
             )
             for number in range(steps)
         ]

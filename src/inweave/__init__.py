@@ -72,7 +72,7 @@ _EXPORTS = {
     "inweave.generate.pipeline": "Pipeline Result pipeline",
     # train
     "inweave.training.config.schema": "TrainConfig",
-    "inweave.training.loop": "TrainResult",
+    "inweave.training.output.result": "TrainResult",
     "inweave.training.session": "train",
     # offline: checkpoints and adapters on disk
     "inweave.weights.offline.commands": "bake extract resize",
@@ -194,7 +194,7 @@ if TYPE_CHECKING:
     from inweave.targets.index import ModelIndex
     from inweave.targets.plan import Plan
     from inweave.training.config.schema import TrainConfig
-    from inweave.training.loop import TrainResult
+    from inweave.training.output.result import TrainResult
     from inweave.training.session import train
     from inweave.weights.build import build
     from inweave.weights.merged import MergedSource

@@ -116,8 +116,8 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from inweave.training.distributed.env import launched
-    from inweave.training.loop import STOPPED
     from inweave.training.output.log import finite
+    from inweave.training.output.result import STOPPED
     from inweave.training.session import train as run
 
     first = launched()[1] == 0

@@ -28,7 +28,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sheet import Sheet
 from inweave.models import embedded
 from inweave.training.config.schema import TrainConfig
-from inweave.training.loop import STOPPED
+from inweave.training.output.result import STOPPED
 from inweave.training.session import train
 
 #: by name, recolored, on a background, together: some the model was trained on, some it was not

@@ -97,6 +97,7 @@ class Branch(nn.Module, ABC):
         self.alpha = scaling.get("alpha")
         self.rslora = scaling.get("rslora", False)
         self.dropout = scaling.get("dropout", 0.0)
+        self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
         self.stored_alpha = _owned(scaling.get("stored_alpha"))
         self.stored_scale = _owned(scaling.get("stored_scale"))
         explicit = None if self.stored_scale is None else self.stored_scale.item()

@@ -28,12 +28,12 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from inweave.adapter import Factors
 from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
+from inweave.layers.dropout import dropout
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 
@@ -98,7 +98,7 @@ class LoraLayer(nn.Module):
         result = plain
         for branch, strength in self._acting:
             dropped = branch.dropout and not self.kind.embedding
-            inputs = functional.dropout(x, branch.dropout, self.training) if dropped else x
+            inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, self.label) if dropped else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
             added = branch.output(self.kind, self.base, inputs, dtype)
             if isinstance(plain, torch.Tensor):

@@ -1,7 +1,7 @@
 """The training loop: resume, train, validate, save, sample, finish. A run can stop anywhere and resume exactly.
 
-No random state outlives a step: every random number depends on (seed, step, micro-batch) alone, the order of the data on
-(seed, epoch). So a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
+No random state outlives a step: every random number depends on (seed, epoch, example) alone, the order of the data on
+(seed, epoch). So how a batch is split changes rounding only, a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
 same bits as 40.
 
     after a step    log (log_every), validate, save (save_every), sample (sample_every), in this order
@@ -12,16 +12,15 @@ same bits as 40.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from inweave.errors import ConfigError, InweaveError, TargetError
+from inweave.errors import ConfigError, FormatError, InweaveError, TargetError
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.attach import NAME, TrainableSet, attach_adapters, collect_adapters
 from inweave.training.adapters.summary import shape_of
@@ -34,7 +33,7 @@ from inweave.training.checkpoint.resume import (
 )
 from inweave.training.checkpoint.store import State, save_state
 from inweave.training.config.schema import TrainConfig
-from inweave.training.data.batches import total_steps
+from inweave.training.data.batches import Position, total_steps
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
 from inweave.training.memory.meter import StepMeter
@@ -44,27 +43,14 @@ from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.adapter_file import adapter_exists, save_adapter
 from inweave.training.output.log import OnRecord, Throughput, TrainLog
 from inweave.training.output.metadata import training_metadata
+from inweave.training.output.result import DONE, STOPPED, TrainResult
 from inweave.training.output.samples import SampleImage
 from inweave.training.output.signals import GracefulStop
-from inweave.training.step import Step
-from inweave.training.tasks.base import Task, generator_for, no_validation
+from inweave.training.step import DROPOUT, Step
+from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
 
-DONE, STOPPED = "all steps are done", "stopped on request"
-
+VALIDATION = -2  # in the place of an epoch
 Sample = Callable[[int], list[SampleImage]]
-
-
-@dataclass(slots=True)
-class TrainResult:
-    """The end of a run. ``path``: the adapter; ``reason``: why it ended; ``losses``: of the steps since it started or resumed."""
-
-    path: Path
-    step: int
-    losses: list[float] = field(default_factory=list)
-    reason: str = DONE
-    seconds: float = 0.0
-    skipped_steps: int = 0
-    validation: list[tuple[int, float]] = field(default_factory=list)
 
 
 class Run:
@@ -115,7 +101,10 @@ class Run:
 
     def _load(self, state: State) -> None:
         ensure_resumable(state.facts, self._facts(), self.config, state.step)
-        self.step.load(state.tensors)
+        try:
+            self.step.load(state.tensors)
+        except FormatError as error:
+            raise FormatError(f"{state_folder(self.config)}: the checkpoint of step {state.step}: {error}") from None
         self.number = state.step
         self.started = state.facts.get("started", self.started)
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
@@ -230,16 +219,22 @@ class Run:
     def train_step(self) -> None:
         """One update of the weights."""
         config, world = self.config, self.world
-        batches = self.task.order.step(
+        batches = self.task.order.step_positions(
             self.number, accumulation=config.gradient_accumulation, world=world.size, rank=world.rank
         )
-        inputs = []
-        for micro, batch in enumerate(batches):
-            position = micro * world.size + world.rank
-            inputs.append(self.task.sample_batch(batch, generator_for(config.seed, self.number, position)))
+        inputs = [self._sample_batch(batch) for batch in batches]
         self.step.run(self.number, config.learning_rate * learning_rate_at(config, self.number, self.total), inputs)
         self.number += 1
         self._losses.append(self.step.loss.clone())
+
+    def _sample_batch(self, positions: Sequence[Position]) -> Tensors:
+        """The tensors of a batch; every example's randomness depends on its own position."""
+        generators = generators_for(self.config.seed, positions)
+        inputs = self.task.sample_batch(tuple(example for _, example, _ in positions), generators)
+        if self.config.dropout:
+            seeds = torch.cat([torch.randint(2**31, (1, 2), generator=each) for each in generators])
+            inputs = {**inputs, DROPOUT: seeds}
+        return inputs
 
     def _train_step_measured(self, log: TrainLog | None) -> None:
         """One update, with what there is to report about its memory."""
@@ -308,7 +303,7 @@ class Run:
         losses = torch.zeros(len(batches), device=self.task.device)
         with self._evaluation():
             for number, counts in self.world.turns(len(batches), together=self.config.shard):
-                inputs = self.task.sample_batch(batches[number], generator_for(self.config.seed, -2, number))
+                inputs = self._sample_batch([(VALIDATION, example, 0) for example in batches[number]])
                 loss = self.step.eval_loss(inputs)
                 if counts:
                     losses[number] = loss

@@ -21,7 +21,7 @@ from inweave.training.checkpoint.resume import existing_output, open_resume_poin
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
-from inweave.training.loop import Run, Sample, TrainResult
+from inweave.training.loop import Run, Sample
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate, seconds_for
 from inweave.training.memory.meter import StepMeter
@@ -30,6 +30,7 @@ from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, rem
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord, require_tensorboard
 from inweave.training.output.metadata import base_hashes
+from inweave.training.output.result import TrainResult
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
 from inweave.training.tasks.setup import OnProgress, Report, Setup
@@ -89,6 +90,7 @@ def prepare(
             loaded.fill_caches(world, on_progress)
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
             run = Run(loaded.task, loaded.model, loaded.index, config, world)
+            run.step.split = plan.split if plan is not None else 1  # a checkpoint brings its own
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)

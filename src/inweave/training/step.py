@@ -1,13 +1,13 @@
 """One update of the weights.
 
-    for each micro-batch   stage its tensors in static buffers, seed dropout, then `micro_step`:
+    for each micro-batch   stage its tensors in static buffers, the rows' seeds of dropout among them, then `micro_step`:
                            loss = task.loss(inputs);  (loss_scale * share * loss).backward()    share = 1 / all micro-batches
     all processes          sum gradients and losses
     once                   `apply_gradients`: norm, clip, optimizer, loss scale, EMA; skipped where the norm is not finite
 
 `micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
 and counters stay where they are, no number comes to the host, and nothing is decided there. What is decided on the host is
-outside of them: seeding, copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
+outside of them: copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError
+from inweave.layers import lora_layers
+from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 from inweave.training.memory.oom import oom_hint, out_of_memory
@@ -27,6 +29,8 @@ from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.tasks.base import Task, Tensors, seed_for
+
+DROPOUT = "dropout_seeds"  # the input that seeds the adapter's dropout: two numbers per row
 
 
 class StaticInputs:
@@ -70,6 +74,8 @@ class Step:
         self.norm = torch.zeros((), device=device)
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
+        self._branches = [layer.branch(name) for layer in layers for name in layer.adapters]
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
     @property
@@ -126,7 +132,8 @@ class Step:
         def evaluate() -> None:
             total.zero_()
             for part, share in _split(batch, self.split):
-                total.add_(self.task.loss(self.inputs.stage(part)), alpha=share)
+                inputs = {name: value for name, value in self.inputs.stage(part).items() if name != DROPOUT}
+                total.add_(self.task.loss(inputs), alpha=share)
 
         self._retry_split(evaluate, [batch])
         return total
@@ -140,11 +147,16 @@ class Step:
         for micro, batch in enumerate(batches):
             position = micro * self.world.size + self.world.rank
             for count, (part, fraction) in enumerate(_split(batch, self.split)):
-                inputs = self.inputs.stage(part)
+                inputs = dict(self.inputs.stage(part))
+                self._seed_dropout(inputs.pop(DROPOUT, None))
                 self.share.fill_(share * fraction)
-                # dropout, the adapter's or the model's own, is the only source of randomness inside a step
+                # for a model's own dropout; the adapter's is seeded by row, so that splitting changes rounding only
                 torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
                 self.micro_step(inputs)
+
+    def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
+        for branch in self._branches:
+            branch.row_seeds = row_seeds
 
     def _retry_split(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
         """Do ``work``, with micro-batches split further each time that memory runs out."""
@@ -192,6 +204,11 @@ class Step:
         def part(prefix: str) -> Tensors:
             return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
+        known = ("values.", "optimizer.", "ema.", "scaler.")
+        extra = [name for name in tensors if not name.startswith(known) and name not in COUNTERS]
+        unused = [name for name, used in (("ema.", self.ema), ("scaler.", self.scaler)) if used is None and part(name)]
+        if extra or unused:
+            raise FormatError(f"the saved state has {(extra or unused)[0]!r}, which does not belong to this run")
         # batches of unequal size may be split into unequal numbers of parts
         if self.config.shard and int(tensors["split"]) > 1:
             raise ConfigError("shard: this run splits its micro-batches, since memory ran out; resume it without shard")

@@ -17,7 +17,7 @@ from inweave.models.model import Model, load_model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.cache import TensorCache
 from inweave.training.data.reader import read_dataset
-from inweave.training.tasks.base import Tensors, generator_for
+from inweave.training.tasks.base import Tensors, generators_for
 from inweave.training.tasks.diffusion import DiffusionTask
 from tests.peers import tiny_models as tiny
 
@@ -75,7 +75,7 @@ def task_on(
 
 
 def sample_inputs(task: DiffusionTask, step: int = 0, batch: tuple[int, ...] = (0, 1)) -> Tensors:
-    return task.sample_batch(batch, generator_for(0, step, 0))
+    return task.sample_batch(batch, generators_for(0, [(step, number) for number in batch]))
 
 
 def same(one: Tensors, other: Tensors) -> bool:

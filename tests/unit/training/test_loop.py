@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError
 from inweave.training.checkpoint.store import checkpoints, load_state
-from inweave.training.loop import DONE, STOPPED, Run
+from inweave.training.loop import Run
 from inweave.training.output.metadata import base_hashes
+from inweave.training.output.result import DONE, STOPPED
 from inweave.training.output.samples import SampleImage
 from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
 

@@ -9,14 +9,14 @@ import torch
 
 from inweave.training.distributed.world import World
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors, generator_for
+from inweave.training.tasks.base import Tensors, generators_for
 from tests.unit.training.tiny import state_bits, tiny
 
 EPS = 2.0**-24  # half an ulp: what one rounding costs
 
 
 def batches(run: Run, *rows: tuple[int, ...]) -> list[Tensors]:
-    return [run.task.sample_batch(batch, generator_for(3, number)) for number, batch in enumerate(rows)]
+    return [run.task.sample_batch(batch, generators_for(3, [(0, number) for number in batch])) for batch in rows]
 
 
 def joined(parts: list[Tensors]) -> Tensors:

@@ -6,7 +6,7 @@ Everything a real task does is there: buckets of two lengths, noise, captions th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,13 @@ class TinyTask:
         self.poison = ""
         self.limit = 1000
 
-    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+    def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
         self.sampled_batches.append(batch)
         rows = torch.stack([self.examples[number] for number in batch])
-        captioned = torch.rand(len(batch), generator=generator) >= self.config.caption_dropout
+        captioned = torch.cat([torch.rand(1, generator=each) for each in generators]) >= self.config.caption_dropout
         return {
             "rows": rows,
-            "noise": torch.randn(rows.shape, generator=generator),
+            "noise": torch.stack([torch.randn(rows.shape[1:], generator=each) for each in generators]),
             "text": captioned.float()[:, None, None].expand(len(batch), 1, WIDTH).contiguous(),
         }
 

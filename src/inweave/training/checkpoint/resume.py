@@ -20,6 +20,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.files.paths import is_folder
+from inweave.training.checkpoint.facts import ensure_run_state
 from inweave.training.checkpoint.store import State, checkpoints, load_named, load_newest, lock, recover
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
@@ -40,8 +41,10 @@ class ResumePoint:
 
     @property
     def config(self) -> Mapping[str, Any] | None:
-        """The configuration of the run that is resumed, if one is."""
-        return None if self.state is None else dict(self.state.facts.get("config", {}))
+        """The configuration of the run that is resumed, if one is, and the ``split`` of its batches."""
+        if self.state is None:
+            return None
+        return {**self.state.facts.get("config", {}), "split": int(self.state.tensors["split"])}
 
     def acquire(self, world: World) -> None:
         """Lock the folder of the run, which the first process does for all."""
@@ -96,7 +99,8 @@ def resumed_config(config: TrainConfig) -> Mapping[str, Any] | None:
 def _find(source: str, folder: Path) -> tuple[State | None, list[str]]:
     if source == "never":
         return None, []
-    return load_newest(folder) if source == "auto" else load_named(Path(source))
+    state, notes = load_newest(folder) if source == "auto" else load_named(Path(source))
+    return (None if state is None else ensure_run_state(state)), notes
 
 
 def existing_output(config: TrainConfig, source: str | None = None) -> str:
@@ -127,6 +131,11 @@ def base_digest(networks: Mapping[str, nn.Module]) -> str:
     return digest.hexdigest()
 
 
+def _quoted(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
 def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> None:
     """Raise where the facts of a checkpoint of ``step`` are those of another run, naming everything that differs."""
     before, today = dict(then.get("config", {})), dict(now["config"])
@@ -137,7 +146,7 @@ def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: Tr
     by_content = names_where(resume="content") if has_digest else {"dataset"}
     free = names_where(resume="free") | by_content
     problems = [
-        f"{name}: this run was started with {before.get(name)!r}, now it is {today.get(name)!r}; "
+        f"{name}: this run was started with {_quoted(before.get(name))}, now it is {_quoted(today.get(name))}; "
         "resume with the same value, or start a new run under another name"
         for name in sorted({*before, *today} - free)
         if before.get(name) != today.get(name)

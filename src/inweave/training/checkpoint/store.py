@@ -30,6 +30,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import read_json
 from inweave.files.paths import exists, is_folder
@@ -37,7 +38,7 @@ from inweave.files.reading import ensure_regular
 from inweave.files.writing import make_folder, new_folder, open_append, write_text
 from inweave.training.data.cache import tensor_checksum
 
-VERSION = 1
+VERSION = 2  # 1: random numbers were drawn by micro-batch, so a run could not resume with the same numbers
 _STEP = re.compile(r"step-(\d{6,})")
 _LEFTOVER = re.compile(r"\.(step-\d{6,})\.(?:[0-9a-f]{16}\.)?(part|old)")
 _FILES = ("state.safetensors", "state.json")
@@ -104,11 +105,14 @@ def load_state(place: Path) -> State:
         ensure_regular(place / _FILES[0])
         tensors = load_file(place / _FILES[0])
         step, version, total = int(facts["step"]), facts["version"], facts["sum"]
-        facts_sum = facts.get("facts_sum")  # absent in earlier versions
+        facts_sum = facts.get("facts_sum")
     except (FormatError, OSError, ValueError, KeyError, TypeError, OverflowError, SafetensorError) as error:
         raise FormatError(f"{place}: not a complete checkpoint: {error}") from None
     if version != VERSION:
-        raise FormatError(f"{place}: format version {version}, expected {VERSION}")
+        raise FormatError(
+            f"{place}: format version {for_message(version)}, expected {VERSION}; resume it with the release that wrote it, or "
+            "continue from its adapter under another name (start_from)"
+        )
     if total != tensor_checksum(tensors):
         raise FormatError(f"{place}: damaged: the checksum of its tensors does not match")
     if facts_sum is not None and facts_sum != _sum_of_facts(facts):

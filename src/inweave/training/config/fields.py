@@ -57,7 +57,7 @@ class Settings(CheckedModel):
     )
 
     allow_download: bool = _model(
-        False, "download the base model from the Hub if it is not on this machine", resume="free", private=True
+        False, "download the base model from the Hub if it is not on this machine", resume="free"
     )
 
     dataset: str = _dataset(

@@ -2,8 +2,12 @@
 
     batches   each from one bucket; within a bucket regularization images are interleaved evenly with the others, so
               every batch has both in the ratio of their repeats, to within one image
+    order     a bucket's images stay in the order they were shuffled into, whatever the batch size; buckets are merged at
+              random. So images of one size come in the same order in batches of 4 and of 1
     m         = step * accumulation * world + j, the number of a micro-batch in the whole run; it is batch
               m % n of epoch m // n, where n is the number of batches per epoch; rank r takes m % world == r
+    position  (epoch, example, how often it came before in this epoch): what the randomness of an example depends on, and
+              not its neighbors, its micro-batch or its process
     total     = ceil(epochs * n / (accumulation * world)) steps, unless the number of steps is set
 
 An epoch's order is a function of (seed, epoch) and the list of examples, nothing else. It is the order of raw PCG64
@@ -12,6 +16,7 @@ words, whose stream numpy guarantees, so it is the same on every platform and fo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +26,8 @@ import numpy as np
 from inweave.errors import ConfigError
 from inweave.training.data.buckets import BucketRules, Placement, assign
 from inweave.training.data.types import Dataset, Subset
+
+Position = tuple[int, int, int]  # epoch, example, how often it came before in this epoch
 
 
 def epoch_batches(
@@ -41,13 +48,20 @@ def epoch_batches(
     for index, (bucket, count) in enumerate(zip(buckets, repeats, strict=True)):
         kind = bool(regularization) and regularization[index]
         members.setdefault(bucket, ([], []))[kind].extend([index] * count)
-    batches: list[tuple[int, ...]] = []
+    batches: list[tuple[int, tuple[int, ...]]] = []  # with a random number to sort by
     for bucket, kinds in members.items():
         subject, prior = ([kind[index] for index in _shuffle(len(kind), bits)] for kind in kinds)
         line = _interleave(subject, prior)
         size = batch_size if isinstance(batch_size, int) else batch_size[bucket]
-        batches += [tuple(line[start : start + size]) for start in range(0, len(line), size)]
-    return [batches[index] for index in _shuffle(len(batches), bits)]
+        places = sorted(_words(len(line), bits))  # one per image, ascending: a bucket's batches keep their order
+        for start in range(0, len(line), size):
+            batch = tuple(line[start : start + size])
+            batches.append((places[start + len(batch) // 2], batch))
+    return [batch for _, batch in sorted(batches, key=lambda entry: entry[0])]
+
+
+def _words(count: int, bits: np.random.PCG64) -> list[int]:
+    return [int(word) for word in np.asarray(bits.random_raw(count), dtype=np.uint64)]
 
 
 def _shuffle(count: int, bits: np.random.PCG64) -> list[int]:
@@ -80,6 +94,7 @@ class Order:
     seed: int = 0
     regularization: tuple[bool, ...] = ()
     _epochs: dict[int, list[tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
+    _positions: dict[int, list[tuple[Position, ...]]] = field(default_factory=dict, compare=False, repr=False)
 
     def batches(self, epoch: int) -> list[tuple[int, ...]]:
         if epoch not in self._epochs:
@@ -95,8 +110,31 @@ class Order:
         """Batches per epoch, the same in every epoch."""
         return len(self.batches(next(iter(self._epochs), 0)))
 
+    def positions(self, epoch: int) -> list[tuple[Position, ...]]:
+        """The position of every example of `batches`."""
+        if epoch not in self._positions:
+            while len(self._positions) > 1:
+                self._positions.pop(next(iter(self._positions)))
+            count: Counter[int] = Counter()
+            rows: list[tuple[Position, ...]] = []
+            for batch in self.batches(epoch):
+                row = []
+                for example in batch:
+                    row.append((epoch, example, count[example]))
+                    count[example] += 1
+                rows.append(tuple(row))
+            self._positions[epoch] = rows
+        return self._positions[epoch]
+
     def step(self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0) -> list[tuple[int, ...]]:
         """The micro-batches that rank ``rank`` of ``world`` processes in an optimizer step."""
+        batches = self.step_positions(step, accumulation=accumulation, world=world, rank=rank)
+        return [tuple(example for _, example, _ in batch) for batch in batches]
+
+    def step_positions(
+        self, step: int, *, accumulation: int = 1, world: int = 1, rank: int = 0
+    ) -> list[tuple[Position, ...]]:
+        """The same micro-batches as positions."""
         if not 0 <= rank < world or accumulation < 1 or step < 0:
             raise ConfigError(
                 f"step {step}, accumulation {accumulation}, rank {rank} of {world}: there is no such step"
@@ -104,7 +142,7 @@ class Order:
         batches = []
         for micro in range(rank, accumulation * world, world):
             epoch, index = position(step, micro, accumulation=accumulation, world=world, batches_per_epoch=len(self))
-            batches.append(self.batches(epoch)[index])
+            batches.append(self.positions(epoch)[index])
         return batches
 
 

@@ -1,8 +1,8 @@
 """Staying within `vram`: what to change so that a run fits, without changing a run that is resumed.
 
-A plan changes as little as it can, in the order of what it costs: staging, smaller batches with more gradient
-accumulation, gradient checkpointing, and last the precision, the only one that changes results. What cannot be made to
-fit is an error that says what would help.
+A plan changes as little as it can, in the order of what it costs: staging, batches computed in parts, gradient
+checkpointing, and last the precision, the only one that changes results beyond rounding. What cannot be made to fit is an
+error that says what would help.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ MODES = ("off", "selective", "full")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``config`` with ``changes`` made, why, and what it then needs; ``staged``: networks take turns on the device."""
+    """``config`` with ``changes`` made, why, and what it then needs.
+
+    ``split``: into how many parts each batch is split; ``staged``: networks take turns on the device.
+    """
 
     config: TrainConfig
     changes: Mapping[str, Any]
@@ -31,6 +34,7 @@ class Plan:
     estimate: Mapping[str, Any]
     staged: bool
     limit: int
+    split: int = 1
 
 
 def plan_run(
@@ -54,11 +58,13 @@ def plan_run(
         model,
         config.model_copy(update=settings),
         limit,
-        same_numbers=resumed is not None,
+        split=None if resumed is None else resumed.get("split", 1),
         side=side,
         chunks=chunks,
     )
     unchanged = [f"{n} stays {v}, as the run was started" for n, v in settings.items() if v != getattr(config, n)]
+    if resumed and planned.split > 1:
+        unchanged.append(f"batches stay split into {planned.split} parts, as the run was started")
     return replace(planned, reasons=(*unchanged, *planned.reasons))
 
 
@@ -67,21 +73,23 @@ def plan_memory(
     config: TrainConfig,
     limit_bytes: int,
     *,
-    same_numbers: bool = False,
+    split: int | None = None,
     side: int | None = None,
     chunks: int = 1,
 ) -> Plan:
     """Return the configuration that stays within a limit and differs least from the original.
 
-    ``same_numbers``: change nothing that changes results, since a run is resumed.
+    ``split``: that of the run that is resumed; nothing may then change results, not even by rounding.
     ``side``: of the largest images, where the dataset has others than the configuration says.
     ``chunks``: how many chunks of the text encoder the longest caption takes.
     """
     measurements = Measurements(model, config, side, chunks)
     original = sum_up(measurements, config, staged=False)
     least = None
-    for chosen, staged in _candidates(measurements, config, same_numbers):
-        needs = sum_up(measurements, chosen, staged=staged)
+    for chosen, staged, size in _candidates(measurements, config, split):
+        parts = -(-config.batch_size // size)
+        as_computed = {"batch_size": size, "gradient_accumulation": config.gradient_accumulation * parts}
+        needs = sum_up(measurements, chosen.model_copy(update=as_computed), staged=staged)
         if needs["total_bytes"] <= limit_bytes:
             changes = {
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
@@ -89,10 +97,11 @@ def plan_memory(
             return Plan(
                 chosen,
                 changes,
-                tuple(_reasons(config, chosen, original, needs, limit_bytes, staged)),
+                tuple(_reasons(config, chosen, original, needs, limit_bytes, staged, size)),
                 needs,
                 staged,
                 limit_bytes,
+                parts,
             )
         least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
     assert least is not None
@@ -128,27 +137,24 @@ def _device_number(device: torch.device) -> int:
 
 
 def _candidates(
-    measurements: Measurements, config: TrainConfig, same_numbers: bool
-) -> Iterator[tuple[TrainConfig, bool]]:
-    """Yield (configuration, staged) from the original to the smallest, in the order they are tried."""
-    yield config, False
+    measurements: Measurements, config: TrainConfig, split: int | None
+) -> Iterator[tuple[TrainConfig, bool, int]]:
+    """Yield (configuration, staged, examples at a time) from the original to the smallest, in the order they are tried."""
+    whole = config.batch_size
+    sizes = [size for size in range(whole, 0, -1) if whole % size == 0] if split is None else [-(-whole // split)]
+    yield config, False, sizes[0]
     staged = measurements.blueprint is not None  # a language model has nothing to offload
     cached: dict[str, Any] = {"cache_latents": True} if staged else {}
     if staged and not config.train_text_encoders:
         cached["cache_text"] = True
     precisions = [config.precision]
-    if measurements.own == torch.float32 and not same_numbers:
+    if measurements.own == torch.float32 and split is None:
         precisions.append("bf16")
     for precision in precisions:
         for mode in MODES[MODES.index(config.gradient_checkpointing) :]:
-            for size in range(config.batch_size, config.batch_size - 1 if same_numbers else 0, -1):
-                if config.batch_size % size == 0:
-                    split = {
-                        "batch_size": size,
-                        "gradient_accumulation": config.gradient_accumulation * (config.batch_size // size),
-                    }
-                    changes = cached | split | {"gradient_checkpointing": mode, "precision": precision}
-                    yield config.model_copy(update=changes), staged
+            changes = cached | {"gradient_checkpointing": mode, "precision": precision}
+            for size in sizes:
+                yield config.model_copy(update=changes), staged, size
 
 
 def _reasons(
@@ -158,9 +164,10 @@ def _reasons(
     needs: Mapping[str, Any],
     limit: int,
     staged: bool,
+    size: int,
 ) -> Iterator[str]:
     """Yield one line per decision, for the log."""
-    if not staged and after == before:
+    if not staged and after == before and size == before.batch_size:
         yield f"nothing has to change: the run needs {_gib(needs['total_bytes'])} of {_gib(limit)}"
         return
     yield f"as configured the run would need {_gib(original['total_bytes'])}, and the limit is {_gib(limit)}"
@@ -169,11 +176,8 @@ def _reasons(
             "images and captions are encoded first, and their encoders leave the device: "
             f"{_gib(original['weights_bytes'] - needs['weights_bytes'])} less of weights"
         )
-    if after.batch_size != before.batch_size:
-        yield (
-            f"batch_size {before.batch_size} becomes {after.batch_size} and gradient_accumulation {after.gradient_accumulation}: "
-            "as many examples per update, fewer at a time"
-        )
+    if size != before.batch_size:
+        yield f"batches of {before.batch_size} are computed {size} at a time: the same update, but for rounding"
     if after.gradient_checkpointing != before.gradient_checkpointing:
         yield f'gradient_checkpointing "{after.gradient_checkpointing}": the activation memory of a step is {_gib(needs["activation_bytes"])}, and it takes longer'
     if after.precision != before.precision:

@@ -104,6 +104,9 @@ class FlatParameters:
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Copy all values from what `state` returned, bit for bit where they are float32."""
         check_state(state, {name: tuple(shape) for name, (_, shape) in self.segments.items()}, "the trained parameters")
+        for name, value in state.items():
+            if not value.is_floating_point():
+                raise FormatError(f"the trained parameters: {name!r} is {value.dtype}, which cannot be trained")
         for name, view in self.state().items():
             view.copy_(state[name])
 

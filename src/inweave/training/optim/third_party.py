@@ -28,7 +28,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
+from inweave.files.documents import parse_json
 from inweave.training.optim.flat import FlatParameters, preserve_values
 
 #: name -> (module, class)
@@ -48,6 +50,7 @@ class LibraryOptimizer:
     def __init__(self, name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> None:
         self._name, self._flat = name, flat
         self._chosen = {"lr", *settings}
+        self._untried = False  # a saved state was loaded, and no step has been taken with it yet
         groups: dict[float, list[str]] = {}
         for parameter, factor in flat.factors.items():
             groups.setdefault(factor, []).append(parameter)
@@ -67,7 +70,13 @@ class LibraryOptimizer:
         rate = float(lr)
         for group, multiplier in zip(self._inner.param_groups, self._multipliers, strict=True):
             group["lr"] = rate * multiplier
-        self._inner.step()
+        try:
+            self._inner.step()
+        except Exception as error:  # whatever a library does with numbers that it did not write
+            if self._untried and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+                raise FormatError(f"optimizer {self._name}: the saved state does not fit: {error!r}") from None
+            raise
+        self._untried = False
 
     def state(self) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -88,17 +97,23 @@ class LibraryOptimizer:
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         tensors = dict(state)
         numbers, layout = tensors.pop("numbers", None), tensors.pop("layout", None)
-        if numbers is None or layout is None or not torch.equal(layout.cpu(), self._flat.layout):
+        fits = numbers is not None and numbers.dtype == torch.uint8 and numbers.dim() == 1
+        if not fits or numbers is None or layout is None or not torch.equal(layout.cpu(), self._flat.layout):
             raise FormatError(f"optimizer {self._name}: the saved state belongs to other parameters")
         try:
-            saved = json.loads(bytes(numbers.tolist()))
-            groups, own = saved["groups"], saved["parameters"]
+            saved = parse_json(bytes(numbers.tolist()), "its numbers", finite=False)
+            groups = [dict(group.items()) for group in saved["groups"]]
+            states: dict[str, dict[str, Any]] = {name: dict(own.items()) for name, own in saved["parameters"].items()}
             kind, count = saved["optimizer"], len(groups)
-        except (ValueError, KeyError, TypeError) as error:
-            raise FormatError(f"optimizer {self._name}: the saved numbers cannot be read: {error!r}") from None
+        except (FormatError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"optimizer {self._name}: the saved numbers cannot be read: {error}") from None
         if kind != self._name or count != len(self._inner.param_groups):
-            raise FormatError(f"optimizer {self._name}: the saved state belongs to {kind!r} with {count} groups")
-        states: dict[str, dict[str, Any]] = {name: dict(values) for name, values in own.items()}
+            raise FormatError(
+                f"optimizer {self._name}: the saved state belongs to {for_message(kind)} with {count} groups"
+            )
+        for group, values in zip(self._inner.param_groups, groups, strict=True):
+            if wrong := [key for key, value in values.items() if key not in group or not _alike(group[key], value)]:
+                raise FormatError(f"optimizer {self._name}: the saved option {wrong[0]!r} is not one of its own")
         for full, tensor in tensors.items():
             name, _, key = full.rpartition(":")
             # torch keeps step counters on the host unless a graph is captured
@@ -107,6 +122,7 @@ class LibraryOptimizer:
         if unknown := sorted(states.keys() - self._flat.parameters.keys()):
             raise FormatError(f"optimizer {self._name}: the saved state has {unknown[0]!r}, which is not trained")
         self._inner.state.clear()
+        self._untried = True
         for name, values in states.items():
             self._inner.state[self._flat.parameters[name]] = values
         for group, values in zip(self._inner.param_groups, groups, strict=True):
@@ -116,6 +132,15 @@ class LibraryOptimizer:
 
     def eval_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+def _alike(own: object, saved: object) -> bool:
+    """Whether a saved number is of the kind the library has there; JSON has one kind of list, and no tuples."""
+    if isinstance(own, bool) or own is None or isinstance(own, str):
+        return type(own) is type(saved)
+    if isinstance(own, tuple | list):
+        return isinstance(saved, list) and len(saved) == len(own) and all(map(_alike, own, saved))
+    return isinstance(saved, int | float) and not isinstance(saved, bool)
 
 
 class ScheduleFree(LibraryOptimizer):

@@ -7,7 +7,7 @@ epoch, what a batch is as plain tensors (everything random included), and what t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,8 +38,8 @@ class Task(Protocol):
         """Validation batches, which are never trained on."""
         ...
 
-    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
-        """Return a batch as tensors on the host, everything random sampled."""
+    def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
+        """Return a batch as tensors on the host, everything random sampled: each example's from its own generator."""
         ...
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
@@ -53,6 +53,11 @@ class Task(Protocol):
     def metadata(self) -> dict[str, str]:
         """Return what the trained file's metadata should say about the data."""
         ...
+
+
+def generators_for(seed: int, positions: Iterable[Sequence[int]]) -> list[torch.Generator]:
+    """One generator per example: how a batch is split, or shared among processes, changes no random number."""
+    return [generator_for(seed, *position) for position in positions]
 
 
 def generator_for(seed: int, *position: int) -> torch.Generator:

@@ -73,7 +73,7 @@ class DiffusionTask:
         out = held_out(self.examples, self.places, config)
         self.held_out = _batches(sorted(out), self.places, config.batch_size)
         repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
-        self.order = replace(whole, repeats=repeats, _epochs={})
+        self.order = replace(whole, repeats=repeats, _epochs={}, _positions={})
         if problems := batch_problems(model, config, self.examples, self.places, repeats):
             raise ConfigError(problems)
         self._defaults = subset_defaults(config)
@@ -117,26 +117,28 @@ class DiffusionTask:
         if staged:
             self.offloader.keep_only(self.needed)
 
-    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+    def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
         """Latents, noise, times and text of a batch, on the host."""
-        latents, masks, texts, sizes, weights = [], [], [], [], []
-        for number in batch:
+        latents, noises, times, masks, texts, sizes, weights = [], [], [], [], [], [], []
+        for number, generator in zip(batch, generators, strict=True):
             example = self.examples[number]
             view, drop, pick = torch.rand(3, generator=generator).tolist()
             views = self._views(number)
             encoded = self._latents(number, *views[min(int(view * len(views)), len(views) - 1)])
+            shape = (1, *encoded["mean"].shape)
             eps = torch.randn(encoded["mean"].shape, generator=generator)
             latents.append(encoded["mean"] + encoded["std"] * eps)
+            noises.append(self.objective.draw_noise(shape, generator))
+            times.append(self.objective.draw_times(1, self.model.family.image_tokens(shape), generator))
             masks.append(encoded["mask"])
             dropout = self._settings[number].caption_dropout or 0.0
             texts.append(choose_caption(self.captions[number], dropout, drop, pick))
             sizes.append(encoded["sizes"])
             weights.append(self.config.prior_loss_weight if example.regularization else 1.0)
-        shape = (len(batch), *latents[0].shape)
         inputs: Tensors = {
             "latents": torch.stack(latents),
-            "noise": self.objective.draw_noise(shape, generator),
-            "times": self.objective.draw_times(len(batch), self.model.family.image_tokens(shape), generator),
+            "noise": torch.cat(noises),
+            "times": torch.cat(times),
             "sizes": torch.stack(sizes),
             "weights": torch.tensor(weights),
         }

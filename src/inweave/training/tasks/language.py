@@ -57,7 +57,7 @@ class LanguageTask:
         repeats = tuple(int(number < trained) for number in range(len(self.examples)))
         self.order = Order(buckets, repeats, size, config.seed)
 
-    def sample_batch(self, batch: tuple[int, ...], generator: torch.Generator) -> Tensors:
+    def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
         longest = max(len(self.examples[number][0]) for number in batch)
         ids = torch.full((len(batch), longest), self._padding)
         labels = torch.full((len(batch), longest), _IGNORED)

@@ -11,7 +11,7 @@
                    shift          f s / (1 + (f - 1) s) of the sigmoid sample; without a setting f is the model's own: the
                                   schedule's, or exp(mu) where the schedule shifts by size (`samplers.DynamicShift`)
 
-Everything random is sampled on the CPU from one generator per micro-batch, before the step; the step itself is a function
+Everything random is sampled on the CPU from one generator per example, before the step; the step itself is a function
 of static tensors.
 """
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-from inweave.errors import ConfigError, FormatError
-from inweave.training.checkpoint.store import checkpoints, load_state
-from tests.unit.training.tiny import TinyTask, config, file_bits, log, make_run, tiny
+from inweave.errors import ConfigError, FormatError, InweaveError
+from inweave.training.checkpoint.store import State, checkpoints, load_newest, load_state, save_state
+from tests.support import sized
+from tests.unit.training.tiny import OPTIMIZERS, TinyTask, config, file_bits, log, make_run, tiny
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
@@ -242,3 +246,108 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path) -
     assert [load_state(checkpoint).step for checkpoint in checkpoints(tmp_path / "a" / "t-state")] == [8], (
         "the good one stays"
     )
+
+
+# checkpoints that are whole and hold something else
+
+
+JSON_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    10**30,
+    1e300,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    [[1, 2]],
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] * bool(path) + [place for key, each in inside for place in places(each, (*path, key))]
+
+
+def resave(folder: Path, state: State) -> None:
+    shutil.rmtree(folder)
+    save_state(folder, state, keep=1)
+
+
+def outcome(tmp_path: Path, **settings: Any) -> str:
+    """The error of resuming and training on; empty if there is none. Nothing but our own errors may come."""
+    try:
+        tiny(tmp_path, resume="auto", validation_split=0.2, **settings).train()
+    except InweaveError as error:
+        assert len(str(error)) < 20_000
+        return str(error)
+    return ""
+
+
+def test_every_fact_of_a_checkpoint_may_be_of_any_type(tmp_path: Path) -> None:
+    settings = {"steps": 3, "save_every": 2, "keep_last": 1}
+    run = tiny(tmp_path, validation_split=0.2, **settings)
+    run.train_step()
+    run.validation = [(1, 0.5)]
+    run.save_checkpoint()
+    folder = tmp_path / "t-state"
+    state, _ = load_newest(folder)
+    assert state is not None
+    rng = random.Random(0)
+    fields = [place for place in places(state.facts) if place[0] not in ("sum", "facts_sum", "version")]
+    used = [
+        place for place in fields if place[0] != "config" or place[-1] in ("steps", "batch_size", "precision", "rank")
+    ]
+    cases = [(place, value) for place in used for value in JSON_VALUES]
+    cases += [(place, rng.choice(JSON_VALUES)) for place in fields]
+    for place, value in cases if sized(0, 1) else rng.sample(cases, 60):
+        facts = copy.deepcopy(state.facts)
+        inner = facts
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        resave(folder, State(state.step, state.tensors, facts))
+        file = folder / "step-000001" / "state.json"
+        if place == ("step",):  # which `save_state` writes itself
+            written = {**json.loads(file.read_text()), "step": value}
+            written.pop("facts_sum")
+            file.write_text(json.dumps(written))
+        elif place[0] in ("data", "base"):
+            assert outcome(tmp_path, **settings), place
+            continue
+        outcome(tmp_path, **settings)
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: str, tmp_path: Path) -> None:
+    settings = {"steps": 3, "optimizer": optimizer, "ema_decay": 0.9 if optimizer != "schedulefree" else 0.0}
+    run = tiny(tmp_path, validation_split=0.2, **settings)
+    run.train_step()
+    run.save_checkpoint()
+    folder = tmp_path / "t-state"
+    state, _ = load_newest(folder)
+    assert state is not None
+    rng = random.Random(0)
+    wrong: list[torch.Tensor | None] = [
+        None, torch.zeros(()), torch.zeros(3), torch.zeros(2, 0), torch.zeros(3, dtype=torch.int64), torch.tensor(True),
+        torch.zeros(2, 2, dtype=torch.complex64), torch.tensor(-5), torch.tensor(2**40), torch.full((4,), 200, dtype=torch.uint8),
+        torch.tensor(list(b'{"optimizer": [], "groups": 5, "parameters": [1]}'), dtype=torch.uint8),
+        torch.tensor(list(b"[" * 5000), dtype=torch.uint8),
+    ]  # fmt: skip
+    cases = [(name, tensor) for name in (*state.tensors, "values.extra", "extra") for tensor in wrong]
+    for name, tensor in cases if sized(0, 1) else rng.sample(cases, 15):
+        tensors = {**state.tensors, name: tensor}
+        resave(folder, State(state.step, {n: t for n, t in tensors.items() if t is not None}, state.facts))
+        problem = outcome(tmp_path, **settings)
+        same = tensor is None and name not in state.tensors
+        if name.startswith(("values.", "ema.")) or (name in ("split", "extra") and not same):
+            fits = name == "split" and tensor is not None and tensor.dtype == torch.int64 and tensor.dim() == 0
+            assert problem or same or fits, (name, tensor)
+        shutil.rmtree(tmp_path / "t", ignore_errors=True)

@@ -256,32 +256,36 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "changes", "staged"),
+    ("limit", "split", "changes", "staged"),
     [
-        (20.5, {}, False),
-        (18.9, {}, True),  # the encoders leave, and that is enough
-        (12.5, {"batch_size": 2, "gradient_accumulation": 2}, True),
-        (6.5, {"batch_size": 1, "gradient_accumulation": 4}, True),
-        (4.5, {"batch_size": 1, "gradient_accumulation": 4, "gradient_checkpointing": "selective"}, True),
-        (3.2, {"batch_size": 1, "gradient_accumulation": 4, "gradient_checkpointing": "full"}, True),
+        (20.5, 1, {}, False),
+        (18.9, 1, {}, True),  # the encoders leave, and that is enough
+        (12.5, 2, {}, True),
+        (6.5, 4, {}, True),
+        (4.5, 4, {"gradient_checkpointing": "selective"}, True),
+        (3.2, 4, {"gradient_checkpointing": "full"}, True),
     ],
 )
-def test_a_plan_changes_as_little_as_it_can(sizes: Any, limit: float, changes: dict[str, Any], staged: bool) -> None:
+def test_a_plan_changes_as_little_as_it_can(
+    sizes: Any, limit: float, split: int, changes: dict[str, Any], staged: bool
+) -> None:
     requested = config(batch_size=4)
     plan = plan_memory(published("sdxl"), requested, int(limit * GIB))
-    assert dict(plan.changes) == changes and plan.staged is staged
+    assert dict(plan.changes) == changes and plan.staged is staged and plan.split == split
     assert plan.estimate["total_bytes"] <= limit * GIB
     assert plan.config == requested.model_copy(update=changes)
-    assert plan.config.batch_size * plan.config.gradient_accumulation == 4, "as many images per update"
     reasons = "\n".join(plan.reasons)
     assert all(name in reasons for name in changes)
+    assert (f"batches of 4 are computed {4 // split} at a time" in reasons) == (split > 1)
 
 
 def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
     plan = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
-    assert (plan.config.batch_size, plan.config.gradient_accumulation) == (3, 4)
+    assert (plan.config.batch_size, plan.config.gradient_accumulation, plan.split) == (6, 2, 2)
+    resumed = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), 64 * GIB, split=2)
+    assert resumed.split == 2 and resumed.estimate["activation_bytes"] == plan.estimate["activation_bytes"]
     full = plan_memory(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
-    assert full.config.gradient_checkpointing == "full" and full.config.batch_size == 1
+    assert full.config.gradient_checkpointing == "full" and full.split == 2
     loose = plan_memory(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
     assert loose.config.cache_latents and loose.config.cache_text, "what leaves the device is cached"
     text = plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))

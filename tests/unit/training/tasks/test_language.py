@@ -14,7 +14,6 @@ from inweave.models.language_models import load_language_model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.texts import read_texts
 from inweave.training.session import check, prepare, train
-from inweave.training.tasks.base import generator_for
 from inweave.training.tasks.language import LanguageTask
 
 SONG = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog sat on a mat", "the mat and the log"]
@@ -86,7 +85,7 @@ def test_a_language_run_trains_and_peft_reproduces_the_logits(
     assert sum(report.losses[-3:]) < 0.8 * sum(report.losses[:3])
     assert report.path == tmp_path / "out" / "song"
     assert sorted(path.name for path in report.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    batch = run.task.sample_batch((0, 1), generator_for(0))
+    batch = run.task.sample_batch((0, 1), [])
     fed = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     with torch.no_grad():
         mine = run.model.eval()(**fed).logits
@@ -105,7 +104,7 @@ def test_only_the_completion_and_its_end_count_in_the_loss(kind: str, folders: d
     file.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n", "utf-8")
     network, tokenizer = load_language_model(folders[kind], CPU, torch.float32)
     task = LanguageTask(network, tokenizer, read_texts(file), configured(folders[kind], file, tmp_path))
-    batch = task.sample_batch((0, 1), generator_for(0))
+    batch = task.sample_batch((0, 1), [])
     ids, labels = batch["input_ids"], batch["labels"]
     begins = [0] if kind == "llama" else []
     assert ids[0].tolist()[: len(begins)] == begins
@@ -134,7 +133,7 @@ def test_long_texts_are_truncated_and_padding_does_not_count(folders: dict[str, 
     assert all(len(ids) <= 16 for ids, _ in task.examples) and len(task.examples) > 2
     assert [token for ids, _ in task.examples[:-1] for token in ids] == [*tokenizer(text).input_ids, 1]
     short = len(task.examples) - 1
-    single, padded = task.sample_batch((short,), generator_for(0)), task.sample_batch((short, 0), generator_for(0))
+    single, padded = task.sample_batch((short,), []), task.sample_batch((short, 0), [])
     row = {name: value[:1] for name, value in padded.items()}
     assert float(task.loss(single)) == pytest.approx(float(task.loss(row)), rel=1e-5)
 

@@ -1,0 +1,68 @@
+"""What a checkpoint says about its run, checked before anything believes it.
+
+    step, steps, batch_size, gradient_accumulation     whole numbers        config       a table of settings
+    data, base                                         digests              validation   [[step, loss], ...]
+    skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
+
+A file can be whole, with all its checksums, and still hold something else. The tensors of parameters and optimizer are
+compared with the model's where they are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from inweave.checked import for_message
+from inweave.errors import FormatError
+from inweave.training.checkpoint.store import State
+
+COUNTERS = ("skipped", "skipped_in_a_row", "split")
+_DEFAULTS: dict[str, Any] = {"config": {}, "data": "", "base": "", "started": 0, "validation": []}
+
+
+def ensure_run_state(state: State) -> State:
+    """Raise where a checkpoint holds what no run has written."""
+    if problem := next(_problems(_DEFAULTS | state.facts, state.step, state.tensors), None):
+        raise FormatError(f"the checkpoint of step {state.step} was not written by a run: {problem}")
+    return state
+
+
+def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    config, rows = facts["config"], facts["validation"]
+    expected: list[tuple[str, object, str, bool]] = [
+        ("step", facts["step"], "a whole number of 0 or more", _is_count(facts["step"], 0) and facts["step"] == step),
+        ("config", config, "a table of settings", isinstance(config, dict)),
+        ("data", facts["data"], "a digest", isinstance(facts["data"], str)),
+        ("base", facts["base"], "a digest", isinstance(facts["base"], str)),
+        ("started", facts["started"], "a time", _is_time(facts["started"])),
+        ("validation", rows, "a list of steps and losses", isinstance(rows, list) and all(map(_is_validation, rows))),
+    ]
+    if isinstance(config, dict):
+        counts = [name for name in ("steps", "batch_size", "gradient_accumulation") if name in config]
+        expected += [(name, config[name], "a whole number of 1 or more", _is_count(config[name], 1)) for name in counts]
+        precision = config.get("precision", "")
+        expected.append(("precision", precision, "the name of a data type", isinstance(precision, str)))
+    yield from (f"{name} is {for_message(value)}, expected {what}" for name, value, what, fits in expected if not fits)
+    for name in COUNTERS:
+        counter = tensors.get(name)
+        if counter is None or counter.shape != () or counter.dtype != torch.int64:
+            yield f"the counter {name!r} is missing, or is not one whole number"
+        elif not (name == "split") <= int(counter) < 2**31:
+            yield f"the counter {name!r} is {int(counter)}"
+
+
+def _is_count(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < 2**63
+
+
+def _is_time(value: object) -> bool:
+    """Within the range of dates."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**37
+
+
+def _is_validation(row: object) -> bool:
+    """[step, loss]; a loss may be NaN."""
+    return isinstance(row, list) and len(row) == 2 and _is_count(row[0], 0) and type(row[1]) in (int, float)

@@ -90,8 +90,8 @@ def test_the_randomness_of_an_example_does_not_depend_on_its_neighbors(tmp_path:
     positions = [(0, 2, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)]
     together = task.sample_batch(tuple(example for _, example, _ in positions), generators_for(7, positions))
     for row, position in enumerate(positions):
-        alone = task.sample_batch((position[1],), generators_for(7, [position]))
-        assert all(torch.equal(value[0], together[name][row]) for name, value in alone.items())
+        single = task.sample_batch((position[1],), generators_for(7, [position]))
+        assert all(torch.equal(value[0], together[name][row]) for name, value in single.items())
     noises = together["noise"].flatten(1)
     assert len({tuple(row.tolist()[:8]) for row in noises}) == len(positions), "another epoch or repeat is another draw"
 

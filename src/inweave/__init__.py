@@ -85,6 +85,8 @@ _EXPORTS = {
         "MergeStateError NotMerged RequestError TargetError"
     ),
 }
+#: package -> the extra that installs what it imports
+_EXTRAS = {"weights": "torch", "layers": "torch", "generate": "generate", "training": "train"}
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 __all__ = [
@@ -212,7 +214,14 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        try:
+            return getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("inweave"):
+                raise
+            extra = _EXTRAS.get(_HOME[name].split(".")[1], "train")
+            advice = f'install with: pip install "inweave[{extra}]"'
+            raise ModuleNotFoundError(f"inweave.{name} needs {error.name}; {advice}", name=error.name) from None
     raise AttributeError(f"module 'inweave' has no attribute {name!r}")
 
 

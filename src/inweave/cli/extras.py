@@ -9,28 +9,28 @@ from importlib.util import find_spec
 
 from inweave.cli.output import fail
 
-#: extra of this package -> import name -> distribution
-_PACKAGES = {
-    "torch": {"torch": "torch"},
-    "generate": {"torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "PIL": "pillow"},
-    "serve": {
-        "fastapi": "fastapi",
-        "uvicorn": "uvicorn",
-        "sse_starlette": "sse-starlette",
-        "multipart": "python-multipart",
-        "prometheus_client": "prometheus-client",
-        "torch": "torch",
-        "diffusers": "diffusers",
-        "transformers": "transformers",
-        "PIL": "pillow",
-    },
-    "train": {"torch": "torch", "transformers": "transformers", "PIL": "pillow"},
-}
+_MODELS = {
+    "torch": "torch", "diffusers": "diffusers", "transformers": "transformers", "huggingface_hub": "huggingface-hub",
+    "PIL": "pillow",
+}  # fmt: skip
+_SERVER = {
+    "fastapi": "fastapi", "uvicorn": "uvicorn", "sse_starlette": "sse-starlette", "multipart": "python-multipart",
+    "prometheus_client": "prometheus-client",
+}  # fmt: skip
+#: extra of this package -> import name -> distribution: all that its commands import, but for what a setting asks for
+PACKAGES = {"torch": {"torch": "torch"}, "generate": _MODELS, "train": _MODELS, "serve": {**_SERVER, **_MODELS}}
 
 
 def require(extra: str, as_json: bool) -> None:
     """Exit with the command that installs ``extra`` unless its packages are there."""
-    missing = [name for module, name in _PACKAGES[extra].items() if find_spec(module) is None]
+    missing = [name for module, name in PACKAGES[extra].items() if not _is_installed(module)]
     if missing:
         names = ", ".join(missing[:-1]) + (" and " if missing[:-1] else "") + missing[-1]
         fail(f'this command needs {names}; install with: pip install "inweave[{extra}]"', as_json)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # a broken installation
+        return False

@@ -105,7 +105,7 @@ def _yaml(text: str, path: Path) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        raise ConfigError(f"{path}: reading YAML needs PyYAML: pip install pyyaml") from None
+        raise ConfigError(f"{path}: reading YAML needs PyYAML: pip install 'inweave[train]'") from None
     from inweave.training.config.importers.yaml_loader import BoundedLoader
 
     try:

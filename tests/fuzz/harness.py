@@ -1,0 +1,83 @@
+"""Runs a reader on many damaged inputs: nothing but our errors, each soon, and in memory that its size allows.
+
+Input ``n`` of a reader is a function of its name and of n alone, so that a failure is repeated by its number.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import InweaveError
+
+SLOWEST = 1.0  # seconds of CPU per input
+TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: so many times its size, and so many bytes on top
+MEASURED = 10  # of so many inputs the memory of one is measured, which takes time
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """``good``: an input that is read; ``make`` a damaged one from a random generator; ``read`` it in a folder."""
+
+    name: str
+    good: Any
+    make: Callable[[random.Random], Any]
+    read: Callable[[Any, Path], object]
+    share: int = 1  # of all inputs, in relation to the other readers
+    allowance: int = ALLOWANCE
+    refuses: bool = True  # False where whatever comes is text
+
+
+def size_of(value: Any) -> int:
+    """How many bytes an input takes in its files."""
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict):
+        return sum(size_of(name) + size_of(each) for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    return 8
+
+
+def run(reader: Reader, numbers: range, folder: Path) -> dict[str, int]:
+    """How many inputs were read and how many refused; whatever else happens is an error that tells the input."""
+    outcome = {"read": 0, "refused": 0}
+    reader.read(reader.good, folder)  # so that imports and caches are not counted
+    for number in numbers:
+        value = reader.make(random.Random(f"{reader.name}/{number}"))
+        measured = number % MEASURED == 0
+        if measured:
+            tracemalloc.start()
+        started = time.process_time()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                reader.read(value, folder)
+            outcome["read"] += 1
+        except InweaveError as error:
+            outcome["refused"] += 1
+            text = str(error)
+            assert text and len(text) < 100_000, f"{reader.name}/{number}: an error of {len(text)} characters"
+        except Exception:
+            raise AssertionError(
+                f"{reader.name}/{number}: not one of our errors\n{traceback.format_exc()}\ninput: {value!r:.3000}"
+            ) from None
+        finally:
+            spent = time.process_time() - started
+            peak = tracemalloc.get_traced_memory()[1] if measured else 0
+            if measured:
+                tracemalloc.stop()
+        limit = SLOWEST * (5 if measured else 1)  # tracing takes a few times as long
+        assert spent < limit, f"{reader.name}/{number}: {spent:.2f} s\ninput: {value!r:.3000}"
+        allowed = TIMES * size_of(value) + reader.allowance
+        assert peak < allowed, f"{reader.name}/{number}: {peak:,} bytes of {allowed:,}\ninput: {value!r:.3000}"
+    return outcome

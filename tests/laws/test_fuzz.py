@@ -1,0 +1,55 @@
+"""One law for all readers: whatever a file says, it is read or refused by one of our errors, soon, in memory that its size allows.
+
+20,000 inputs by default, 200,000 with --full; input `n` of a reader is the same on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("diffusers")
+
+from tests.fuzz import harness
+from tests.fuzz.readers import READERS
+from tests.support import sized
+
+READERS = (*ADAPTER_READERS, *readers.READERS)
+TOTAL = sized(20_000, 200_000)
+PARTS = 4  # of a reader, so that several processes can share its inputs
+SHARE = TOTAL / sum(reader.share for reader in READERS)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_nothing_but_our_errors(reader: harness.Reader, part: int, tmp_path: Path) -> None:
+    count = round(SHARE * reader.share / PARTS)
+    outcome = harness.run(reader, range(part * count, (part + 1) * count), tmp_path)
+    assert outcome["refused"] or not reader.refuses, (
+        "nothing was refused: the damage does no harm, so this proves nothing"
+    )
+    assert outcome["read"], "nothing was read: the damage never gets past the first check"
+
+
+def test_a_reader_that_fails_is_seen(tmp_path: Path) -> None:
+    """The harness itself: another error, a slow reader and a large one are told apart from a good one."""
+
+    def fail(value: int | None, folder: Path) -> None:
+        if value is not None:
+            raise KeyError(value)
+
+    def waste(value: int | None, folder: Path) -> bytes:
+        return bytes(50 * 2**20)
+
+    def slow(value: int | None, folder: Path) -> int:
+        return sum(range(0 if value is None else 200_000_000))
+
+    def make(rng: random.Random) -> int:
+        return rng.randrange(10)
+
+    for read, what in ((fail, "not one of our errors"), (waste, "bytes of"), (slow, " s\n")):
+        with pytest.raises(AssertionError, match=what):
+            harness.run(harness.Reader("x", None, make, read), range(1, 11), tmp_path)
+    assert harness.run(harness.Reader("x", None, make, lambda value, folder: value), range(10), tmp_path)["read"] == 10

@@ -22,8 +22,11 @@ import inweave
 from inweave.adapter.tensor import BITS
 from inweave.errors import InweaveError
 from inweave.exchange.convert import save
-from inweave.exchange.load import load
+from inweave.exchange.load import load, open_base
+from inweave.formats.files import open_container
 from inweave.formats.writers import WRITERS
+from inweave.models import embedded
+from inweave.targets.index import ModelIndex
 from inweave.training.checkpoint.store import State, load_state, save_state
 from tests.fuzz import mutate
 from tests.fuzz.harness import Reader
@@ -250,6 +253,41 @@ def good(config: bool) -> tuple[bytes, str | None]:
     return pack(tensors, {}), json.dumps({**CONFIG, "rank_pattern": {}, "alpha_pattern": {}}) if config else None
 
 
+# -- names of a real family: read, checked and converted on the embedded model
+
+
+@cache
+def style() -> dict[str, dict[str, Entry]]:
+    """The tensors of an adapter that comes with the package, by module; small ones only."""
+    modules: dict[str, dict[str, Entry]] = {}
+    for name, tensor in open_container(next(iter(embedded.loras().values()))).tensors.items():
+        if len(tensor.data) < 10_000:
+            modules.setdefault(name.split(".")[0], {})[name] = tensor.dtype, tensor.shape, bytes(tensor.data)
+    return {module: tensors for module, tensors in modules.items() if len(tensors) > 2}
+
+
+@cache
+def base() -> ModelIndex:
+    return open_base(embedded.folder())
+
+
+def make_style(rng: random.Random) -> bytes:
+    tensors = {name: entry for module in rng.sample(sorted(style()), 3) for name, entry in style()[module].items()}
+    for _ in range(rng.choice((0, 1, 1, 2))):
+        damage(rng, tensors)
+    return pack(tensors, METADATA if rng.random() < 0.3 else {})
+
+
+def read_style(value: bytes, folder: Path) -> None:
+    path = folder / "a.safetensors"
+    path.write_bytes(value)
+    adapter = load(path)
+    inweave.check(adapter, base())
+    dialect = sorted(WRITERS)[len(value) % len(WRITERS)]
+    out = folder / ("out" if dialect == "peft" else "out.safetensors")
+    load(save(adapter, out, dialect=dialect, base=base(), drop=True).path)
+
+
 # -- an index of shards
 
 
@@ -322,8 +360,9 @@ def read_checkpoint(value: tuple[str, bytes], folder: Path) -> None:
 
 
 ADAPTER_READERS = (
-    Reader("adapter", good(config=False), make_file, read_file, 12),
-    Reader("peft", good(config=True), make_peft, read_file, 6),
-    Reader("shards", good_shards(), make_shards, read_shards, 4),
+    Reader("adapter", good(config=False), make_file, read_file, 3),
+    Reader("peft", good(config=True), make_peft, read_file, 3),
+    Reader("style", pack(next(iter(style().values())), {}), make_style, read_style, 3),
+    Reader("shards", good_shards(), make_shards, read_shards, 3),
     Reader("checkpoint", (json.dumps(checkpoint()[0]), checkpoint()[1]), make_checkpoint, read_checkpoint, 6),
 )

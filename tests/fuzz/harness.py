@@ -10,6 +10,7 @@ import time
 import traceback
 import tracemalloc
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from inweave.errors import InweaveError
 
 SLOWEST = 1.0  # seconds of CPU per input
 TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: so many times its size, and so many bytes on top
+WARM = 20  # inputs before anything is counted: they import what is imported late, and fill caches
 MEASURED = 10  # of so many inputs the memory of one is measured, which takes time
 
 
@@ -48,36 +50,46 @@ def size_of(value: Any) -> int:
     return 8
 
 
-def run(reader: Reader, numbers: range, folder: Path) -> dict[str, int]:
-    """How many inputs were read and how many refused; whatever else happens is an error that tells the input."""
-    outcome = {"read": 0, "refused": 0}
-    reader.read(reader.good, folder)  # so that imports and caches are not counted
+def attempt(reader: Reader, value: Any, label: str, folder: Path) -> str:
+    """ "read" or "refused"; whatever else happens is an error that tells the input."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader.read(value, folder)
+        return "read"
+    except InweaveError as error:
+        text = str(error)
+        assert text and len(text) < 100_000, f"{label}: an error of {len(text)} characters"
+        return "refused"
+    except Exception:
+        raise AssertionError(
+            f"{label}: not one of our errors\n{traceback.format_exc()}\ninput: {value!r:.3000}"
+        ) from None
+
+
+def run(reader: Reader, numbers: range, folder: Path) -> Counter[str]:
+    """How many inputs were read and how many refused, after checking what each of them took."""
+    assert attempt(reader, reader.good, f"{reader.name}/good", folder) == "read"
+    for number in range(WARM):
+        label = f"{reader.name}/warm/{number}"
+        attempt(reader, reader.make(random.Random(label)), label, folder)
+    outcomes: Counter[str] = Counter()
     for number in numbers:
-        value = reader.make(random.Random(f"{reader.name}/{number}"))
+        label = f"{reader.name}/{number}"
+        value = reader.make(random.Random(label))
         measured = number % MEASURED == 0
         if measured:
             tracemalloc.start()
         started = time.process_time()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                reader.read(value, folder)
-            outcome["read"] += 1
-        except InweaveError as error:
-            outcome["refused"] += 1
-            text = str(error)
-            assert text and len(text) < 100_000, f"{reader.name}/{number}: an error of {len(text)} characters"
-        except Exception:
-            raise AssertionError(
-                f"{reader.name}/{number}: not one of our errors\n{traceback.format_exc()}\ninput: {value!r:.3000}"
-            ) from None
-        finally:
+            outcomes[attempt(reader, value, label, folder)] += 1
             spent = time.process_time() - started
             peak = tracemalloc.get_traced_memory()[1] if measured else 0
+        finally:
             if measured:
                 tracemalloc.stop()
         limit = SLOWEST * (5 if measured else 1)  # tracing takes a few times as long
-        assert spent < limit, f"{reader.name}/{number}: {spent:.2f} s\ninput: {value!r:.3000}"
+        assert spent < limit, f"{label}: {spent:.2f} s\ninput: {value!r:.3000}"
         allowed = TIMES * size_of(value) + reader.allowance
-        assert peak < allowed, f"{reader.name}/{number}: {peak:,} bytes of {allowed:,}\ninput: {value!r:.3000}"
-    return outcome
+        assert peak < allowed, f"{label}: {peak:,} bytes of {allowed:,}\ninput: {value!r:.3000}"
+    return outcomes

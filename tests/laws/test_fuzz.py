@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("diffusers")
 
-from tests.fuzz import harness
-from tests.fuzz.readers import READERS
+from tests.fuzz import harness, readers
+from tests.fuzz.adapters import ADAPTER_READERS
 from tests.support import sized
 
 READERS = (*ADAPTER_READERS, *readers.READERS)
@@ -33,7 +33,7 @@ def test_nothing_but_our_errors(reader: harness.Reader, part: int, tmp_path: Pat
     assert outcome["read"], "nothing was read: the damage never gets past the first check"
 
 
-def test_a_reader_that_fails_is_seen(tmp_path: Path) -> None:
+def test_a_reader_that_fails_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness itself: another error, a slow reader and a large one are told apart from a good one."""
 
     def fail(value: int | None, folder: Path) -> None:
@@ -44,11 +44,13 @@ def test_a_reader_that_fails_is_seen(tmp_path: Path) -> None:
         return bytes(50 * 2**20)
 
     def slow(value: int | None, folder: Path) -> int:
-        return sum(range(0 if value is None else 200_000_000))
+        return sum(range(0 if value is None else 3_000_000))
 
     def make(rng: random.Random) -> int:
         return rng.randrange(10)
 
+    monkeypatch.setattr(harness, "WARM", 0)
+    monkeypatch.setattr(harness, "SLOWEST", 0.02)
     for read, what in ((fail, "not one of our errors"), (waste, "bytes of"), (slow, " s\n")):
         with pytest.raises(AssertionError, match=what):
             harness.run(harness.Reader("x", None, make, read), range(1, 11), tmp_path)

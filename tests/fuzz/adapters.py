@@ -297,9 +297,9 @@ def make_shards(rng: random.Random) -> dict[str, bytes]:
     parts = {"a-1.safetensors": names[:1], "a-2.safetensors": names[1:]}
     index: dict[str, Any] = {
         "metadata": {"total_size": 1},
-        "weight_map": {name: part for part, held in parts.items() for name in held},
+        "weight_map": {name: part for part, keys in parts.items() for name in keys},
     }
-    files = {part: pack({name: tensors[name] for name in held}, {}) for part, held in parts.items()}
+    files = {part: pack({name: tensors[name] for name in keys}, {}) for part, keys in parts.items()}
     text = json.dumps(mutate.document(rng, index))
     files["a.safetensors.index.json"] = (mutate.text(rng, [text]) if rng.random() < 0.3 else text).encode(
         "utf-8", "replace"

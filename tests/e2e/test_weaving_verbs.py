@@ -124,6 +124,14 @@ def test_bake_into_a_folder(tmp_path: Path, lora: Path) -> None:
     assert (tmp_path / "out" / "model_index.json").is_file()
 
 
+def test_bake_takes_the_model_inside_the_package(tmp_path: Path) -> None:
+    from inweave.models.embedded import loras
+
+    arguments = ("--base", "inweave/emoji", "--lora", f"{loras()['pixel']}:0.5", "--out", tmp_path / "out")
+    assert inweave_json("bake", *arguments)["merged"] > 0
+    assert (tmp_path / "out" / "unet").is_dir()
+
+
 def test_bake_refuses_another_base_and_names_both(tmp_path: Path) -> None:
     sdxl = header_only(tmp_path, "xl", "sdxl_singlefile_sgm")
     out = tmp_path / "out.safetensors"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas
+from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas, weights_path
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 from inweave.cli.progress import display
 
@@ -40,7 +40,7 @@ def bake(
 
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
         done = commands.bake(
-            base, lora, out, dtype=None if dtype is Dtype.keep else dtype.value,
+            weights_path(base), lora, out, dtype=None if dtype is Dtype.keep else dtype.value,
             alpha=supplied_alphas(alpha, rank_alpha), progress=progress.byte_counter("merging"),
         )  # fmt: skip
     if as_json:

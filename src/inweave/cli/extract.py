@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To
+from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To, weights_path
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.progress import display
 
@@ -45,7 +45,7 @@ def extract(
 
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
         result = commands.extract(
-            tuned, base, out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
+            weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
             full_norms=full_norms, progress=progress.byte_counter("extracting"),
         )  # fmt: skip
     saved = result.saved

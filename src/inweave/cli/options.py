@@ -117,3 +117,12 @@ def with_default_value(arguments: Sequence[str], option: str, default: str) -> l
             if following.startswith("-") or following.endswith(".toml"):
                 result.append(default)
     return result
+
+
+def weights_path(base: Path) -> Path:
+    """Where a base lies: a path, or the name of the model inside the package."""
+    if base.as_posix() != "inweave/emoji" or base.exists():
+        return base
+    from inweave.models.embedded import folder
+
+    return folder()

@@ -185,7 +185,8 @@ class LoraLayer(nn.Module):
 
     def _refresh(self) -> None:
         stopped = self._off or self._merged
-        self._live = () if stopped else tuple(name for name in self.active if self.strengths[name] != 0)
+        # by name: a sum has the same bits in whatever order adapters were activated
+        self._live = () if stopped else tuple(name for name in sorted(self.active) if self.strengths[name] != 0)
         self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
 
     def _require_known(self, names: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
 from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.ops.delta import change, padded
-from inweave.ops.merge import all_finite, finite_numbers
+from inweave.ops.merge import all_usable, limit_of, usable_numbers
 from inweave.targets.plan import Piece, Placement
 from inweave.weights.scratch import Scratch, padded_size
 from inweave.weights.stack import Item
@@ -92,13 +92,16 @@ def merge_into(
 
 
 def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> None:
-    """Raise if a result is infinite or NaN where its original, which is read only then, is finite."""
-    if all_finite(result):
+    """Raise if a result is beyond the limit where its original, which is read only then, is not."""
+    if all_usable(result):
         return
-    wrong, original = ~finite_numbers(result), before()
-    if result.shape != original.shape or bool((wrong & finite_numbers(original)).any()):
+    wrong, original = ~usable_numbers(result), before()
+    if result.shape != original.shape or bool((wrong & usable_numbers(original)).any()):
         kind = DTYPE_NAMES.get(result.dtype, str(result.dtype))
-        raise TargetError(f"{name}: the result exceeds {kind}; use a wider dtype or a lower strength")
+        raise TargetError(
+            f"{name}: the result exceeds {kind}, which can compute with numbers up to {limit_of(result.dtype):g}; "
+            "use a wider dtype or a lower strength"
+        )
 
 
 Pairs = list[tuple[Lora, float, Placement]]

@@ -125,7 +125,14 @@ class MergedSource:
             for target, _ in targets_of(tensor, tensor, self._items[name], owners)
         ]
         for name in dict.fromkeys(runs[number][0] for number in merge_products([target for _, target in runs])):
-            refuse_overflow(name, tensors[name], partial(self._base.get, name, device=device))
+            refuse_overflow(self._label(name), tensors[name], partial(self._base.get, name, device=device))
+
+    def _label(self, name: str) -> str:
+        """A tensor with the files that change it, for messages."""
+        placements = {id(item.placement) for item in self._items[name]}
+        adapters = [plan.adapter for plan in self._plans if any(id(p) in placements for p in plan.placements)]
+        files = dict.fromkeys(path.name for adapter in adapters for path, _ in adapter.places.values())
+        return f"{', '.join(files)}: {name}" if files else name
 
     def release(self) -> None:
         """Give the memory for merging back; the next merge takes new memory."""
@@ -167,6 +174,6 @@ class MergedSource:
         read = partial(self._base.get, device=device, owned=True)
         result = merged(base, items, read, dtype, owned=True, scratch=self._scratch)
         if name not in self._created:
-            refuse_overflow(name, result, lambda: self._base.get(name, device=device, rows=cut))
+            refuse_overflow(self._label(name), result, lambda: self._base.get(name, device=device, rows=cut))
         # a copy of the rows, so that the others are let go
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()

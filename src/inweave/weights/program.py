@@ -48,7 +48,7 @@ class Program:
         return Program(tensors, self._targets, launch, products, loaded)
 
     def run(self, strengths: Sequence[Strength]) -> list[TensorKey]:
-        """Write every tensor; returns those that hold numbers which are not finite."""
+        """Write every tensor; returns those with numbers beyond the limit."""
         table = np.array([[strength.at(sample, {}) for sample in self._samples] for strength in strengths])
         with np.errstate(over="ignore"):  # a scale beyond float32 is infinite, and so is what it gives
             self._launch.rescale(self._scales * table[self._which[:, 0], self._which[:, 1]])

@@ -25,6 +25,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ from torch import nn
 from inweave.adapter import Adapter
 from inweave.errors import InweaveError, MemoryBudgetError, MergeStateError, TargetError
 from inweave.ops.decode import DTYPE_NAMES
+from inweave.ops.merge import limit_of
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.blocks import block_names, refuse_unknown_blocks
@@ -61,10 +63,7 @@ Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
 class _Overflow(Exception):
-    """Results that the dtype of their tensors cannot hold."""
-
-    def __init__(self, keys: Sequence[TensorKey]) -> None:
-        self.keys = keys
+    """Results that the dtype of their tensors cannot hold; its arguments are the tensors."""
 
 
 class Weaver:
@@ -293,9 +292,8 @@ class Weaver:
         if not changed and not dropped:
             return 0
         self._prepare(changed, items)
-        owners = owners_of(layers)
-        after = StackState(list(layers), signatures)
-        self._change([*changed, *dropped], dropped, lambda: self._writer.write(changed, items, owners), after)
+        write = partial(self._writer.write, changed, items, owners_of(layers))
+        self._change([*changed, *dropped], dropped, write, StackState(list(layers), signatures))
         return len(changed) + len(dropped)
 
     def _prepare(self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]]) -> None:
@@ -318,13 +316,13 @@ class Weaver:
             unbounded = write()
             write_copies(homes.values())
             if overflowed := [key for key in unbounded if writer.overflows(key)]:
-                raise _Overflow(overflowed)
+                raise _Overflow(*overflowed)
             writer.mark(homes)
             self._state = after
             writer.as_built.difference_update(keys)
         except _Overflow as overflow:
             self._undo(keys, before)
-            raise TargetError(self._overflow_message(overflow.keys, after.layers)) from None
+            raise TargetError(self._overflow_message(overflow.args, after.layers)) from None
         except BaseException as error:
             self._abandon({*keys, *before.changed()})
             raise _ours(error) from None
@@ -366,8 +364,8 @@ class Weaver:
         )
         more = f" (and {len(keys) - 1} more tensors)" if len(keys) > 1 else ""
         return (
-            f"{', '.join(causes)}: {keys[0][0]}.{keys[0][1]}{more} would exceed {DTYPE_NAMES.get(dtype, dtype)}, whose "
-            f"largest number is {torch.finfo(dtype).max:g}; nothing was changed; use a lower strength"
+            f"{', '.join(causes)}: {keys[0][0]}.{keys[0][1]}{more} would exceed {DTYPE_NAMES.get(dtype, dtype)}, which "
+            f"can compute with numbers up to {limit_of(dtype):g}; nothing was changed; use a lower strength"
         )
 
     def _clone(self, layers: Layers) -> Program | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from inweave.errors import TargetError
-from inweave.ops.merge import Target, all_finite, finite_numbers, merge_products
+from inweave.ops.merge import Target, all_usable, merge_products, usable_numbers
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.live import Home, LiveModel, Mark
 from inweave.weights.merge import is_product, merge_into
@@ -91,7 +91,7 @@ class Writer:
     def write(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
     ) -> list[TensorKey]:
-        """Write every tensor; returns those that hold numbers which are not finite."""
+        """Write every tensor; returns those with numbers beyond the limit."""
         targets: list[tuple[TensorKey, Target]] = []
         unbounded: list[TensorKey] = []
         scratch = Scratch()  # for all tensors of this stack
@@ -100,7 +100,7 @@ class Writer:
                 targets += [(key, target) for target, _ in self.targets(key, items[key], owners)]
             else:
                 self.write_one(key, items[key], scratch)
-                if not all_finite(self.tensor(key)):
+                if not all_usable(self.tensor(key)):
                     unbounded.append(key)
         unbounded += [targets[number][0] for number in merge_products([target for _, target in targets])]
         return list(dict.fromkeys(unbounded))
@@ -150,10 +150,10 @@ class Writer:
         return out
 
     def overflows(self, key: TensorKey) -> bool:
-        """Whether a tensor has become infinite or NaN where its original is finite."""
+        """Whether numbers of a tensor are beyond the limit where those of its original are not."""
         live = self.tensor(key)
         original = self.pristine[key[0]].get(key[1], live).to(live.device)
-        return bool((~finite_numbers(live) & finite_numbers(original)).any())
+        return bool((~usable_numbers(live) & usable_numbers(original)).any())
 
 
 def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from inweave.errors import CancelledError, ConfigError
+from inweave.errors import CancelledError, ConfigError, InweaveError
 from inweave.generate.config import GenerateConfig
 from inweave.generate.denoise import Progress
 from inweave.generate.pipeline import Pipeline, pipeline
@@ -50,6 +50,18 @@ def test_images_of_a_batch_are_those_of_their_seeds(pipe: Pipeline) -> None:
     several = pipe("cat face", steps=2, seed=3, count=3, **SMALL)
     assert [record["config"]["seed"] for record in several.records] == [3, 4, 5]
     assert several.images[2].tobytes() == pipe("cat face", steps=2, seed=5, **SMALL).images[0].tobytes()
+
+
+@pytest.mark.parametrize("strength", ["1e30", "-1e30", "1e38"])
+def test_a_strength_that_no_weight_can_hold_is_an_error_that_names_lora_and_tensor(
+    pipe: Pipeline, strength: str
+) -> None:
+    before = bits(pipe)
+    with pytest.raises(InweaveError, match=r"pixel.*\.weight.*exceed"):
+        pipe("cat face", loras=[f"pixel:{strength}"], **QUICK)
+    assert all(torch.equal(value, before[name]) for name, value in bits(pipe).items())
+    with pytest.raises(InweaveError, match=r"pixel.*\.weight.*exceed"):
+        pipeline("inweave/emoji", loras=[f"pixel:{strength}"], device="cpu")
 
 
 def test_loras_of_a_request_are_woven_for_it_only(pipe: Pipeline) -> None:

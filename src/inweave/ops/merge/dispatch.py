@@ -32,7 +32,7 @@ def prepared(targets: Sequence[Target]) -> Launch:
 def merge_products(targets: Sequence[Target]) -> list[int]:
     """Merge all targets: one launch per (device, base dtype, factor dtype) on CUDA, one addmm each elsewhere.
 
-    Returns the numbers of the targets whose results are not all finite.
+    Returns the numbers of the targets with results beyond the limit of their dtype.
     """
     plain: list[int] = []
     grouped: dict[tuple[object, ...], list[int]] = {}

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from inweave.ops.merge.work import Target
+from inweave.ops.merge.work import Target, limit_of
 
 
 def merge_products(targets: Sequence[Target]) -> list[int]:
-    """Write every target's `out`; returns the numbers of those whose results are not all finite."""
+    """Write every target's `out`; returns the numbers of those with results beyond the limit."""
     unbounded = []
     for number, target in enumerate(targets):
         if target.products:
@@ -23,22 +23,23 @@ def merge_products(targets: Sequence[Target]) -> list[int]:
             target.out.copy_(torch.addmm(target.base.float(), up, down))
         else:
             target.out.copy_(target.base)
-        if not all_finite(target.out):
+        if not all_usable(target.out):
             unbounded.append(number)
     return unbounded
 
 
-def all_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds neither infinity nor NaN; one pass, no memory."""
+def all_usable(tensor: torch.Tensor) -> bool:
+    """Whether no number of a tensor is NaN or beyond the limit of its dtype; one pass, no memory."""
     if tensor.numel() == 0:
         return True
     low, high = torch.aminmax(_wide(tensor))
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    limit = limit_of(tensor.dtype)
+    return bool((low >= -limit) & (high <= limit))
 
 
-def finite_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """Which numbers of a tensor are finite."""
-    return torch.isfinite(_wide(tensor))
+def usable_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """Which numbers of a tensor are neither NaN nor beyond the limit of its dtype."""
+    return _wide(tensor).abs() <= limit_of(tensor.dtype)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

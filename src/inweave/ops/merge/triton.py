@@ -5,7 +5,7 @@
     for every product of the target, for every slice of its rank:
         acc += scale * (up slice @ down slice)           float32 accumulation
     out tile = round(acc)
-    flags[target] = 1, if a number of the tile is infinite or NaN
+    flags[target] = 1, if a number of the tile is NaN or beyond the limit of its dtype
 
 All addresses are offsets (int64, in elements) from one base pointer per dtype, so nothing is loaded as a
 pointer and slabs beyond 2^31 elements work. The tables are small tensors uploaded once; `Launch` keeps
@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from inweave.ops.merge.work import Target
+from inweave.ops.merge.work import Target, limit_of
 
 
 @triton.jit
@@ -66,7 +66,8 @@ def _merge_kernel(
     extents,  # (tiles, 8) int32: columns of the weight, rows left, columns left, first row, first column, products from, to
     products,  # (products, 3) int64: up offset, down offset, rank
     scales,  # (products,) float32
-    flags,  # (targets,) int32: set where a result is not finite
+    flags,  # (targets,) int32: set where a result is beyond the limit
+    limit,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
@@ -123,7 +124,7 @@ def _merge_kernel(
     result = acc.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_offset + places, result, mask=inside, eviction_policy="evict_first")
     size = tl.abs(result.to(tl.float32))
-    unbounded = inside & ~(size < float("inf"))  # false for NaN, too
+    unbounded = inside & ~(size <= limit)  # no comparison with NaN is true
     worst = tl.max(tl.max(unbounded.to(tl.int32), axis=1), axis=0)
     tl.store(flags + target, worst, mask=worst > 0)  # every program that stores here stores the same
 
@@ -221,7 +222,7 @@ class Launch:
         return clone
 
     def run(self) -> list[int]:
-        """Write every target; returns the numbers of those whose results are not all finite."""
+        """Write every target; returns the numbers of those with results beyond the limit."""
         self._flags.zero_()
         _merge_kernel[(self._offsets.shape[0],)](
             self._bases,
@@ -232,6 +233,7 @@ class Launch:
             self._products,
             self._scales,
             self._flags,
+            limit_of(self._outs.dtype),
             BLOCK_ROWS=self._block[0],
             BLOCK_COLUMNS=self._block[1],
             BLOCK_RANK=self._block_rank,
@@ -253,5 +255,5 @@ def _alignment(*tables: np.ndarray) -> int:
 
 
 def merge_products(targets: Sequence[Target]) -> list[int]:
-    """Write every target's `out` in one launch; returns the numbers of those whose results are not all finite."""
+    """Write every target's `out` in one launch; returns the numbers of those with results beyond the limit."""
     return Launch(targets).run() if targets else []

@@ -4,13 +4,23 @@
 
 `base` and `out` are contiguous matrices of one dtype (they may be the same storage); `up_i` (rows, r_i) and
 `down_i` (r_i, columns) are contiguous matrices of one dtype, on the same device. Sums are float32, rounded once.
+
+Results beyond `limit_of` their dtype are reported. It is the largest number whose square is still finite: with weights
+beyond it, queries times keys are infinite. Half precision and eight bits leave no such room; there it is the largest number.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The largest weight that can be computed with."""
+    largest = torch.finfo(dtype).max
+    return largest if largest < 1e9 else math.sqrt(largest)
 
 
 @dataclass(frozen=True, slots=True)

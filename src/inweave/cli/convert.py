@@ -25,6 +25,17 @@ def convert(
     name: AdapterName = None,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
+    prefix: Annotated[
+        str,
+        typer.Option(
+            "--prefix",
+            help="For candle: the model of candle-lora to name tensors for (llama, mistral, ...), or a name.",
+        ),
+    ] = "",
+    dummy_embeddings: Annotated[
+        bool,
+        typer.Option("--dummy-embeddings", help="For candle with --prefix llama: add the zero pair that it looks for."),
+    ] = False,
     as_json: JSON = False,
 ) -> None:
     """Convert an adapter to another dialect. Matrices are never changed; alpha, rank and metadata survive."""
@@ -32,7 +43,10 @@ def convert(
 
     with reporting_errors(as_json, target_code=PROBLEMS):
         alphas = supplied_alphas(alpha, rank_alpha)
-        done = convert_file(source, out, to=to.value, base=base, drop=drop, name=name, alpha=alphas)
+        done = convert_file(
+            source, out, to=to.value, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,
+            dummy_embeddings=dummy_embeddings,
+        )  # fmt: skip
     if as_json:
         print_json(done.as_dict())
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
 from inweave.files.writing import make_folder, write_atomic
 from inweave.formats.alphas import Alphas
+from inweave.formats.candle import MODELS
 from inweave.formats.files import maps_of, refuse_truncated, write_file
 from inweave.formats.programs import program_notes
 from inweave.formats.spell import Lost, Target, Written
@@ -82,14 +84,19 @@ def convert(
     drop: bool = False,
     name: str | None = None,
     alpha: Alphas | None = None,
+    prefix: str = "",
+    dummy_embeddings: bool = False,
 ) -> Conversion:
     """Read ``source`` in any dialect and write it to ``out`` in the dialect ``to``; matrices are never changed.
 
     ``to``: "kohya", "diffusers", "peft" (a directory), "comfy", "onetrainer", "bfl" or "candle". ``base`` names the base
     model if it cannot be detected. Raises `TargetError` if the dialect cannot express a tensor; ``drop`` leaves such
     tensors out instead and lists them in the result. ``alpha`` is for files that do not state theirs, as `load` takes it.
+    ``prefix``: for candle, the model of candle-lora whose names to write ("llama", "mistral", "falcon", "dinov2", "bert",
+    ...) or a name of your own; ``dummy_embeddings`` adds the zero pair that its llama looks for.
     """
-    return save(load(source, name=name, alpha=alpha), out, dialect=to, base=base, drop=drop)
+    adapter = load(source, name=name, alpha=alpha)
+    return save(adapter, out, dialect=to, base=base, drop=drop, prefix=prefix, dummy_embeddings=dummy_embeddings)
 
 
 def save(
@@ -99,6 +106,8 @@ def save(
     dialect: str = "kohya",
     base: str | os.PathLike[str] | ModelIndex | None = None,
     drop: bool = False,
+    prefix: str = "",
+    dummy_embeddings: bool = False,
 ) -> Conversion:
     """Write ``adapter`` to ``out`` in ``dialect``; the arguments are those of `convert`.
 
@@ -111,10 +120,11 @@ def save(
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
+    _check_candle(dialect, prefix, dummy_embeddings)
     index = _index(adapter, base, dialect)
     if "model" in index.components and dialect not in GENERIC:
         raise TargetError(f"{dialect} is a dialect for diffusion models; write this one as {' or '.join(GENERIC)}")
-    written = rewrite(adapter, dialect, index)
+    written = rewrite(adapter, dialect, index, prefix=prefix, dummy_embeddings=dummy_embeddings)
     written.lost += [Lost(problem.keys, problem.reason) for problem in adapter.problems]
     if written.lost and not drop:
         raise TargetError(_refusal(dialect, written.lost) + _alternatives(adapter, dialect, index))
@@ -139,7 +149,9 @@ def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
         raise ConfigError(f"{dialect} is for diffusion models only; write this adapter as {' or '.join(GENERIC)}")
 
 
-def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
+def rewrite(
+    adapter: Adapter, dialect: str, index: ModelIndex, *, prefix: str = "", dummy_embeddings: bool = False
+) -> Written:
     """The tensors, metadata and configuration of ``adapter`` as ``dialect`` spells them."""
     index = _spelled_for(dialect, index)
     respelling = respell(adapter, index, lambda component: naming_for(dialect, component, index))
@@ -151,7 +163,9 @@ def rewrite(adapter: Adapter, dialect: str, index: ModelIndex) -> Written:
         tuple(entry for entry in respelling.entries if entry not in second) if second else tuple(respelling.entries)
     )
     renamed = replace(adapter, entries=entries, metadata=metadata)
-    target = target_of(index)
+    target = replace(
+        target_of(index), prefix=prefix, dummy_embedding=_embedding_size(index) if dummy_embeddings else None
+    )
     written = WRITERS[dialect].write(renamed, target)
     written.notes += program_notes(dialect, renamed.entries, target)
     written.lost += [Lost(finding.keys, f"{finding.module}: {finding.reason}") for finding in respelling.lost]
@@ -183,6 +197,26 @@ def naming_for(dialect: str, component: Component, index: ModelIndex) -> Naming:
         old_unet = component.table.name == "unet" and len([c for c in index if c.name.startswith("te")]) < 2
         return "diffusers" if old_unet and "add_embedding.linear_1.weight" not in component.parts else "original"
     return "diffusers"
+
+
+def _check_candle(dialect: str, prefix: str, dummy_embeddings: bool) -> None:
+    if dialect != "candle" and (prefix or dummy_embeddings):
+        raise ConfigError(f"prefix and dummy embeddings belong to candle-lora's files, not to {dialect}")
+    if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z0-9_.]*", prefix) or prefix.strip(".") != prefix:
+        raise ConfigError(
+            f"prefix {str(prefix)[:60]!r}: one of {', '.join(MODELS)}, or a name of letters, digits, _ and dots"
+        )
+    if dummy_embeddings and prefix != "llama":
+        raise ConfigError("dummy embeddings are what candle-lora's llama looks for: write with prefix llama")
+
+
+def _embedding_size(index: ModelIndex) -> tuple[str, int, int]:
+    """The token embedding, its rows and its features."""
+    for component in index:
+        for name, shape in component.parts.items():
+            if name.endswith("embed_tokens.weight") and len(shape) == 2:
+                return name.removesuffix(".weight"), shape[0], shape[1]
+    raise ConfigError("dummy embeddings need the size of the token embedding: name the base by its path (base, --base)")
 
 
 def target_of(index: ModelIndex) -> Target:

@@ -1,14 +1,46 @@
-"""candle-lora's spelling: `<module>.lora_linear.a0.weight` and `b0.weight`.
+"""candle-lora's spelling: `<path>.a<id>.weight` (down) and `<path>.b<id>.weight` (up), as its own models look them up.
 
-The format stores neither alpha nor rank; the Rust program passes them to `LoraConfig::new(rank, alpha, ..)`,
-once for the whole model. So only an adapter with one rank and one alpha can be written, and the note says
-which numbers to pass.
+The path is that of the struct which holds the layer, and the id counts the struct's layers: linear, then conv1d, conv2d,
+embed. Its models name the paths each in its own way (``prefix``; without one, `lora_linear` and its kin):
+
+    mistral stable_lm t5 mpt blip     <module>.traced_lora_linear | traced_lora_embed | ...
+    bert bigcode starcoder resnet     <module>.lora_linear | lora_embed | lora_conv2d | lora_conv1d
+    dinov2                            <parent>.lora_<leaf>             lora_qkv, lora_proj, lora_fc1, lora_fc2, lora_head
+    falcon                            <parent>.lora_<leaf>             lora_query_key_value, lora_dense; the rest in lora_falcon
+    llama                             lora_llama                       embed_tokens, lm_head
+                                      <attention>.lora_llama_csa       q, k, v, o
+                                      <layer>.lora_llama_block         gate, up, down
+    anything else                     <module>.<prefix>
+
+Which layer an id belongs to is recorded in the metadata (`inweave.candle_modules`) where the path does not tell, so that the
+file can be read again. A Conv1d holds a (r*k, in*k) and b (out*k, r*k), whose product is the weight's change for kernels of one
+only. The format stores neither alpha nor rank; the Rust program passes them to `LoraConfig::new(rank, alpha, ..)`, once for the
+whole model. So only an adapter with one rank and one alpha can be written, and the note says which numbers to pass.
 """
 
 from __future__ import annotations
 
-from inweave.adapter import Adapter, Lora
-from inweave.formats.spell import CANDLE_ALPHA, Lost, Target, Written, alpha_record, carried_metadata
+import json
+
+from inweave.adapter import Adapter, Entry, Lora, Tensor
+from inweave.formats.spell import (
+    CANDLE_ALPHA,
+    CANDLE_MODULES,
+    Lost,
+    Target,
+    Written,
+    alpha_record,
+    carried_metadata,
+)
+
+_TRACED = ("mistral", "stable_lm", "t5", "mpt", "blip", "traced_lora")
+_PLAIN = ("", "bert", "bigcode", "starcoder", "resnet", "lora")
+_LEAVES = {"dinov2": ("qkv", "proj", "fc1", "fc2", "head"), "falcon": ("query_key_value", "dense")}
+#: models of candle-lora whose paths are known
+MODELS = (*_TRACED, *_PLAIN[1:], "dinov2", "falcon", "llama")
+#: what behind a module's name tells the module by itself
+_TELLING = {f"{root}_{kind}" for root in ("lora", "traced_lora") for kind in ("linear", "embed", "conv1d", "conv2d")}
+_ORDER = ("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 class Candle:
@@ -18,36 +50,36 @@ class Candle:
         written = Written(metadata=carried_metadata(adapter))
         settings: dict[tuple[int, float], list[str]] = {}
         owners: dict[str, str] = {}
+        paths: dict[str, list[tuple[Entry, Tensor, Tensor]]] = {}
         for entry in adapter.entries:
-            factors = entry.factors
-            if not isinstance(factors, Lora) or factors.mid or factors.magnitude or factors.residual or factors.widen:
-                written.lost.append(Lost(entry.keys, f"{entry.ref}: candle-lora holds plain LoRA pairs only"))
-                continue
-            if factors.transposed and not factors.embedding:
-                written.lost.append(Lost(entry.keys, f"{entry.ref}: candle-lora has no transposed layers"))
-                continue
+            pair = _pair(entry)
             owner = owners.setdefault(entry.ref.name, entry.ref.component)
             if owner != entry.ref.component:
-                written.lost.append(
-                    Lost(
-                        entry.keys,
-                        f"{entry.ref}: {owner} has a module of the same name, and candle-lora names no network",
-                    )
-                )
+                pair = f"{owner} has a module of the same name, and candle-lora names no network"
+            if isinstance(pair, str):
+                written.lost.append(Lost(entry.keys, f"{entry.ref}: {pair}"))
                 continue
-            home = (
-                "lora_embed" if factors.embedding else "lora_conv2d" if len(factors.down.shape) == 4 else "lora_linear"
+            factors = entry.factors
+            settings.setdefault((factors.rank or 0, factors.scale), []).extend(entry.keys)
+            paths.setdefault(struct_path(entry, target.prefix), []).append((entry, *pair))
+        modules = _number(paths, written)
+        if target.dummy_embedding is not None and settings and "lora_llama" not in paths:
+            rank = next(iter(settings))[0]
+            modules["lora_llama.0"], rows, features = target.dummy_embedding
+            written.tensors["lora_llama.a0.weight"] = Tensor("F32", (rank, rows), bytes(4 * rank * rows))
+            written.tensors["lora_llama.b0.weight"] = Tensor("F32", (features, rank), bytes(4 * rank * features))
+            written.notes.append(
+                "lora_llama.a0 and b0 hold zeros: candle-lora's llama looks for a pair of its token embedding"
             )
-            settings.setdefault((factors.rank, factors.scale), []).extend(entry.keys)
-            written.tensors[f"{entry.ref.name}.{home}.a0.weight"] = factors.down
-            written.tensors[f"{entry.ref.name}.{home}.b0.weight"] = factors.up
+        if modules:
+            written.metadata[CANDLE_MODULES] = json.dumps(modules, separators=(",", ":"), sort_keys=True)
         written.lost += [Lost((key,), "a carried tensor cannot be stored in a candle-lora file")
                          for key in adapter.carried]  # fmt: skip
         if len(settings) > 1:
             usual = max(settings, key=lambda pair: len(settings[pair]))
-            for pair, keys in settings.items():
-                if pair != usual:
-                    reason = f"rank {pair[0]} and scale {pair[1]:g}, while candle-lora has one rank and alpha for the whole model"
+            for setting, keys in settings.items():
+                if setting != usual:
+                    reason = f"rank {setting[0]} and scale {setting[1]:g}, while candle-lora has one rank and alpha for the whole model"
                     written.lost.append(Lost(tuple(keys), reason))
         elif settings:
             rank, scale = next(iter(settings))
@@ -55,3 +87,71 @@ class Candle:
             written.notes.append(f"load it with LoraConfig::new({rank}, {scale * rank:g}, None)")
         written.metadata |= alpha_record(adapter.entries)
         return written
+
+
+def _pair(entry: Entry) -> tuple[Tensor, Tensor] | str:
+    """The pair as candle-lora stores it, or why it cannot."""
+    factors = entry.factors
+    if not isinstance(factors, Lora) or factors.mid or factors.magnitude or factors.residual or factors.widen:
+        return "candle-lora holds plain LoRA pairs only"
+    if factors.transposed and not factors.embedding:
+        return "candle-lora has no transposed layers"
+    if len(factors.down.shape) != 3:
+        return factors.down, factors.up
+    if factors.down.shape[2] != 1 or factors.groups != 1:
+        return "candle-lora's Conv1d factors make the change of a kernel of one without groups only"
+    return factors.down.reshaped(factors.down.shape[:2]), factors.up.reshaped(factors.up.shape[:2])
+
+
+def _kind(factors: Lora) -> str:
+    return "embed" if factors.embedding else {3: "conv1d", 4: "conv2d"}.get(len(factors.down.shape), "linear")
+
+
+def struct_path(entry: Entry, prefix: str) -> str:
+    """The path under which candle-lora's model ``prefix`` looks for a module's factors."""
+    assert isinstance(entry.factors, Lora)
+    name, kind = entry.ref.name, _kind(entry.factors)
+    parent, _, leaf = name.rpartition(".")
+    if prefix in _PLAIN:
+        return f"{name}.lora_{kind}"
+    if prefix in _TRACED:
+        return f"{name}.traced_lora_{kind}"
+    if prefix in _LEAVES and leaf in _LEAVES[prefix]:
+        return f"{parent}.lora_{leaf}" if parent else f"lora_{leaf}"
+    if prefix == "falcon":
+        return "lora_falcon"
+    if prefix == "dinov2":
+        return f"{name}.lora_{kind}"
+    if prefix == "llama":
+        if leaf in ("embed_tokens", "lm_head"):
+            return "lora_llama"
+        outer, _, block = parent.rpartition(".")
+        return f"{parent}.lora_llama_csa" if block == "self_attn" else f"{outer or parent}.lora_llama_block"
+    return f"{name}.{prefix}"
+
+
+def _number(paths: dict[str, list[tuple[Entry, Tensor, Tensor]]], written: Written) -> dict[str, str]:
+    """Give the layers of each struct their ids; returns the modules that the path does not tell, by path and id."""
+    modules: dict[str, str] = {}
+    several = 0
+    for path, layers in paths.items():
+        several += len(layers) > 1
+        layers.sort(key=lambda layer: _rank_of(layer[0]))
+        for number, (entry, down, up) in enumerate(layers):
+            written.tensors[f"{path}.a{number}.weight"] = down
+            written.tensors[f"{path}.b{number}.weight"] = up
+            if path.removeprefix(f"{entry.ref.name}.") not in _TELLING:
+                modules[f"{path}.{number}"] = entry.ref.name
+    if several:
+        written.notes.append(
+            f"{several} structs hold several layers, numbered as {', '.join(_ORDER[1:])}; candle-lora itself numbers them in the "
+            "order of a hash map, which differs from run to run"
+        )
+    return modules
+
+
+def _rank_of(entry: Entry) -> tuple[bool, int, str]:
+    """Linear layers come before embeddings; projections in the order of the attention, everything else by name."""
+    leaf = entry.ref.name.rpartition(".")[2]
+    assert isinstance(entry.factors, Lora)
+    return entry.factors.embedding, _ORDER.index(leaf) if leaf in _ORDER else len(_ORDER), entry.ref.name

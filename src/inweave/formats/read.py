@@ -17,12 +17,13 @@ from inweave.adapter import Adapter, Entry, Full, Problem, Ref, Tensor, TokenRow
 from inweave.errors import ConfigError, FormatError
 from inweave.formats.alphas import Alphas, SuppliedAlphas, assumes_alpha, assumption_warnings, supply_alphas
 from inweave.formats.classify import classify
-from inweave.formats.config import from_adapter_config, from_metadata, is_true, network_args, segments
+from inweave.formats.config import from_adapter_config, from_metadata, is_true, json_object, network_args, segments
 from inweave.formats.files import Container
 from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
 from inweave.formats.group import Context, Group
 from inweave.formats.restore import candle_alphas, restore_alphas
+from inweave.formats.spell import CANDLE_MODULES
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
@@ -65,7 +66,7 @@ def read(
         shared=shared,
     )
     entries: list[Entry] = []
-    for group in _grouped(keys, tensors, problems):
+    for group in _grouped(keys, tensors, problems, metadata):
         classify(group, context, entries, problems)
     entries = candle_alphas(entries, metadata)
     entries = entries if supplied is None else supply_alphas(entries, supplied)
@@ -154,7 +155,10 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(ordered[:20]) + (f" and {len(ordered) - 20} more" if len(ordered) > 20 else "")
 
 
-def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem]) -> list[Group]:
+def _grouped(
+    keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Problem], metadata: Mapping[str, str]
+) -> list[Group]:
+    record = json_object(metadata.get(CANDLE_MODULES))
     groups: dict[object, Group] = {}
     located: dict[str, tuple[Ref, str]] = {}
     candle_ids: dict[str, set[int]] = {}
@@ -169,13 +173,15 @@ def _grouped(keys: list[Key], tensors: Mapping[str, Tensor], problems: list[Prob
             ref = Ref("unet" if key.module == "unet" else "te1", f"#{key.index}")
         elif key.family == "candle" and key.module not in glora:
             ids = candle_ids[key.module]
-            ref = (
-                candle_home(key.module, many=len(ids) > 1)
-                if is_candle_path(key.module)
-                else Ref("", key.module, below=len(ids) > 1)
-            )
+            recorded = record.get(f"{key.module}.{key.index}")
+            if isinstance(recorded, str):
+                ref = Ref("", recorded)
+            elif is_candle_path(key.module):
+                ref = candle_home(key.module, many=len(ids) > 1)
+            else:
+                ref = Ref("", key.module, below=len(ids) > 1)
             role = {"candle_a": "down", "candle_b": "up", "candle_m": "magnitude"}[role]
-            if key.module.endswith("lora_embed"):
+            if key.module.endswith("lora_embed") or ref.name.endswith(("embed_tokens", "word_embeddings")):
                 role = {"down": "emb_down", "up": "emb_up"}.get(role, role)
             identity = (key.module, key.index)
         else:

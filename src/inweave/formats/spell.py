@@ -19,6 +19,7 @@ from inweave.adapter import Adapter, Boft, Entry, Factors, Full, Glora, Ia3, Loh
 #: metadata keys inweave adds so that a later conversion gives back the same bits
 STORED_ALPHA = "inweave.alpha"
 CANDLE_ALPHA = "inweave.candle_alpha"
+CANDLE_MODULES = "inweave.candle_modules"
 PEFT_CONFIG = "inweave.adapter_config"
 DIFFUSERS_CONFIG = "inweave.lora_adapter_metadata"
 
@@ -30,6 +31,8 @@ class Target:
     denoiser: str = "unet"  # "unet", "transformer", or "model" for anything else
     encoders: Mapping[str, str] = field(default_factory=dict)  # component -> clip_l, clip_g, clip_h, t5xxl, ...
     family: str = "own"
+    prefix: str = ""  # of candle-lora's own structs: one of its models, or any name
+    dummy_embedding: tuple[str, int, int] | None = None  # (module, rows, features) that get factors of zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ def carried_metadata(adapter: Adapter) -> dict[str, str]:
         metadata[PEFT_CONFIG] = json.dumps(adapter.config, separators=(",", ":"), sort_keys=True)
     metadata.pop(STORED_ALPHA, None)
     metadata.pop(CANDLE_ALPHA, None)
+    metadata.pop(CANDLE_MODULES, None)
     return metadata
 
 

@@ -45,6 +45,7 @@ def alternatives(name: str, *, flat: bool, any_root: bool) -> Iterator[str]:
         if param is not None:
             yield each[: -len(param) - 1]
     if any_root and not flat:
+        yield f"transformer.{name}"  # a language model's own root, which a key spells like a pipeline's component
         for _ in range(min(_MOST, name.count(".") - 1)):
             name = name.partition(".")[2]
             yield name

@@ -23,6 +23,10 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8))
 
 
+def adapter() -> Any:
+    return api.collect(api.inject(model(), 4))
+
+
 CALLS: dict[str, Callable[[], object]] = {
     "a path that is a number": lambda: api.load(3),
     "a base that is nothing": lambda: api.resolve("style.safetensors", None),
@@ -74,6 +78,29 @@ CALLS: dict[str, Callable[[], object]] = {
     "an adapter that is a number": lambda: api.attach(model(), 5),
     "a layer strength that is a word": lambda: api.set_strength(api.inject(model(), 4), "default", "x"),
     "parameters of a number": lambda: api.trainable(3, "weight"),
+    "a base that is a module": lambda: api.save(adapter(), "out", dialect="peft", base=model()),
+    "a dialect that is a list": lambda: api.save(adapter(), "out", dialect=["peft"]),
+    "an output that is a number": lambda: api.save(adapter(), 3, dialect="peft"),
+    "a name that is a list": lambda: api.load("style.safetensors", name=["a"]),
+    "an adapter's name that is a list": lambda: api.collect(api.inject(model(), 4), ["default"]),
+    "a component that is a number": lambda: api.attach(model(), adapter(), component=3),
+    "names that are a number": lambda: api.activate(api.inject(model(), 4), 3),
+    "names that are numbers": lambda: api.activate(api.inject(model(), 4), [3]),
+    "a strength of a list of names": lambda: api.set_strength(api.inject(model(), 4), ["default"], 1.0),
+    "a number to eject": lambda: api.eject(api.inject(model(), 4), 3),
+    "a target that is a number": lambda: api.inject(model(), 4, targets=[3]),
+    "a pattern's key that is a number": lambda: api.inject(model(), 4, rank_pattern={3: 4}),
+    "a rank beyond every model": lambda: api.inject(model(), 10**400),
+    "an alpha beyond every float": lambda: api.inject(model(), 4, alpha=10**400),
+    "freezing by a number": lambda: api.inject(model(), 4, freeze=3),
+    "trained in a word": lambda: api.trainable(model(), "0", dtype="float"),
+    "progress that is a number": lambda: api.bake("base.safetensors", [], "out.safetensors", progress=3),
+    "parts that are a number": lambda: api.pipeline(parts=3),
+    "folders that are a number": lambda: api.pipeline(lora_folders=3),
+    "a LoRA parsed from a number": lambda: api.LoraChoice.parse(3),
+    "ignored tensors that are a number": lambda: api.build(model(), api.DictSource(model().state_dict()), ignore=3),
+    "a dtype that is a list": lambda: api.build(model(), api.DictSource(model().state_dict()), dtype=[3]),
+    "an index that is a number": lambda: api.MergedSource(api.DictSource(model().state_dict()), [], index=3),
     "a kind nobody knows": lambda: api.register_layer(3, kind="?"),
 }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from inweave.adapter import Adapter
+from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.load import load, open_base
 from inweave.files.paths import as_path
@@ -117,6 +118,7 @@ def save(
         raise ConfigError(
             f"expected an Adapter, got {type(adapter).__name__}; load(path) reads one, and convert goes from file to file"
         )
+    expect("dialect", dialect, str)
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     refuse_truncated(maps_of(adapter.tensors.values()), "the adapter's file")
@@ -140,6 +142,7 @@ def save(
 
 def refuse_output(out: Path, dialect: str, index: ModelIndex) -> None:
     """Raise before any work what `save` would raise after it: an unknown dialect, or a name of the wrong kind."""
+    expect("dialect", dialect, str)
     if dialect not in WRITERS:
         raise ConfigError(f"no dialect is called {dialect!r}; known are {', '.join(WRITERS)}")
     if (dialect == "peft") == (out.suffix == ".safetensors"):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inweave.adapter import Adapter
+from inweave.arguments import expect
 from inweave.errors import FormatError
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.load import load
@@ -58,6 +59,7 @@ def inspect(
     ``keys`` also lists every tensor; ``name`` picks one adapter if the keys hold several PEFT adapter names; ``alpha`` is
     for files that do not state theirs, as `load` takes it. Raises `FormatError` if the file cannot be read. Example: `inweave.inspect("style.safetensors").as_dict()["base"]`.
     """
+    expect("keys", keys, bool)
     adapter = load(path, name=name, alpha=alpha)
     location = Path(path)
     files = [location] if is_file(location) else sorted(location.glob("*.safetensors"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from inweave.adapter import Adapter
 from inweave.adapter.components import FOLDERS
+from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import as_path, exists, is_folder, occupied
 from inweave.formats.alphas import Alphas, lacks_alpha
@@ -33,6 +34,8 @@ def load(
     file does not state, as in a PEFT file without its adapter_config.json: a number, or {rank or pattern: number} with
     "*" for all others; ``adapter.assumed_alphas`` names the modules for which alpha = rank is assumed without it.
     """
+    expect("name", name, str, type(None))
+    expect("trainer_exact", trainer_exact, bool)
     return read_container(open_container(path), name=name, trainer_exact=trainer_exact, alpha=alpha)
 
 

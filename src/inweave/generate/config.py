@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from inweave.adapter.strength_spec import parse_strength_spec
+from inweave.arguments import expect
 from inweave.checked import CheckedModel
 from inweave.errors import ConfigError
 from inweave.files.paths import is_file
@@ -73,6 +74,7 @@ class LoraChoice(CheckedModel):
     @classmethod
     def parse(cls, text: str) -> LoraChoice:
         """NAME[:STRENGTH] as `inweave.adapter.strength_spec` defines it; NAME may be a path."""
+        expect("a LoRA", text, str)
         spec = parse_strength_spec(text)
         unknown = [component for component in spec.components if component not in ("te", "unet")]
         if unknown:

@@ -25,6 +25,7 @@ import torch
 from PIL import Image
 
 from inweave.adapter import Adapter
+from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
 from inweave.files.images import write_png
@@ -359,6 +360,11 @@ def pipeline(
         pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
         pipe("a red apple", seed=7).save("apple.png")
     """
+    expect("parts", parts, Mapping, type(None))
+    expect("variant", variant, str, type(None))
+    expect("allow_download", allow_download, bool)
+    if not isinstance(lora_folders, Iterable):
+        raise ConfigError(f"lora_folders: expected folders, got {type(lora_folders).__name__}")
     choices = parse_loras(loras)
     folders = [lora_folders] if isinstance(lora_folders, str | os.PathLike) else list(lora_folders)
     finder = LoraFinder(folders)

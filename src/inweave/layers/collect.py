@@ -13,6 +13,7 @@ from __future__ import annotations
 from torch import nn
 
 from inweave.adapter import Adapter, Entry, Full, Ref, Tensor
+from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import Site, sites
@@ -28,6 +29,8 @@ def collect(model: nn.Module, name: str = "default", *, component: str = "") -> 
 
     ``component``: which network of a diffusion model this is ("unet", "te1", ...), for dialects that name it.
     """
+    expect("name", name, str)
+    expect("component", component, str)
     layers = lora_layers(model)
     entries: list[Entry] = []
     tensors: dict[str, Tensor] = {}

@@ -9,7 +9,6 @@ network       which algorithm is trained, see `inweave.layers.algorithms`
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -24,6 +23,14 @@ from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
 from inweave.layers.spec import AdapterSpec
+
+_MAX_RANK = 2**20
+#: attribute of a model -> what the model's class is called after
+_HEADS = {
+    "classifier": ("SequenceClassification", "TokenClassification", "ImageClassification", "AudioClassification"),
+    "score": ("SequenceClassification", "TokenClassification"),
+    "qa_outputs": ("QuestionAnswering",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +55,12 @@ class Request:
         problems = [
             f"rank must be a positive whole number, got {rank!r}"
             for rank in ranks
-            if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1
+            if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= _MAX_RANK
         ]
         problems += [
             f"alpha must be a finite number other than 0, got {alpha!r}"
             for alpha in alphas
-            if alpha is not None and (not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha == 0)
+            if alpha is not None and not (isinstance(alpha, int | float) and 0 < abs(alpha) < 1e30)
         ]
         if spec.rslora and self.alpha is None:
             problems.append("rslora scales by alpha / sqrt(rank): give alpha")
@@ -94,11 +101,13 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
     problems = request.problems()
     able = [site for site in all_sites if site.parents and layer_kind(site.module) is not None]
     if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
-        head = _output_head(model)
+        left_out = {
+            id(part) for head in (_output_head(model), classification_head(model)) if head for part in head.modules()
+        }
         chosen = [
             site
             for site in able
-            if _is_linear(site) and site.module is not head and (site.unused() is None or site.compiled())
+            if _is_linear(site) and id(site.module) not in left_out and (site.unused() is None or site.compiled())
         ]
         if not chosen:
             problems.append("'all-linear' matches no Linear layer in this model; name the targets instead")
@@ -122,6 +131,28 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
 def _is_linear(site: Site) -> bool:
     kind = layer_kind(site.module)
     return kind is not None and kind.linear
+
+
+def classification_head(model: nn.Module) -> nn.Module | None:
+    """The head of a transformers model for classification or question answering: fresh, so it is trained whole.
+
+    "all-linear" leaves it alone, and `inject` makes it trainable, as PEFT does with `modules_to_save`.
+    """
+    kinds = [kind.__name__ for kind in type(model).__mro__] + [type(getattr(model, "_orig_mod", model)).__name__]
+    for name, words in _HEADS.items():
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Module) and any(word in kind for kind in kinds for word in words):
+            return head
+    return None
+
+
+def unreachable_experts(model: nn.Module) -> list[str]:
+    """Parameters of fused experts (experts, out, in), which are no layers: "all-linear" does not reach them."""
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 3 and "expert" in name and not name.endswith((".bias", ".scale"))
+    ]
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:

@@ -11,6 +11,7 @@ adapters' parameters. `eject` gives every parameter back the `requires_grad` it 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, Unpack
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from inweave.adapter import Adapter
+from inweave.arguments import expect
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
 from inweave.formats.files import maps_of, refuse_truncated
@@ -25,13 +27,20 @@ from inweave.layers.algorithms import ALGORITHMS, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import factors_by_site
-from inweave.layers.init import Request, check_common, fresh_branch, select_sites
+from inweave.layers.init import (
+    Request,
+    check_common,
+    classification_head,
+    fresh_branch,
+    select_sites,
+    unreachable_experts,
+)
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets
 from inweave.layers.sites import Site, keep_called, sites, ties
 from inweave.layers.spec import AdapterSpec, SpecOptions
-from inweave.layers.state import all_layers
-from inweave.layers.training import freeze_base, thaw_base
+from inweave.layers.state import all_layers, delete
+from inweave.layers.training import freeze_base, thaw_base, trainable
 
 Model = TypeVar("Model", bound=nn.Module)
 _DEFAULTS = AdapterSpec()
@@ -52,7 +61,8 @@ def inject(
     """Add a new adapter called ``name`` to the targets in ``model``, and return the model.
 
     ``rank``, ``alpha``  of the adapter, which is scaled by alpha / rank; without ``alpha`` the scale is 1
-    ``targets``      names of modules or the ends of their names, a regular expression, or "all-linear"
+    ``targets``      names of modules or the ends of their names, a regular expression, or "all-linear": every linear layer
+                     but the output layer; a classification head is left out too, and trained and saved whole
     ``spec``         the algorithm and its options: DoRA, rs-LoRA, dropout, seed, ...
     ``options``      fields of the spec by themselves: ``inject(model, 16, dora=True)``; they override ``spec``
     ``allow_tied``   adapt a module whose weight another module also holds: only the named one changes,
@@ -65,6 +75,8 @@ def inject(
         )
     if not isinstance(spec, AdapterSpec):
         raise ConfigError(f"spec: expected an AdapterSpec, got {type(spec).__name__}")
+    expect("freeze", freeze, bool)
+    expect("allow_tied", allow_tied, bool)
     spec = spec.with_options(**options)
     for pattern in ("rank_pattern", "alpha_pattern"):
         if not isinstance(table := getattr(spec, pattern), Mapping):
@@ -74,7 +86,18 @@ def inject(
     request = Request.of(rank, alpha, spec)
     chosen = select_sites(model, all_sites, targets, request)
     layers = _wrap(chosen, all_sites, allow_tied, spec.network)
-    return _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)
+    _add(model, all_sites, layers, name, [fresh_branch(layer, request) for layer in layers], freeze)
+    if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
+        if freeze and (head := classification_head(model)) is not None:
+            owners = {id(part) for part in head.modules() if part._parameters}
+            trainable(model, [site.names[0] for site in all_sites if id(site.module) in owners])
+        if experts := unreachable_experts(model):
+            warnings.warn(
+                f"'all-linear' does not reach {len(experts)} fused expert weights, which are parameters and no layers "
+                f"({', '.join(experts[:3])}{', ...' if len(experts) > 3 else ''}): they are not adapted",
+                stacklevel=2,
+            )
+    return model
 
 
 def attach(
@@ -97,6 +120,9 @@ def attach(
     ``allow_tied``, ``freeze``: as in `inject`
     """
     _check_name(model, name)
+    expect("component", component, str, type(None))
+    expect("freeze", freeze, bool)
+    expect("allow_tied", allow_tied, bool)
     if problems := check_common(dropout, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
@@ -111,12 +137,20 @@ def attach(
     return _add(model, all_sites, layers, name, branches, freeze)
 
 
-def eject(model: Model, *, keep_merged: bool = False) -> Model:
+def eject(model: Model, name: str | None = None, *, keep_merged: bool = False) -> Model:
     """Remove all adapter layers and return the model with its original modules.
 
+    ``name``: remove only this adapter; layers that have another one stay, and nothing else changes.
     ``keep_merged``: what is merged stays in the weights for good; otherwise a model with merged adapters is refused with
     `MergeStateError`: `unmerge` first.
     """
+    if name is not None:
+        delete(model, name)
+        for site in sites(model):
+            if isinstance(site.module, LoraLayer) and not site.module.adapters and site.parents:
+                site.replace(site.module.base)
+        return model
+    expect("keep_merged", keep_merged, bool)
     layers = all_layers(model)
     merged = [layer for layer in layers if layer.merged]
     if merged and not keep_merged:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from inweave.adapter.strength_spec import finite_strength
+from inweave.arguments import expect
 from inweave.errors import AlreadyMerged, ConfigError, NotMerged
 from inweave.layers.layer import LoraLayer
 from inweave.layers.sites import sites
@@ -27,6 +28,11 @@ def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float])
 
     ``names``: one name, several, or {name: strength}; `[]` activates none.
     """
+    if not isinstance(names, Iterable):
+        raise ConfigError(f"names: expected names of adapters, got {type(names).__name__}")
+    names = names if isinstance(names, str | Mapping) else list(names)
+    for each in [] if isinstance(names, str) else names:
+        expect("names", each, str)
     layers = _layers(model, "switch adapters")
     strengths: dict[str, float | None]
     if isinstance(names, Mapping):
@@ -43,6 +49,7 @@ def activate(model: nn.Module, names: str | Iterable[str] | Mapping[str, float])
 
 def set_strength(model: nn.Module, name: str, strength: float) -> None:
     """Set the strength of an adapter in every layer that has it; any finite number, 0 switches it off."""
+    expect("name", name, str)
     finite_strength(strength)
     layers = _layers(model, "change a strength")
     _require_known(layers, [name])
@@ -53,6 +60,7 @@ def set_strength(model: nn.Module, name: str, strength: float) -> None:
 
 def delete(model: nn.Module, name: str) -> None:
     """Remove an adapter and its parameters; the layers stay until `eject`."""
+    expect("name", name, str)
     layers = _layers(model, "delete an adapter")
     _require_known(layers, [name])
     for layer in layers:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
+from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.ops.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
@@ -37,6 +38,10 @@ def build(
     if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
         names = f"{type(model).__name__} and {type(source).__name__}"
         raise ConfigError(f"expected a torch module and a weight source such as FileSource, got {names}")
+    if not isinstance(ignore, Collection) or isinstance(ignore, str):
+        raise ConfigError(f"ignore: expected names of tensors, got {type(ignore).__name__}")
+    expect("device", device, torch.device, str)
+    expect("dtype", dtype, torch.dtype, str, type(None))
     dtype = named_dtype(dtype) if dtype is not None else None
     slots = network_slots(model)
     target = choose_device(device)

@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.ops.merge import merge_products
 from inweave.targets.index import ModelIndex
@@ -51,6 +52,8 @@ class MergedSource:
     ) -> None:
         if not isinstance(base, WeightSource):
             raise ConfigError(f"expected a weight source such as FileSource, got {type(base).__name__}")
+        expect("component", component, str, type(None))
+        expect("index", index, ModelIndex, type(None))
         self.base = self._base = base
         self._component, self._index = component, index
         self._scratch = Scratch()

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from inweave.adapter import Adapter
+from inweave.arguments import expect, expect_callable
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
@@ -71,6 +72,7 @@ def bake(
     and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
     ``alpha``: for files among ``loras`` that do not state theirs, as `load` takes it.
     """
+    expect_callable("progress", progress)
     index = open_weights(base)
     target = as_path(out)
     warnings: list[str] = []
@@ -109,6 +111,8 @@ def extract(
     ``rank``: the highest of a module; ``energy``: take the lowest rank that keeps this share of it. ``full_norms``:
     keep changed norms and biases too, as full differences. The result says how much of the change is kept.
     """
+    expect_callable("progress", progress)
+    expect("full_norms", full_norms, bool)
     index = open_weights(base)
     refuse_output(as_path(out), dialect, index)
     tuned_path, base_path = Path(tuned), Path(base)

@@ -1,0 +1,19 @@
+"""Arguments of public functions: one of a wrong type is an error of our own, which names it and what was expected."""
+
+from __future__ import annotations
+
+from inweave.errors import ConfigError
+
+_WORDS = {str: "text", bool: "True or False", type(None): "None"}
+
+
+def expect(label: str, value: object, *types: type) -> None:
+    """Raise `ConfigError` unless ``value`` is of one of the types."""
+    if not isinstance(value, types):
+        words = " or ".join(_WORDS.get(each, each.__name__) for each in types)
+        raise ConfigError(f"{label}: expected {words}, got {type(value).__name__}")
+
+
+def expect_callable(label: str, value: object) -> None:
+    if not callable(value):
+        raise ConfigError(f"{label}: expected a function, got {type(value).__name__}")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
 
 #: events worth a line where there is no progress display: decisions made for the user, and what went wrong
-_EVENTS = ("memory", "dataset", "started", "resumed", "sample", "sample failed", "stopped")
+_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped")
 
 
 def train(

@@ -65,6 +65,8 @@ class Run:
         self.world = world or World()
         self.base = base_digest(getattr(model, "networks", task.networks))
         self.trainable: TrainableSet = attach_adapters(task.networks, config, index)
+        if self.trainable.dialect:
+            self.config = config = config.model_copy(update={"dialect": self.trainable.dialect})
         self.flat = FlatParameters(self.trainable.parameters, self.trainable.multipliers, task.device)
         self.step = Step(task, self.flat, config, self.world)
         self._batches_per_step = config.gradient_accumulation * self.world.size
@@ -77,7 +79,7 @@ class Run:
         self._validate_every = config.save_every or -(-len(task.order) // self._batches_per_step)
         self.meter: StepMeter | None = None  # compares a step's memory with its plan
         self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
-        self.notes: list[tuple[str, str]] = []  # (event, text) that the log begins with
+        self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) that the log begins with
         self._resume_point: ResumePoint | None = None
         self.stop = StopVote(self.world, task.device)
         self._losses: list[torch.Tensor] = []

@@ -32,16 +32,19 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
 
 NAME = "trained"
+DIALECTS = ("kohya", "onetrainer", "diffusers", "peft")  # of the setting, those that most programs read first
 N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainableSet:
-    """The trainable parameters, and the learning-rate multiplier of each."""
+    """The trainable parameters, the learning-rate multiplier of each, and how they will be written."""
 
     parameters: dict[str, nn.Parameter]
     multipliers: dict[str, float]
     modules: int
+    dialect: str = ""  # that the adapter can be written in; empty where nobody asked
+    notes: tuple[str, ...] = ()  # about the file that will be written
 
 
 def attach_adapters(
@@ -83,9 +86,9 @@ def attach_adapters(
                 multipliers[name] = rate / config.learning_rate
     candidates = modules + [f"{component}.{name}" for component, names in selected.items() for name in names]
     check_rules(config.rules, list(dict.fromkeys(candidates)))
-    if index is not None:
-        _check_dialect(networks, parameters, config, index)
-    return TrainableSet(parameters, multipliers, len(modules))
+    if index is None:
+        return TrainableSet(parameters, multipliers, len(modules))
+    return TrainableSet(parameters, multipliers, len(modules), *_choose_dialect(networks, parameters, config, index))
 
 
 def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
@@ -100,10 +103,13 @@ def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
 
 
 @torch.no_grad()
-def _check_dialect(
+def _choose_dialect(
     networks: Mapping[str, nn.Module], parameters: Mapping[str, nn.Parameter], config: TrainConfig, index: ModelIndex
-) -> None:
-    """Refuse what could not be written: a dialect may fuse modules that then have no common factors."""
+) -> tuple[str, tuple[str, ...]]:
+    """(the dialect to write, notes about it): the configured one, or one that can hold the network where none was chosen.
+
+    kohya's names fuse the projections of transformers: LoHa and LoKr then have no common factors. Before the first step.
+    """
     if "model" in index.components and config.dialect not in GENERIC:
         raise ConfigError(
             f"dialect: {config.dialect} is for diffusion models; a language model is saved as {GENERIC[0]}"
@@ -113,15 +119,22 @@ def _check_dialect(
     try:
         for parameter in parameters.values():  # fresh ones are zeros, which fuse where trained values do not
             parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
-        lost = rewrite(collect_adapters(networks), config.dialect, index).lost
+        adapter = collect_adapters(networks)
+        written = rewrite(adapter, config.dialect, index)
+        others = [name for name in DIALECTS if name != config.dialect] if written.lost and index.denoiser else []
+        possible = {name: other for name in others if not (other := rewrite(adapter, name, index)).lost}
     finally:
         for name, parameter in parameters.items():
             parameter.copy_(original[name])
-    if lost:
-        raise ConfigError(
-            f'dialect: {len(lost)} modules cannot be written as "{config.dialect}", the first: {lost[0].reason}; '
-            "choose another dialect, network or targets"
-        )
+    if not written.lost:
+        return config.dialect, tuple(written.notes)
+    reason = f'{len(written.lost)} modules cannot be written as "{config.dialect}", the first: {written.lost[0].reason}'
+    if possible and "dialect" not in config.explicit_fields:
+        chosen = next(iter(possible))
+        return chosen, (f'dialect "{chosen}" is used: {reason}', *possible[chosen].notes)
+    instead = " or ".join(f'"{name}"' for name in possible)
+    advice = f"set dialect = {instead}" if possible else "choose another dialect, network or targets"
+    raise ConfigError(f"dialect: {reason}; {advice}")
 
 
 def _attach_fresh(component: str, network: nn.Module, names: list[str], config: TrainConfig) -> None:

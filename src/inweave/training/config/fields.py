@@ -177,8 +177,9 @@ class Settings(CheckedModel):
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
     keep_last: NonNegativeInt = _checkpoints(3, "number of checkpoints to keep; 0: all")
     save_dtype: Literal["fp16", "bf16", "fp32"] = _checkpoints("fp16", "data type of the adapter file")
-    dialect: Literal["kohya", "diffusers", "peft"] = _checkpoints(
-        "kohya", "naming scheme of the adapter file: kohya, diffusers or peft"
+    dialect: Literal["kohya", "onetrainer", "diffusers", "peft"] = _checkpoints(
+        "kohya",
+        "naming scheme of the adapter file: kohya, onetrainer (holds LoHa and LoKr of transformers), diffusers or peft",
     )
     resume: str = _checkpoints(
         "never",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inweave.errors import TargetError
+from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.models.model import file_index
 from inweave.training.adapters.attach import collect_adapters
@@ -79,3 +79,24 @@ def test_what_was_trained_is_kept_whatever_the_check_says(dialect: str, tmp_path
     tensors = load_file(unverified if unverified.is_file() else unverified / "adapter_model.safetensors")
     assert len(tensors) == len(run.trainable.parameters)
     assert not [each.name for each in path.parent.iterdir() if ".new" in each.name]
+
+
+@pytest.mark.parametrize(("variant", "network"), [("flux1-dev", "loha"), ("sd3-medium", "lokr")])
+def test_a_network_that_kohya_cannot_name_is_written_in_a_dialect_that_can(
+    variant: str, network: str, tmp_path: Path
+) -> None:
+    run = run_on(variant, tmp_path, network=network, targets="attention")
+    assert run.config.dialect == "onetrainer"
+    assert any("onetrainer" in text and "kohya" in text for _, text in run.notes)
+    verdict = check(run.train().path, file_index(shared_model(variant)))
+    assert verdict.ok and verdict.report.placed == verdict.report.tensors > 0
+
+
+def test_a_dialect_that_was_chosen_and_cannot_hold_the_network_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be written as \"kohya\".*set dialect = \"onetrainer\""):
+        run_on("flux1-dev", tmp_path, network="loha", targets="attention", dialect="kohya")
+
+
+def test_a_run_says_what_other_programs_make_of_its_dora(tmp_path: Path) -> None:
+    run = run_on("sd1.5", tmp_path, network="dora", targets=["attn1.to_q"])
+    assert run.config.dialect == "kohya" and any("DoRA" in text for event, text in run.notes if event == "output")

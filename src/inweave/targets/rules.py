@@ -151,10 +151,10 @@ class RuleTable:
         }
 
     def module_forms(self) -> set[str]:
-        """Flat module names of both namings and the aliases, numbers replaced by '#'."""
-        names = [form for lookup in self._rules for form in lookup]
-        names += [Template.parse(line.split()[0]).form for line in self._alias_text.splitlines() if line.strip()]
-        forms = {re.sub(r"\.(weight|bias|scale)$", "", name).replace(".", "_") for name in names}
+        """Flat module names of both namings and the aliases, numbers replaced by '#'; the rules need not be parsed for it."""
+        names = {name.removeprefix("=") for line in self._text.splitlines() for name in line.split()[:2]}
+        names |= {name for line in self._alias_text.splitlines() for name in line.split()[:1]}
+        forms = {re.sub(r"\.(weight|bias|scale)$", "", _SLOT.sub("#", name)).replace(".", "_") for name in names}
         return forms | {f"{form}_#" for form in forms if form.endswith(("qkv", "linear1"))}
 
     def aliases(self, links: list[Link]) -> dict[str, tuple[str, ...]]:

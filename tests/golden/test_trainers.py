@@ -123,3 +123,24 @@ def test_a_trainers_file_names_its_base_and_places_on_it_whole(base: str, naming
 def test_every_family_has_a_base_here() -> None:
     tables = {known.parts[0].table for known in KNOWN if known.parts[0].component == "unet"} - {"unet", "sd3", "own"}
     assert tables == {known.parts[0].table for known in KNOWN if known.name in BASES} - {"own"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "text_encoder.model.layers.{}.self_attn.{}",
+        "text_encoder.model.language_model.layers.{}.self_attn.{}",
+        "text_encoders.qwen25_7b.transformer.model.layers.{}.self_attn.{}",
+    ],
+)
+def test_a_language_model_trained_beside_qwen_image_has_its_place(names: str) -> None:
+    tensors = dict(peft("transformer.")(ends(known_index("qwen-image").components["unet"].tensors)))
+    for layer in range(28):
+        for leaf, rows in (("q_proj", 3584), ("k_proj", 512), ("v_proj", 512), ("o_proj", 3584)):
+            tensors |= pair(names.format(layer, leaf), (rows, 3584), "lora_A", "lora_B")
+    adapter = read({key: hollow(shape, "BF16") for key, shape in tensors.items()})
+    report = resolve(adapter, known_index("qwen-image")).report
+    assert report.placed == len(tensors)
+    assert report.components["te1"]["modules"] == 112
+    detection = detect(adapter)
+    assert (detection.base, detection.confidence) == ("qwen-image", 1.0)

@@ -469,3 +469,21 @@ def test_trained_base_weights_come_back_as_they_were_trained(chosen: list[str]) 
     assert base_bits(model) != expected_bits
     unmerge(model)
     assert base_bits(model) == expected_bits and names == [f"{chosen[0]}.weight"]
+
+
+def test_the_order_in_which_adapters_are_activated_does_not_matter() -> None:
+    """A sum of live adapters has the same bits in every order, unmerged and merged."""
+    results = []
+    for order in (["a", "b", "c"], ["c", "a", "b"], ["b", "c", "a"]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(16, 16))
+        for seed, name in enumerate(("a", "b", "c")):
+            inject(net, 3, targets="all-linear", name=name, seed=seed)
+        for parameter in net.parameters():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+        activate(net, order)
+        with torch.no_grad():
+            unmerged = net(torch.arange(16.0))
+        merge(net)
+        results.append((unmerged, net[0].weight.detach().clone()))
+    assert all(torch.equal(one, two) for each in results for one, two in zip(each, results[0], strict=True))

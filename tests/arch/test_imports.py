@@ -150,6 +150,38 @@ def test_nothing_unpickles_or_walks_attributes_by_file_names() -> None:
                 assert node.func.id not in ("setattr", "eval", "exec", "delattr"), f"{path}: {node.func.id}"
 
 
+#: modules that fill a temporary folder of their own, which nobody else can name
+_OWN_FOLDERS = {"models/bundled.py", "models/tokenizers.py", "cli/launch.py"}
+
+
+def test_files_are_written_and_images_are_opened_in_one_place() -> None:
+    """`inweave.files` writes whole files through no link, and opens no image that could start a program."""
+
+    def elsewhere(path: Path) -> Iterator[str]:
+        if package_of(path) in ("files", "serve") or str(path.relative_to(SRC)) in _OWN_FOLDERS:
+            return
+        for node in ast.walk(tree_of(path)):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            modes = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            writes = node.func.attr == "open" and any(set(mode) & set("wax+") for mode in modes if len(mode) < 4)
+            image = isinstance(node.func.value, ast.Name) and node.func.value.id == "Image" and node.func.attr == "open"
+            if node.func.attr in ("write_text", "write_bytes") or writes or image:
+                yield f"line {node.lineno}: {ast.unparse(node.func)}"
+
+    assert violations(elsewhere) == []
+
+
+def test_images_are_opened_with_a_list_of_formats() -> None:
+    def any_format(path: Path) -> Iterator[str]:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "Image.open":
+                if "formats" not in [keyword.arg for keyword in node.keywords]:
+                    yield f"line {node.lineno}: Pillow would try every format that it knows"
+
+    assert violations(any_format) == []
+
+
 @pytest.mark.parametrize("verb", [["--help"], ["inspect"], ["check", "--base", "sd1.5"], ["hash"], ["convert"]])
 def test_reading_never_imports_torch(verb: list[str], tmp_path: Path) -> None:
     file = Path(__file__).parents[1] / "data" / "files" / "cloneofsimo_lora_disney.safetensors"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.images import open_image
 
 Floats: TypeAlias = NDArray[np.float64]
 Generate: TypeAlias = Callable[[list[str]], list[Image.Image]]
@@ -111,7 +112,7 @@ def reference(folder: Path = EMOJI) -> tuple[list[str], list[Image.Image]]:
     """The captions of the reference sheet and their thumbnails, in the same order."""
     document = json.loads((folder / "reference.json").read_text())
     captions, side, columns = list(document["captions"]), int(document["side"]), int(document["columns"])
-    with Image.open(folder / "reference.png") as opened:
+    with open_image(folder / "reference.png") as opened:
         sheet = _rgb(opened)
     rows = -(-len(captions) // columns)
     if sheet.size != (columns * side, rows * side):
@@ -132,7 +133,7 @@ def style_set(name: str, folder: Path = EMOJI) -> tuple[list[str], list[Image.Im
     captions = [path.with_suffix(".txt").read_text().strip() for path in paths]
     images = []
     for path in paths:
-        with Image.open(path) as opened:
+        with open_image(path) as opened:
             images.append(_rgb(opened))
     return captions, images
 

@@ -90,10 +90,6 @@ READERS: dict[str, tuple[str, Callable[[str, Path], list[str]]]] = {
         "step-000001",
         lambda at, tmp: ["train", "-m", "inweave/emoji", "-d", "inweave/pixel", "-o", f"{tmp}/o", "--resume", at, "--steps", "1"],
     ),
-    "train sample prompts": (
-        "a.txt",
-        lambda at, tmp: ["train", "-m", "inweave/emoji", "-d", "inweave/pixel", "-o", f"{tmp}/o", "--set", f"sample_prompts={at}", "--check"],
-    ),
 }  # fmt: skip
 
 #: where files are written to
@@ -243,3 +239,14 @@ def test_a_checkpoint_with_a_pipe_in_it(tmp_path: Path) -> None:
         os.mkfifo(place / name)
         with at_most(5), pytest.raises(FormatError, match="a named pipe"):
             load_state(place)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "long name", "dangling link"])
+def test_a_file_of_sample_prompts_that_is_none(kind: str, tmp_path: Path) -> None:
+    from inweave.training.config.schema import TrainConfig
+    from inweave.training.output.sample_prompts import sample_requests
+
+    path = KINDS[kind](tmp_path, "a.txt")
+    config = TrainConfig(model="inweave/emoji", dataset="inweave/pixel", sample_prompts=(path,), sample_every=1)
+    with at_most(5), pytest.raises(InweaveError, match=r"a\.txt"):
+        sample_requests(config)

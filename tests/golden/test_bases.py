@@ -20,11 +20,12 @@ from inweave.formats.read import read
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, find, known_index, listing
 from inweave.targets.compact import expand
+from inweave.targets.detect import detect
 from inweave.targets.index import Component, component_from_names
 from inweave.targets.links import Link, Shape
 from inweave.targets.resolve import resolve
 from inweave.targets.tables import SPELLINGS, TABLES
-from tests.support import DATA, lora_listing, lora_listings, random, sized, tensor, write, write_sparse
+from tests.support import DATA, hollow, lora_listing, lora_listings, random, sized, tensor, write, write_sparse
 
 MAPS = sorted(path.stem for path in (DATA / "maps").glob("*.json"))
 UNMAPPED = {"omnigen2", "cogvideox-5b", "kandinsky5-lite-t2i"}  # one naming only
@@ -142,6 +143,13 @@ def test_models_that_no_file_can_tell_apart_are_written_down_with_their_base() -
         "Pony V7": "auraflow-0.3",
     }.items() <= same.items()
     assert all(bases_named(alias) for known in KNOWN for alias in (known.name, *known.aliases))
+    pony = read(
+        {
+            key: hollow(shape, kind)
+            for key, (kind, shape) in lora_listing("gen_simpletuner_auraflow_pony_v7")["tensors"].items()
+        }
+    )
+    assert "the same tensors have Pony V7" in detect(pony).evidence
 
 
 LISTINGS = [

@@ -130,6 +130,9 @@ def _choose(scores: Mapping[str, Score], best: int, total: int, declared: tuple[
     equals = tuple(name for name in tied if name != chosen)
     if equals:
         evidence.append(f"fits equally: {', '.join(equals)}")
+    twins = next((known.same_tensors for known in KNOWN if known.name == chosen), ())
+    if twins:
+        evidence.append(f"the same tensors have {', '.join(twins)}")
     contradicted = scores[chosen].contradicted
     if contradicted:
         evidence.append(f"{contradicted} modules have names of {chosen} and do not fit it")

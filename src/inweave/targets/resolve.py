@@ -15,6 +15,7 @@ from functools import cached_property
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Ref
 from inweave.errors import TargetError
+from inweave.targets.converter_order import name_layers
 from inweave.targets.fit import delta_shape, either_way, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use
 from inweave.targets.links import Shape
@@ -28,6 +29,7 @@ _MAX_NEAREST = 8  # a wholly foreign file has thousands of names; the first ones
 def resolve(adapter: Adapter, index: ModelIndex, *, strict: bool = True) -> Plan:
     """Place ``adapter`` on ``index``; with ``strict`` anything left over raises `TargetError`."""
     report = Report(tensors=len(adapter.tensors), carried=len(adapter.carried), warnings=list(adapter.warnings))
+    adapter = name_layers(adapter, index)
     resolver = _Resolver(adapter, index, report)
     located: list[tuple[Entry, list[Placement]]] = []
     for entry in adapter.entries:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from inweave.adapter import Adapter, Entry, Factors, Full, Loha, Lokr, Oft, Ref
+from inweave.targets.converter_order import name_layers
 from inweave.targets.cut import Blocks, cut, join, swapped
 from inweave.targets.fit import delta_shape, fitted, shape_text, stacked_shape, uses_of, widened
 from inweave.targets.index import Component, ModelIndex, Use, module_of
@@ -60,6 +61,7 @@ class _Item:
 def respell(adapter: Adapter, index: ModelIndex, naming_of: Callable[[Component], Naming]) -> Respelling:
     """Rename every entry to the naming ``naming_of`` chooses for its component; names become dotted."""
     result = Respelling()
+    adapter = name_layers(adapter, index)
     locator = Locator(adapter, index)
     recorded = _recorded(adapter.metadata)
     parts: dict[tuple[str, str], _Item] = {}

@@ -113,3 +113,47 @@ def test_wrong_options_are_errors(tmp_path: Path) -> None:
                     {"to": "candle", "dummy_embeddings": True}, {"to": "candle", "prefix": "llama", "dummy_embeddings": True}):  # fmt: skip
         with pytest.raises(ConfigError):
             inweave.convert(path, tmp_path / "o.safetensors", base=base(tmp_path, {"a": (3, 3)}), **options)  # type: ignore[arg-type]
+
+
+def converted(modules: dict[str, tuple[int, ...]], prefix: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What candle-lora's converters write: modules sorted as text and numbered; with types, one count per group."""
+    tensors, names, counts = {}, {}, {}
+    for number, name in enumerate(sorted(modules)):
+        leaf = name.rpartition(".")[2]
+        typed = ("lora_llama" if leaf in ("embed_tokens", "lm_head") else "lora_llama_csa" if ".self_attn." in name
+                 else "lora_llama_block")  # fmt: skip
+        path = prefix or typed
+        identity = counts[path] = counts.get(path, -1) + 1
+        out, into = modules[name]
+        tensors[f"{path}.a{identity}.weight"] = random(number, 2, into)
+        tensors[f"{path}.b{identity}.weight"] = random(number + 99, out, 2)
+        names[f"{path}.a{identity}.weight"] = f"{name}.weight"
+    return tensors, names
+
+
+SHAPES = {"self_attn.q_proj": (6, 6), "self_attn.k_proj": (2, 6), "self_attn.v_proj": (2, 6), "self_attn.o_proj": (6, 6),
+          "mlp.gate_proj": (9, 6), "mlp.up_proj": (9, 6), "mlp.down_proj": (6, 9)}  # fmt: skip
+LLAMA = {f"model.layers.{n}.{name}": shape for n in range(12) for name, shape in SHAPES.items()}
+LLAMA |= {"model.embed_tokens": (11, 6), "lm_head": (11, 6)}
+
+
+@pytest.mark.parametrize("prefix", [None, "lora_llama_csa", "my_prefix"])
+def test_what_the_peft_converters_write_is_read_where_one_reading_fits(tmp_path: Path, prefix: str | None) -> None:
+    folder = base(tmp_path, LLAMA)
+    attention = {name: shape for name, shape in LLAMA.items() if ".self_attn." in name}
+    mlp = {name: shape for name, shape in LLAMA.items() if name.endswith("down_proj")}
+    modules = attention if prefix else attention | mlp
+    tensors, names = converted(modules, prefix)
+    adapter = inweave.load(write_file(tmp_path / "c.safetensors", tensors), alpha=2)
+    plan = inweave.resolve(adapter, folder)
+    assert {placement.keys[0]: placement.tensor for placement in plan.placements} == names
+    inweave.convert(tmp_path / "c.safetensors", tmp_path / "peft", to="peft", base=folder, alpha=2)
+    assert len(inweave.load(tmp_path / "peft")) == len(modules)
+
+
+def test_numbers_that_fit_several_sets_of_layers_are_not_guessed(tmp_path: Path) -> None:
+    modules = {name: shape for name, shape in LLAMA.items() if name.endswith(("k_proj", "o_proj"))}
+    tensors, _ = converted(modules, None)  # k_proj and v_proj, q_proj and o_proj have the same shapes
+    verdict = inweave.check(inweave.load(write_file(tmp_path / "c.safetensors", tensors)), base(tmp_path, LLAMA))
+    assert not verdict.ok and len(verdict.report.unplaced) == len(modules)
+    assert all("does not record which layer" in finding.reason for finding in verdict.report.unplaced)

@@ -60,6 +60,7 @@ class LiveModel:
         self._first: dict[tuple[int, str], TensorKey] = {}
         self._shared: dict[TensorKey, list[TensorKey]] = {}
         self._objects: list[object] = []  # so that identities stay unique
+        self._stored: list[torch.Tensor] = []  # those that have an address
         self._seen: tuple[list[int], list[int]] = ([], [])
         self._looks = 0
         self.look()
@@ -67,8 +68,8 @@ class LiveModel:
     def look(self) -> int:
         """Find everything again where anything was replaced or moved; returns how often it was, so far."""
         objects = [each for network in self.networks.values() for each in _parts_of(network)]
-        addresses = [_address(slot.tensor) for slot in self.slots.values()]
-        if self._seen == ([id(each) for each in objects], addresses):
+        identities = list(map(id, objects))
+        if self._seen == (identities, [tensor.data_ptr() for tensor in self._stored]):
             return self._looks
         self._looks += 1
         self._seen = ([], [])  # until all of it is known
@@ -81,7 +82,8 @@ class LiveModel:
         self._homes = {}
         self._shared = self._overlaps()
         self._objects = objects
-        self._seen = [id(each) for each in objects], [_address(slot.tensor) for slot in self.slots.values()]
+        self._stored = [slot.tensor for slot in self.slots.values() if _address(slot.tensor)]
+        self._seen = identities, [tensor.data_ptr() for tensor in self._stored]
         return self._looks
 
     def _add(self, component: str, network: nn.Module) -> None:
@@ -225,15 +227,18 @@ def write_copies(homes: Iterable[Home]) -> None:
             copy.copy_(home.tensor)
 
 
-def _parts_of(network: nn.Module) -> Iterator[object]:
-    """Everything whose replacement changes where tensors are, in the order of a walk."""
-    todo = [network]
-    while todo:
-        module = todo.pop()
-        yield module
-        yield from module._parameters.values()
-        yield from module._buffers.values()
-        todo.extend(child for child in module._modules.values() if child is not None)
+def _parts_of(network: nn.Module) -> list[object]:
+    """Everything whose replacement changes where tensors are: modules, parameters and buffers, in the order of a walk."""
+    modules: list[nn.Module] = [network]
+    parts: list[object] = []
+    for module in modules:  # which grows
+        if module._parameters:
+            parts += module._parameters.values()
+        if module._buffers:
+            parts += module._buffers.values()
+        if module._modules:
+            modules += [child for child in module._modules.values() if child is not None]
+    return parts + modules
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ All random numbers of an image come from one CPU generator in a fixed order, so 
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,6 +66,7 @@ class Job:
     init: torch.Tensor | None = None  # the image to start from, in -1..1
     mask: torch.Tensor | None = None  # one where to repaint
     strength: float = 1.0
+    loras: tuple[str, ...] = ()  # names and strengths, for messages
 
 
 @torch.no_grad()
@@ -72,7 +74,7 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
     """Make one image, the first of ``number`` out of the second; `RequestError` where it would not be one."""
     generator = torch.Generator("cpu").manual_seed(job.seed)
     if job.init is not None and job.strength == 0.0:
-        return _decode(model, _encode(model, job.init, None), callbacks)
+        return _decode(model, _encode(model, job.init, None), callbacks, job.loras)
     with network_errors(model):
         scheduler = make_scheduler(model.blueprint.scheduler, job.sampler, job.schedule, flow=model.flow)
         shape = model.latent_space.shape(job.width, job.height)
@@ -113,8 +115,8 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
                 outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                 latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
         _report(model, callbacks, step + 1, len(times) - first, started, latents, number)
-    ensure_finite(latents, "the denoiser")
-    return _decode(model, latents, callbacks)
+    _ensure_finite(model, latents, "the denoiser", job.loras)
+    return _decode(model, latents, callbacks, job.loras)
 
 
 @contextmanager
@@ -124,13 +126,28 @@ def network_errors(model: Model) -> Iterator[None]:
         yield
 
 
-def ensure_finite(values: torch.Tensor, source: str) -> None:
-    """Refuse what would become a black image."""
-    if not bool(torch.isfinite(values).all()):
-        raise RequestError(
-            f"{source} gave numbers that are not finite (overflow in {str(values.dtype).removeprefix('torch.')}): there is no "
-            "image; use lower LoRA strengths and guidance, or a wider dtype (bf16, fp32)"
-        )
+def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:
+    """Refuse what would become a black image, and name the weight that is the most likely cause."""
+    if bool(torch.isfinite(values).all()):
+        return
+    stack = f" with the LoRAs {', '.join(loras)}" if loras else ""
+    dtype = str(values.dtype).removeprefix("torch.")
+    raise RequestError(
+        f"{source} gave numbers that are not finite in {dtype}{stack}, so there is no image; {_largest_weight(model)}. Use "
+        "lower strengths and guidance, or a dtype with a wider range (bf16, fp32)"
+    )
+
+
+def _largest_weight(model: Model) -> str:
+    largest, place = 0.0, ""
+    for folder, network in model.networks.items():
+        for name, weight in network.named_parameters():
+            size = float(weight.detach().abs().amax()) if weight.numel() else 0.0
+            if not size <= largest:  # NaN too
+                largest, place = size, f"{folder}: {name}"
+            if not math.isfinite(size):
+                break
+    return f"the largest number in its weights is {largest:g}, in {place}"
 
 
 def _first_step(steps: int, strength: float, flow: bool) -> int:
@@ -144,12 +161,15 @@ def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None
         return vae.encode(model.vae, image, generator).to(model.dtype)
 
 
-def _decode(model: Model, latents: torch.Tensor, callbacks: Callbacks) -> Image.Image:
+def _decode(
+    model: Model, latents: torch.Tensor, callbacks: Callbacks, loras: tuple[str, ...] = (), *, preview: bool = False
+) -> Image.Image:
     with network_errors(model):
         values = vae.decode(model.vae, latents, callbacks.warn)
         if values.shape[1] != 3:
             raise FormatError(f"{model.name}: the autoencoder gives {values.shape[1]} channels; an image has 3")
-    ensure_finite(values, "the autoencoder")
+    if not preview:
+        _ensure_finite(model, values, "the autoencoder", loras)
     return to_image(values)
 
 
@@ -190,5 +210,5 @@ def _report(
         return
     left = (time.perf_counter() - started) / step * (total - step)
     due = callbacks.preview_every > 0 and step % callbacks.preview_every == 0 and step < total
-    preview = _decode(model, latents, callbacks) if due else None
+    preview = _decode(model, latents, callbacks, preview=True) if due else None
     callbacks.progress(Progress(step, total, left, *number, preview=preview))

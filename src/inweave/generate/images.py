@@ -66,7 +66,7 @@ def mask_tensor(mask: Image.Image, size: tuple[int, int]) -> torch.Tensor:
 
 def to_image(values: torch.Tensor) -> Image.Image:
     """The first image of a batch in -1..1."""
-    pixels = (values[0].float().cpu() / 2 + 0.5).clamp(0, 1).permute(1, 2, 0)
+    pixels = (values[0].float().cpu() / 2 + 0.5).nan_to_num(0.0).clamp(0, 1).permute(1, 2, 0)
     return Image.fromarray((pixels.numpy() * 255).round().astype(np.uint8))
 
 

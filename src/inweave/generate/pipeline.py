@@ -280,7 +280,7 @@ class Pipeline:
         for number in range(config.count):
             seed = config.seed + number
             job = Job(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
-                      config.strength)  # fmt: skip
+                      config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras))  # fmt: skip
             image = generate_image(self.model, job, callbacks, (number, config.count))
             images.append(_finish(image, request))
             records.append(self._record(request, seed))

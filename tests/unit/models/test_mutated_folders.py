@@ -48,7 +48,7 @@ def attempt(folder: Path, file: Path, *, run: bool) -> bool:
     try:
         with tiny.quick_tokenizers() if "tokenizer" not in file.parent.name else nullcontext():
             if run:
-                pipeline(folder)("a b", steps=1, seed=1, width=64, height=64)
+                pipeline(folder)("a b", steps=2, seed=1, width=64, height=64)
             else:
                 blueprint = open_model(folder)
                 for part in blueprint.parts.values():

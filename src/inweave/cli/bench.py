@@ -1,4 +1,4 @@
-"""`inweave bench embedded`: how well the built-in model follows captions, and how clearly a style shows."""
+"""`inweave bench`: how well the built-in model follows captions and how clearly a style shows; what a LoRA costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, print_facts, print_json, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
 from inweave.cli.progress import display
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure quality and speed.")
@@ -74,6 +74,33 @@ def embedded(
         rows += [("time", f"{figures['seconds']} s, {figures['seconds_per_image']:.2f} s per image")]
         print_facts("inweave/emoji", rows)
     raise typer.Exit(OK)
+
+
+@bench_app.command("lora")
+def lora_cost(
+    lora: Annotated[str, typer.Option("--lora", metavar="NAME[:STRENGTH]", help="The LoRA to measure.")] = "pixel:0.8",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="How often to measure.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=150, help="Sampling steps per image.")] = 20,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = None,
+    as_json: JSON = False,
+) -> None:
+    """Measure what a LoRA adds to the time of an image of the built-in model; exit code 1 above the limit."""
+    require("generate", as_json)
+    from inweave.bench.cost import measure_cost
+    from inweave.generate.pipeline import pipeline
+
+    with reporting_errors(as_json):
+        pipe = pipeline("inweave/emoji", device=device)
+        with display(as_json) as progress:
+            figures = measure_cost(pipe, lora, rounds=rounds, steps=steps, progress=progress.update)
+    within = figures["ratio"] <= figures["limit"]
+    if as_json:
+        print_json({"ok": within, **figures})
+    else:
+        share = f"{figures['ratio'] - 1:+.1%}, limit {figures['limit'] - 1:+.0%}"
+        rows = [("base", f"{figures['base']:.3f} s"), ("with LoRA", f"{figures['lora']:.3f} s ({share})")]
+        print_facts(lora, rows)
+    raise typer.Exit(OK if within else PROBLEMS)
 
 
 def _style_and_file(text: str) -> tuple[str, str]:

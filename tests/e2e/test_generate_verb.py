@@ -183,3 +183,61 @@ def test_bench_reports_recall_and_styles() -> None:
     )
     assert report["recall"]["top5"] >= 0.8
     assert set(report["styles"]) == {"ink", "pixel"} and all(row["ratio"] < 1 for row in report["styles"].values())
+
+
+def test_a_strength_without_an_image_is_an_error_that_names_lora_and_tensor(tmp_path: Path) -> None:
+    for strength in ("1e30", "1e15"):  # weights that overflow, and weights that make the network overflow
+        text = inweave(
+            "generate", "red apple", "--lora", f"pixel:{strength}", "--steps", 1, "--seed", 1, "-o", tmp_path / "o.png",
+            "--json", code=2,
+        )  # fmt: skip
+        error = json.loads(text)["error"]
+        assert "pixel" in error and ("finite" in error or "overflow" in error) and ".weight" in error
+        assert not (tmp_path / "o.png").exists()
+
+
+def test_an_image_of_another_program_is_repeated_with_a_warning_for_all_that_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    monkeypatch.chdir(tmp_path)
+    info = PngInfo()
+    info.add_text(
+        "parameters",
+        "cat <lora:pixel:0.5>\nSteps: 1, Sampler: DDIM, CFG scale: 3, Seed: 5, Size: 128x128, Model: v1-5, VAE: kl-f8, "
+        'Hires upscale: 2, TI hashes: "bad: 0123", Lora hashes: "pixel: 0123456789ab"',
+    )
+    Image.new("RGB", (8, 8)).save("theirs.png", pnginfo=info)
+    report = json.loads(inweave("generate", "--from", "theirs.png", "--json"))
+    assert [Path(image["path"]).name for image in report["images"]] == ["cat-5.png"]  # no tag in a name
+    for word in ("v1-5", "VAE", "Hires upscale", "TI hashes", "0123456789ab"):
+        assert len([warning for warning in report["warnings"] if word in warning]) == 1, (word, report["warnings"])
+    assert len(report["warnings"]) == 5
+    again = json.loads(inweave("generate", "--from", "cat-5.png", "-o", "again.png", "--json"))
+    assert again["warnings"] == [] and pixels(Path("again.png")) == pixels(Path("cat-5.png"))
+
+
+def test_a_sheet_carries_its_settings(tmp_path: Path) -> None:
+    sheet = tmp_path / "s.png"
+    inweave(
+        "generate",
+        "cat <lora:ink:0.2>",
+        "--lora",
+        "pixel",
+        "--grid",
+        "strength=0,1",
+        "--steps",
+        1,
+        "--seed",
+        3,
+        "-o",
+        sheet,
+    )
+    record = read_record(sheet)
+    assert record["config"]["seed"] == 3 and [lora["name"] for lora in record["loras"]] == ["pixel", "ink"]
+    assert "--grid strength=0,1" in record["warnings"][0]
+    with Image.open(sheet) as image:
+        image.load()
+        cells = json.loads(image.info["inweave"])["grid"]["settings"]
+    assert [cell["loras"][0]["unet"] for cell in cells[0]] == [0.0, 1.0]

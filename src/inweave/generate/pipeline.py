@@ -282,6 +282,10 @@ class Pipeline:
             job = Job(conditioning, config.sampler, config.schedule, config.steps, seed, *request.size, init, mask,
                       config.strength, tuple(f"{lora.name}:{lora.te:g}:{lora.unet:g}" for lora in request.loras))  # fmt: skip
             image = generate_image(self.model, job, callbacks, (number, config.count))
+            if _is_blank(image):
+                warnings.append(
+                    f"the image of seed {seed} is a single color; lower the strengths of LoRAs, or the guidance"
+                )
             images.append(_finish(image, request))
             records.append(self._record(request, seed))
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
@@ -326,6 +330,10 @@ class Pipeline:
 
 def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path | Adapter, Strength]]:
     return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
+
+
+def _is_blank(image: Image.Image) -> bool:
+    return all(low == high for low, high in (band.getextrema() for band in image.split()))
 
 
 def _finish(image: Image.Image, request: PreparedRequest) -> Image.Image:

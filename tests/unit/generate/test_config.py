@@ -98,3 +98,14 @@ def test_the_constructor_raises_our_error_with_every_problem() -> None:
     assert len(caught.value.problems) == 2
     with pytest.raises(ConfigError, match="one of path, name and hash"):
         LoraChoice(strength=1.0)
+
+
+def test_fields_under_the_names_of_other_programs() -> None:
+    config = GenerateConfig(prompt="a", guidance_scale=5.0, negative_prompt=None, seed=None, loras=None)
+    assert (config.guidance, config.negative_prompt, config.loras) == (5.0, "", ())
+    assert GenerateConfig.model_validate_json('{"prompt": "a", "guidance_scale": null}').guidance is None
+    assert GenerateConfig(prompt="a", guidance=5.0, guidance_scale=5.0).guidance == 5.0
+    with pytest.raises(ConfigError, match="guidance_scale"):
+        GenerateConfig(prompt="a", guidance=4.0, guidance_scale=5.0)
+    with pytest.raises(ConfigError, match="guidance"):
+        GenerateConfig(prompt="a", guidance_scale=31)

@@ -86,3 +86,14 @@ def test_a_sheet_has_room_for_every_cell_and_label() -> None:
     assert labeled.width > plain.width and labeled.height > plain.height
     raw = plain.tobytes()
     assert all(cell.crop((0, 0, 32, 1)).tobytes() in raw for row in cells for cell in row)
+
+
+def test_a_result_is_saved_as_png_or_refused(tmp_path: Path) -> None:
+    from inweave.errors import ConfigError
+    from inweave.generate.pipeline import Result
+
+    result = Result([Image.new("RGB", (8, 8))], [{}], [])
+    for name in ("x.jpg", "x.webp", "x", "x.PNG.jpeg"):
+        with pytest.raises(ConfigError, match=r"end the name in \.png"):
+            result.save(tmp_path / name)
+    assert not list(tmp_path.iterdir())

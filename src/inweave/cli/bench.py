@@ -93,14 +93,14 @@ def lora_cost(
         pipe = pipeline("inweave/emoji", device=device)
         with display(as_json) as progress:
             figures = measure_cost(pipe, lora, rounds=rounds, steps=steps, progress=progress.update)
-    within = figures["ratio"] <= figures["limit"]
+    is_cheap = figures["ratio"] <= figures["limit"]
     if as_json:
-        print_json({"ok": within, **figures})
+        print_json({"ok": is_cheap, **figures})
     else:
         share = f"{figures['ratio'] - 1:+.1%}, limit {figures['limit'] - 1:+.0%}"
         rows = [("base", f"{figures['base']:.3f} s"), ("with LoRA", f"{figures['lora']:.3f} s ({share})")]
         print_facts(lora, rows)
-    raise typer.Exit(OK if within else PROBLEMS)
+    raise typer.Exit(OK if is_cheap else PROBLEMS)
 
 
 def _style_and_file(text: str) -> tuple[str, str]:

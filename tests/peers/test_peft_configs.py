@@ -6,6 +6,7 @@ A field that changes the mathematics is done right or refused by name; nothing i
 from __future__ import annotations
 
 import json
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -25,6 +26,8 @@ from transformers import (  # noqa: E402
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
 )
@@ -318,3 +321,32 @@ def test_several_adapters_of_one_model_are_kept_apart(tmp_path: Path) -> None:
     model.base_model.set_adapter(["one", "two"])
     both = attach(attach(llama(), tmp_path / "one", name="one"), tmp_path / "two", name="two")
     close(output(both), output(model), output(llama()))
+
+
+@pytest.mark.parametrize("pattern", ["(?=(a+)+b)", ".*" * 12 + "X", "(.*){9}X", "(x+x+)+y"])
+def test_no_pattern_of_a_configuration_takes_long(pattern: str, tmp_path: Path) -> None:
+    folder, _ = saved("linear", tmp_path / "peft")
+    start = time.process_time()
+    inweave.load(edited(folder, alpha_pattern={pattern: 3, "x" * 40: 2}, rank_pattern={pattern: 2}))
+    assert time.process_time() - start < 1
+
+
+@pytest.mark.parametrize("pattern", ["(?>a+)b", "(a)?(?(1)b|c)", r"(a)\1", "("])
+def test_a_pattern_that_cannot_be_used_is_refused_by_name(pattern: str, tmp_path: Path) -> None:
+    folder, _ = saved("linear", tmp_path / "peft")
+    with pytest.raises(FormatError, match="alpha_pattern"):
+        inweave.load(edited(folder, alpha_pattern={pattern: 3}))
+
+
+def test_factors_of_bare_parameters_are_refused_by_name(tmp_path: Path) -> None:
+    config = MixtralConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=3,
+    )  # fmt: skip
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    model = peft.get_peft_model(MixtralForCausalLM(config), LORA(r=2, target_modules=QV, target_parameters=names))
+    model.save_pretrained(str(tmp_path / "peft"))
+    problems = [
+        problem for problem in inweave.load(tmp_path / "peft").problems if "target_parameters" in problem.reason
+    ]
+    assert sum(len(problem.keys) for problem in problems) == 4

@@ -61,7 +61,9 @@ class PeftConfig:
         return not self.feedforward.isdisjoint(ends(module))
 
     def targets_parameter(self, module: str) -> bool:
-        return any(name.rpartition(".")[0] in ends(module) for name in self.target_parameters)
+        """Whether factors named by this module belong to a bare parameter; several of one module are nested."""
+        places = set(ends(module.replace(".base_layer", "")))
+        return any(name.rpartition(".")[0] in places for name in self.target_parameters)
 
     def _first_match(
         self, field: str, patterns: Mapping[str, Value], module: str, default: Value | None

@@ -81,8 +81,8 @@ _EXPORTS = {
     "inweave.weights.offline.resize": "Resized",
     # errors
     "inweave.errors": (
-        "AlreadyMerged CancelledError ConfigError FormatError InweaveError LostPeerError MemoryBudgetError "
-        "MergeStateError NotMerged RequestError TargetError"
+        "AlreadyMerged BusyError CancelledError ConfigError ConflictError FormatError InweaveError LostPeerError "
+        "MemoryBudgetError MergeStateError MissingError NotMerged RequestError TargetError"
     ),
 }
 #: package -> the extra that installs what it imports
@@ -94,8 +94,10 @@ __all__ = [
     "AdapterSpec",
     "AlreadyMerged",
     "Baked",
+    "BusyError",
     "CancelledError",
     "ConfigError",
+    "ConflictError",
     "Conversion",
     "DictSource",
     "Extracted",
@@ -112,6 +114,7 @@ __all__ = [
     "MemoryBudgetError",
     "MergeStateError",
     "MergedSource",
+    "MissingError",
     "ModelIndex",
     "NotMerged",
     "Pipeline",
@@ -158,13 +161,16 @@ if TYPE_CHECKING:
     from inweave.adapter import Adapter
     from inweave.errors import (
         AlreadyMerged,
+        BusyError,
         CancelledError,
         ConfigError,
+        ConflictError,
         FormatError,
         InweaveError,
         LostPeerError,
         MemoryBudgetError,
         MergeStateError,
+        MissingError,
         NotMerged,
         RequestError,
         TargetError,

@@ -1,7 +1,7 @@
 """Every Python block and every command of README and docs runs as printed, with fewer steps.
 
 The blocks of a page share their names, in the order of the page. What a reader brings along (a diffusers pipeline, a torch
-model, files of LoRAs) is prepared; what needs a large model is listed in `LARGE` and is not run.
+model, files of LoRAs) is prepared; what needs a large model or never ends is listed in `LARGE` and is not run.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tests.support import sized, tensor
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: its blocks need a running worker: tests/serve/test_page.py starts one and runs them
+SERVING = ROOT / "docs" / "serving.md"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STEPS = 1
 #: models that no test machine has, and commands whose point is to keep running
@@ -76,9 +78,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(embedded, "VARIANT", replace(embedded.VARIANT, steps=STEPS))
     for name, style in (("style", "pixel"), ("lora", "pixel"), ("detail", "ink"), ("other", "ink")):
         shutil.copy(embedded.loras()[style], f"{name}.safetensors")
-    module = "lora_unet_double_blocks_0_img_attn_qkv"
+    modules = [
+        f"lora_unet_double_blocks_{block}_img_attn_qkv" for block in range(19)
+    ]  # one block alone fits many bases
     factors = {"lora_down.weight": np.ones((4, 3072)), "lora_up.weight": np.ones((9216, 4)), "alpha": np.array(4.0)}
-    write_file("flux_kohya.safetensors", {f"{module}.{role}": tensor(values) for role, values in factors.items()})
+    write_file(
+        "flux_kohya.safetensors",
+        {f"{module}.{role}": tensor(values) for module in modules for role, values in factors.items()},
+    )
     Path("style.toml").write_text(
         f'dataset = "inweave/pixel"\noutput = "trained"\nname = "style"\nsteps = {STEPS}\nbatch_size = 1\n'
     )
@@ -101,7 +108,9 @@ def brought_along(text: str) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if python_of(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_of(page) and page != SERVING], ids=lambda page: page.stem
+)
 def test_the_python_of_a_page_runs_as_printed(page: Path, place: Path) -> None:
     text = python_of(page)
     (place / "page.py").write_text(text)

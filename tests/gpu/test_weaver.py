@@ -174,7 +174,7 @@ def test_numbers_beyond_the_dtype_are_refused_and_nothing_changes(
         weaver.apply(before)
         expected = copies(net)
         for stack in ([(two, 1e39)], [(two, -1e39), (one, 0.1)], [(one, 1e30 if dtype == torch.float16 else 1e39)]):
-            with pytest.raises(TargetError, match=r"(one|two)\.safetensors at strength .*would exceed"):
+            with pytest.raises(TargetError, match=r"(one|two)\.safetensors at strength .*would overflow"):
                 weaver.apply(stack)
             assert all(torch.equal(value, expected[name]) for name, value in net.state_dict().items()), stack
         assert weaver.apply(before) == 0

@@ -364,7 +364,7 @@ class Weaver:
         )
         more = f" (and {len(keys) - 1} more tensors)" if len(keys) > 1 else ""
         return (
-            f"{', '.join(causes)}: {keys[0][0]}.{keys[0][1]}{more} would exceed {DTYPE_NAMES.get(dtype, dtype)}, which "
+            f"{', '.join(causes)}: {keys[0][0]}.{keys[0][1]}{more} would overflow {DTYPE_NAMES.get(dtype, dtype)}, which "
             f"can compute with numbers up to {limit_of(dtype):g}; nothing was changed; use a lower strength"
         )
 

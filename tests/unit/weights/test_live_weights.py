@@ -337,7 +337,9 @@ def test_numbers_beyond_the_dtype_are_refused_and_nothing_changes(dtype: Any, be
     weaver.apply(before)
     expected = bits(net)
     huge = read(pair("emb", 12, 8) | pair("lin", 8, 8) | pair("head", 12, 8, size=100))
-    with pytest.raises(TargetError, match=r"the adapter at strength .*unet\.\w+\.weight.*would exceed.*lower strength"):
+    with pytest.raises(
+        TargetError, match=r"the adapter at strength .*unet\.\w+\.weight.*would overflow.*lower strength"
+    ):
         weaver.apply([(huge, strength), (lin(), 0.5)])
     assert bits(net) == expected
     assert weaver.woven == bool(before)

@@ -94,7 +94,8 @@ def _copy(value: Any) -> Any:
 def _changed(rng: random.Random, value: Any, values: Sequence[Any]) -> Any:
     inside = isinstance(value, dict | list) and value and rng.random() < 0.85
     if not inside:
-        return rng.choice((rng.choice(values), [value], {"a": value}, rng.choice(values)))
+        # copied: the next change may be inside of it, and the values belong to all inputs
+        return rng.choice((_copy(rng.choice(values)), [value], {"a": value}, _copy(rng.choice(values))))
     key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
     action = rng.randrange(10)
     if action == 0:

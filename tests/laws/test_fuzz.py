@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("diffusers")
 
-from tests.fuzz import harness, readers
+from tests.fuzz import harness, mutate, readers
 from tests.fuzz.adapters import ADAPTER_READERS
 from tests.support import sized
 
@@ -31,6 +32,18 @@ def test_nothing_but_our_errors(reader: harness.Reader, part: int, tmp_path: Pat
         "nothing was refused: the damage does no harm, so this proves nothing"
     )
     assert outcome["read"], "nothing was read: the damage never gets past the first check"
+
+
+def test_an_input_depends_on_its_number_alone() -> None:
+    """No input leaves a trace in the ones after it: the same numbers in the opposite order are the same inputs."""
+
+    def inputs(numbers: range, readers: Sequence[harness.Reader]) -> dict[str, str]:
+        labels = [(reader, f"{reader.name}/{number}") for reader in readers for number in numbers]
+        return {label: repr(reader.make(random.Random(label))) for reader, label in labels}
+
+    values, count = repr(mutate.VALUES), sized(50, 1000)
+    assert inputs(range(count), READERS) == inputs(range(count)[::-1], READERS[::-1])
+    assert repr(mutate.VALUES) == values
 
 
 def test_a_reader_that_fails_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

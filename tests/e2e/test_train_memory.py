@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 pytest.importorskip("diffusers")
 
 from inweave.models.embedded import style_folder
-from tests.e2e.test_train_verb import bits, invoked
+from tests.e2e.test_train_command import bits, invoked
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ pytest.importorskip("diffusers")
 
 from inweave.cli.app import app
 from inweave.models.embedded import folder, style_folder
-from tests.e2e.test_train_verb import invoked, metadata, quick
+from tests.e2e.test_train_command import invoked, metadata, quick
 from tests.unit.training.tasks.test_language import SONG, write_language_model
 
 

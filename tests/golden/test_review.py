@@ -231,7 +231,7 @@ class TestPeftBesideItsLayers:
 
 
 def test_two_names_in_one_file_can_be_inspected(tmp_path: Path) -> None:
-    from tests.e2e.test_verbs import inweave as run
+    from tests.e2e.test_commands import inweave as run
 
     tensors = {
         key.replace(".weight", f".{name}.weight"): t

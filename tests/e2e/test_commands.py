@@ -1,4 +1,4 @@
-"""The verbs as a user runs them: real processes, exit codes, documented JSON."""
+"""The commands as a user runs them: real processes, exit codes, documented JSON."""
 
 from __future__ import annotations
 

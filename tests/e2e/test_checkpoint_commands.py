@@ -39,7 +39,7 @@ RESIZE_FIELDS = {"ok", "path", "dialect", "base", "tensors", "energy", "unchange
 
 
 def inweave(*arguments: str | Path, code: int = 0) -> str:
-    """The verb inside this process: everything but the start of Python."""
+    """The command inside this process: everything but the start of Python."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

@@ -39,6 +39,8 @@ _CLASSES = {
     "schedulefree": ("schedulefree", "AdamWScheduleFree"),
     "adafactor": ("torch.optim", "Adafactor"),
 }
+#: numbers that a parameter group gets in its first step, and that a new optimizer does not have yet
+_FROM_FIRST_STEP = {"prodigy": {"d_denom": 0.0, "d_hat": 0.0}}
 
 
 class LibraryOptimizer:
@@ -112,7 +114,9 @@ class LibraryOptimizer:
                 f"optimizer {self._name}: the saved state belongs to {for_message(kind)} with {count} groups"
             )
         for group, values in zip(self._inner.param_groups, groups, strict=True):
-            if wrong := [key for key, value in values.items() if key not in group or not _alike(group[key], value)]:
+            own = {**_FROM_FIRST_STEP.get(self._name, {}), **group}
+            del own["params"]
+            if wrong := [key for key, value in values.items() if key not in own or not _alike(own[key], value)]:
                 raise FormatError(f"optimizer {self._name}: the saved option {wrong[0]!r} is not one of its own")
         for full, tensor in tensors.items():
             name, _, key = full.rpartition(":")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -171,6 +173,25 @@ def test_a_state_of_other_parameters_or_another_optimizer_is_refused(name: str) 
     _, peer = built("adafactor" if name != "adafactor" else "adamw")
     with pytest.raises(FormatError):
         peer.load(optimizer.state())
+
+
+@pytest.mark.parametrize(
+    "option", [{"d_denom": "1"}, {"d_hat": None}, {"params": [0, 0, 0, 0]}, {"d_other": 1.0}, {"k": True}]
+)
+def test_a_saved_option_that_the_optimizer_does_not_write_is_refused(option: dict[str, Any]) -> None:
+    flat, optimizer = built("prodigy")
+    for _ in gradients(flat.parameters, 1):
+        optimizer.step(LR, ONE, YES)
+    state = optimizer.state()
+    numbers = json.loads(bytes(state["numbers"].tolist()))
+    assert {"d_denom", "d_hat"} <= numbers["groups"][0].keys(), "what its first step adds"
+    numbers["groups"][0].update(option)
+    changed = torch.tensor(list(json.dumps(numbers).encode()), dtype=torch.uint8)
+    fresh, other = built("prodigy")
+    before = snapshot(fresh, other)
+    with pytest.raises(FormatError, match=f"the saved option '{next(iter(option))}'"):
+        other.load({**state, "numbers": changed})
+    assert same(before, snapshot(fresh, other)), "a refused state changes nothing"
 
 
 def test_state_of_8_bits_is_a_quarter() -> None:

@@ -137,7 +137,7 @@ def damage(rng: random.Random, tensors: dict[str, Entry]) -> None:
     elif action == 2 and shape:
         changed = list(shape)
         changed[rng.randrange(len(changed))] = rng.choice((0, 1, 2, 3, 7, 64))
-        tensors[name] = dtype, tuple(changed), bytes(math.prod(changed) * BITS[dtype] // 8)
+        tensors[name] = dtype, tuple(changed), bytes(math.prod(changed) * BITS.get(dtype, 8) // 8)
     elif action == 3:
         tensors[name] = dtype, rng.choice(((math.prod(shape),), (1, *shape), (*shape, 1), tuple(reversed(shape)))), raw
     elif action == 4:

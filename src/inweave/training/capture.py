@@ -1,0 +1,94 @@
+"""CUDA graphs of an update: its kernels recorded once per shape and replayed, without Python in between.
+
+    micro-batch    forward and backward, one graph per shape of its inputs
+    update         clipping, optimizer, loss scale, EMA: one graph
+
+Work runs eagerly the first time it comes with a shape: libraries choose their kernels and Triton compiles its own. The second
+time it is recorded, which computes nothing, and from then on replayed. All graphs share one memory pool: one runs at a time, and
+what they leave behind lies outside of it. Dropout needs no care: a replay reads the seed that the generator has then.
+
+Work that cannot be recorded (it asks the device for a number, or memory runs out) runs eagerly from then on, and says why.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Hashable
+
+import torch
+
+
+class StepGraphs:
+    """Graphs of one run on one device; ``enabled`` False runs everything eagerly."""
+
+    def __init__(self, device: torch.device, *, enabled: bool) -> None:
+        self.enabled = enabled and device.type == "cuda"
+        self.problem: str | None = None  # why recording was given up
+        self.seconds = 0.0  # spent on recording
+        self._device = device
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._seen: set[Hashable] = set()
+        self._pool: tuple[int, int] | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, key: Hashable, work: Callable[[], None]) -> None:
+        """Do ``work``, which must be the same on every call with this ``key``, at fixed addresses."""
+        if not self.enabled:
+            work()
+        elif (graph := self._graphs.get(key)) is not None:
+            graph.replay()
+        elif key not in self._seen:
+            self._seen.add(key)
+            self._eager(work)
+        elif (recorded := self._record(work)) is not None:
+            self._graphs[key] = recorded
+            recorded.replay()
+        else:
+            work()
+
+    def clear(self) -> None:
+        """Forget all graphs and their memory: addresses have changed, or the memory is needed."""
+        self._graphs.clear()
+        self._seen.clear()
+        self._pool = None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _eager(self, work: Callable[[], None]) -> None:
+        """On the stream that will record, so that libraries have their handles and workspaces there."""
+        stream = self._side_stream()
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            work()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        started = time.perf_counter()
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what eager work has used, or it would be held twice
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._side_stream()):
+                work()
+        except Exception as error:  # whatever the model does that cannot be recorded
+            self.problem = " ".join(str(error).split())[:300]
+            self.enabled = False
+            del graph
+            self.clear()
+            return None
+        finally:
+            self.seconds += time.perf_counter() - started
+        return graph
+
+    def _side_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        return self._stream

@@ -13,10 +13,11 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
+from tests.gpu.test_training import apart, settings  # noqa: E402
+
 import inweave  # noqa: E402
 from inweave.training.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
-from tests.gpu.test_training import apart, settings  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ class StepGraphs:
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
         self.enabled = enabled and device.type == "cuda"
         self.problem: str | None = None  # why recording was given up
+        self._reported: str | None = None
         self.seconds = 0.0  # spent on recording
         self._device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
@@ -50,6 +51,11 @@ class StepGraphs:
         else:
             work()
 
+    def new_problem(self) -> str | None:
+        """Why recording was given up, told once."""
+        reported, self._reported = self._reported, self.problem
+        return self.problem if reported is None else None
+
     def clear(self) -> None:
         """Forget all graphs and their memory: addresses have changed, or the memory is needed."""
         self._graphs.clear()
@@ -60,23 +66,27 @@ class StepGraphs:
             torch.cuda.empty_cache()
 
     def _eager(self, work: Callable[[], None]) -> None:
-        """On the stream that will record, so that libraries have their handles and workspaces there."""
-        stream = self._side_stream()
+        """On the stream and in the memory of the graphs: libraries get their handles there, and nothing is held twice."""
+        stream, pool = self._side_stream(), self._shared_pool()
         stream.wait_stream(torch.cuda.current_stream(self._device))
+        number = torch.cuda.current_device() if self._device.index is None else self._device.index
         with torch.cuda.stream(stream):
-            work()
+            torch._C._cuda_beginAllocateCurrentStreamToPool(number, pool)
+            try:
+                work()
+            finally:
+                torch._C._cuda_endAllocateToPool(number, pool)
+                torch._C._cuda_releasePool(number, pool)
         torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
         started = time.perf_counter()
         gc.collect()
         torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()  # what eager work has used, or it would be held twice
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._side_stream()):
+            with torch.cuda.graph(graph, pool=self._shared_pool(), stream=self._side_stream()):  # type: ignore[arg-type]
                 work()
         except Exception as error:  # whatever the model does that cannot be recorded
             self.problem = " ".join(str(error).split())[:300]
@@ -88,7 +98,12 @@ class StepGraphs:
             self.seconds += time.perf_counter() - started
         return graph
 
+    def _shared_pool(self) -> tuple[int, int]:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
     def _side_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return self._stream

@@ -49,6 +49,7 @@ from inweave.training.output.signals import GracefulStop
 from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
 
+SHORTEST_RECORDED_RUN = 20  # steps; recording takes about as long as two of them
 VALIDATION = -2  # in the place of an epoch
 Sample = Callable[[int], list[SampleImage]]
 
@@ -71,6 +72,9 @@ class Run:
         self.step = Step(task, self.flat, config, self.world)
         self._batches_per_step = config.gradient_accumulation * self.world.size
         self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
+        if config.graph == "on" and self.step.capture_problems:
+            raise ConfigError([f'graph = "on": {problem}' for problem in self.step.capture_problems])
+        self.step.graphs.enabled &= config.graph == "on" or self.total >= SHORTEST_RECORDED_RUN
         learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
         self.number = 0  # steps done
         self.started = time.time()
@@ -248,6 +252,9 @@ class Run:
             self.train_step()
         if log is not None and measurement is not None:
             log.write({"step": self.number, **measurement})
+        if log is not None and (problem := self.step.graphs.new_problem()):
+            text = f"steps cannot be recorded as CUDA graphs and run eagerly: {problem}"
+            log.write({"event": "graph failed", "step": self.number, "text": text})
         if log is not None and self.step.split != split:
             text = f"out of memory; from now on micro-batches are split into {self.step.split} parts"
             log.write({"event": "memory", "step": self.number, "text": text})

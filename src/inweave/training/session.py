@@ -103,7 +103,9 @@ def prepare(
             run.meter = StepMeter(setup.device, plan.estimate["activation_bytes"])
         if config.shard:
             run.notes.append(("memory", loaded.shard(world)))
-        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing)
+        # an image's dropout is seeded by row; tokens that are sent to experts belong to no row
+        random = bool(config.dropout) and isinstance(setup, LanguageSetup)
+        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, random=random)
         return run, loaded.sampler()
     except BaseException:
         checkpoint.release()

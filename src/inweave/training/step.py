@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import lora_layers
+from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
@@ -42,7 +44,7 @@ class StaticInputs:
 
     def stage(self, batch: Tensors) -> Tensors:
         """Copy a batch into its buffers and return them."""
-        key = tuple((name, tuple(value.shape), value.dtype) for name, value in batch.items())
+        key = shapes_of(batch)
         if key not in self._buffers:
             self._buffers[key] = {name: value.to(self._device, copy=True) for name, value in batch.items()}
             return self._buffers[key]
@@ -76,6 +78,7 @@ class Step:
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
         self._branches = [layer.branch(name) for layer in layers for name in layer.adapters]
+        self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
     @property
@@ -101,7 +104,7 @@ class Step:
         with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no second try
             self.world.add_up(self.flat.grads)
             self.world.add_up(self.loss)
-            self.apply_gradients()
+            self.graphs.run("update", self.apply_gradients)
 
     def micro_step(self, inputs: Tensors) -> None:
         """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
@@ -152,7 +155,7 @@ class Step:
                 self.share.fill_(share * fraction)
                 # for a model's own dropout; the adapter's is seeded by row, so that splitting changes rounding only
                 torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
-                self.micro_step(inputs)
+                self.graphs.run(shapes_of(inputs), partial(self.micro_step, inputs))
 
     def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
         for branch in self._branches:
@@ -176,6 +179,7 @@ class Step:
             largest = max(_rows(batch) for batch in batches)
             self.flat.zero_grads()
             self.inputs.clear()
+            self.graphs.clear()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             if self.split >= largest:
@@ -228,6 +232,11 @@ def _attention(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda":
         return nullcontext()
     return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
+def shapes_of(batch: Tensors) -> tuple[object, ...]:
+    """What decides which buffers, and which graph, a batch uses."""
+    return tuple((name, tuple(value.shape), value.dtype) for name, value in batch.items())
 
 
 def _rows(batch: Tensors) -> int:

@@ -166,6 +166,10 @@ class Settings(CheckedModel):
     gradient_checkpointing: Literal["off", "selective", "full"] = _memory(
         "off", "recompute activations in the backward pass instead of storing them: off, selective or full"
     )
+    graph: Literal["off", "auto", "on"] = _memory(
+        "auto",
+        "record steps as CUDA graphs and replay them: off, on, or auto: where it is possible and the run is long enough",
+    )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(

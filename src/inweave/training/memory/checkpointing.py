@@ -33,14 +33,16 @@ def apply_checkpointing(
     networks: Mapping[str, nn.Module],
     mode: str,
     recompute_in: Callable[[], AbstractContextManager[Any]] | None = None,
+    *,
+    random: bool = True,
 ) -> None:
     """Enable gradient checkpointing in every network that supports it; dropout of the base stays as it is.
 
-    ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
+    ``random``: whether a block reads torch's generator, whose state is then kept for the recomputation. ``recompute_in``: a context for recomputations, which run inside of autograd, where function modes are not active.
     """
     if mode == "off":
         return
-    recompute: Any = partial(checkpoint, use_reentrant=False)
+    recompute: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=random)
     if mode == "selective" or recompute_in is not None:
         recompute = partial(recompute, context_fn=partial(_contexts, mode, recompute_in or nullcontext))
     network: Any

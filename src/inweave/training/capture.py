@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import time
+import warnings
 from collections.abc import Callable, Hashable
 
 import torch
@@ -31,6 +32,7 @@ class StepGraphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._seen: set[Hashable] = set()
         self._pool: tuple[int, int] | None = None
+        self._keeper: torch.cuda.CUDAGraph | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
@@ -60,7 +62,7 @@ class StepGraphs:
         """Forget all graphs and their memory: addresses have changed, or the memory is needed."""
         self._graphs.clear()
         self._seen.clear()
-        self._pool = None
+        self._pool = self._keeper = None
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
@@ -99,8 +101,14 @@ class StepGraphs:
         return graph
 
     def _shared_pool(self) -> tuple[int, int]:
+        """The memory of all graphs; an empty graph keeps it while there is no other."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
+            self._keeper = torch.cuda.CUDAGraph()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that the graph is empty
+                with torch.cuda.graph(self._keeper, pool=self._pool, stream=self._side_stream()):  # type: ignore[arg-type]
+                    pass
         return self._pool
 
     def _side_stream(self) -> torch.cuda.Stream:

@@ -77,3 +77,4 @@ def test_work_that_asks_the_device_runs_eagerly_and_says_so() -> None:
         graphs.run("work", work)
     assert graphs.problem is not None and not graphs.enabled
     assert float(total) == 8
+    assert torch.rand(3, device="cuda").isfinite().all()  # the generator is not left in the middle of a recording

@@ -77,7 +77,10 @@ def test_gradient_checkpointing_changes_nothing_but_memory(mode: str, tmp_path: 
     common = {"precision": "fp32", "steps": 3, "learning_rate": 1e-4}
     plain = inweave.train(settings(tmp_path / "plain", cache, **common))
     again = inweave.train(settings(tmp_path / "again", cache, gradient_checkpointing=mode, **common))
-    assert again.losses == pytest.approx(plain.losses, rel=1e-4)
+    assert again.losses[0] == pytest.approx(plain.losses[0], rel=1e-5)
+    assert again.losses == pytest.approx(
+        plain.losses, rel=5e-4
+    )  # Adam's first steps go by signs of gradients near zero
     assert apart(plain.path, again.path) < 0.02
 
 

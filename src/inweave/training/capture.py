@@ -71,7 +71,7 @@ class StepGraphs:
         """On the stream and in the memory of the graphs: libraries get their handles there, and nothing is held twice."""
         stream, pool = self._side_stream(), self._shared_pool()
         stream.wait_stream(torch.cuda.current_stream(self._device))
-        number = torch.cuda.current_device() if self._device.index is None else self._device.index
+        number = self._number()
         with torch.cuda.stream(stream):
             torch._C._cuda_beginAllocateCurrentStreamToPool(number, pool)
             try:
@@ -94,11 +94,20 @@ class StepGraphs:
             self.problem = " ".join(str(error).split())[:300]
             self.enabled = False
             del graph
+            self._end_recording()
             self.clear()
             return None
         finally:
             self.seconds += time.perf_counter() - started
         return graph
+
+    def _end_recording(self) -> None:
+        """After a failure the generator still believes that it is recorded, and would refuse to draw; its copy does not."""
+        generator = torch.cuda.default_generators[self._number()]
+        generator.graphsafe_set_state(generator.clone_state())
+
+    def _number(self) -> int:
+        return torch.cuda.current_device() if self._device.index is None else self._device.index
 
     def _shared_pool(self) -> tuple[int, int]:
         """The memory of all graphs; an empty graph keeps it while there is no other."""

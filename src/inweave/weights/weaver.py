@@ -259,14 +259,14 @@ class Weaver:
             return None
         woven = before.changed()
         program = self._programs.get(keys)
-        if shared and before.layers[0][1] == layers[0][1] and program is not None and woven is program.tensors.keys():
+        if shared and before.layers[0][1] == layers[0][1] and program is not None and before.program is program:
             return 0
         if program is None:
             program = self._clone(layers) or self._compile(layers)
             if program is None:
                 return None
             self._programs[keys] = program
-        dropped = [] if woven is program.tensors.keys() else [key for key in woven if key not in program.tensors]
+        dropped = [] if before.program is program else [key for key in woven if key not in program.tensors]
         if self._fixed.intersection((*program.tensors, *dropped)):
             return None
         self._writer.check_sources()

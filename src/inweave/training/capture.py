@@ -116,7 +116,7 @@ class StepGraphs:
             self._keeper = torch.cuda.CUDAGraph()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that the graph is empty
-                with torch.cuda.graph(self._keeper, pool=self._pool, stream=self._side_stream()):  # type: ignore[arg-type]
+                with torch.cuda.graph(self._keeper, pool=self._pool, stream=self._side_stream()):
                     pass
         return self._pool
 

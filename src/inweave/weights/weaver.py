@@ -259,8 +259,8 @@ class Weaver:
             return None
         woven = before.changed()
         program = self._programs.get(keys)
-        if shared and before.layers[0][1] == layers[0][1] and program is not None and before.program is program:
-            return 0
+        if shared and before.layers[0][1] == layers[0][1]:  # the same stack again: only what others changed is written
+            return 0 if program is not None and before.program is program else None
         if program is None:
             program = self._clone(layers) or self._compile(layers)
             if program is None:

@@ -2,6 +2,7 @@
 
 with open_image(path) as image:     the header alone: size, mode, text
 read_image(path)                    decoded to the last pixel and turned upright
+open_image_bytes(content, label)    the same header of an image in memory, which errors call ``label``
 
 formats    PNG, JPEG, WebP, BMP, TIFF, and AVIF where Pillow has it. Pillow knows forty more, by content and whatever
            the name is; one of them starts Ghostscript
@@ -63,18 +64,41 @@ def open_image(
 ) -> Iterator[Image.Image]:
     """An image whose header was read; ``pixels``: how many it may have."""
     source = as_path(path)
-    with open_regular(source, error=error) as file:
-        try:
-            _bound_png(file)
-            file.seek(0)
-            image = Image.open(file, formats=FORMATS)
-        except Exception as problem:  # decoders raise whatever a broken file leads them to
-            raise error(f"{printable_path(source)}: not an image that can be read: {_reason(problem)}") from None
-        with image:
-            if image.width * image.height > pixels:
-                size = f"{image.width}x{image.height}"
-                raise error(f"{printable_path(source)}: {size} is larger than {pixels:,} pixels")
-            yield image
+    with (
+        open_regular(source, error=error) as file,
+        _opened(file, printable_path(source), error, pixels, FORMATS) as image,
+    ):
+        yield image
+
+
+@contextmanager
+def open_image_bytes(
+    content: bytes,
+    label: str,
+    *,
+    error: ErrorClass = FormatError,
+    pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] = FORMATS,
+) -> Iterator[Image.Image]:
+    """An image in memory whose header was read; ``formats``: those of `FORMATS` that it may have."""
+    with _opened(io.BytesIO(content), label, error, pixels, formats) as image:
+        yield image
+
+
+@contextmanager
+def _opened(
+    file: BinaryIO, label: str, error: ErrorClass, pixels: int, formats: tuple[str, ...]
+) -> Iterator[Image.Image]:
+    try:
+        _bound_png(file)
+        file.seek(0)
+        image = Image.open(file, formats=formats)
+    except Exception as problem:  # decoders raise whatever a broken file leads them to
+        raise error(f"{label}: not an image that can be read: {_reason(problem, formats)}") from None
+    with image:
+        if image.width * image.height > pixels:
+            raise error(f"{label}: {image.width}x{image.height} is larger than {pixels:,} pixels")
+        yield image
 
 
 def read_image(
@@ -113,11 +137,11 @@ def encode_png(image: Image.Image, text: PngImagePlugin.PngInfo | None = None) -
     return buffer.getvalue()
 
 
-def _reason(problem: Exception) -> str:
+def _reason(problem: Exception, formats: tuple[str, ...] = FORMATS) -> str:
     if isinstance(problem, InweaveError):
         return str(problem)
     if isinstance(problem, UnidentifiedImageError):
-        return f"not {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+        return f"not {', '.join(formats[:-1])} or {formats[-1]}"
     return f"{type(problem).__name__}: {problem}"[:300].encode("utf-8", "backslashreplace").decode()
 
 

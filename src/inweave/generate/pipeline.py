@@ -15,11 +15,12 @@ import hashlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
@@ -30,9 +31,10 @@ from inweave.errors import ConfigError, FormatError, InweaveError, RequestError,
 from inweave.exchange.load import load
 from inweave.files.images import write_png
 from inweave.files.paths import as_path, is_file
+from inweave.generate.applied import AppliedLora
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
-from inweave.generate.find import LoraFinder, adapter_of, hashes_of, parse_request
+from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.record import png_text
@@ -41,35 +43,11 @@ from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.targets.detect import detect
-from inweave.targets.plan import Report
+from inweave.targets.plan import Plan
 from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class AppliedLora:
-    """One LoRA of a request: its file, its strengths, and how much of the model it changes."""
-
-    name: str
-    path: Path
-    te: float
-    unet: float
-    in_prompt: bool
-    modules: int
-    tensors: int
-    source: Path | Adapter  # what is woven: the file, or the adapter read with an alpha of the request's
-    alpha: float | dict[str, float] | None = None
-    warnings: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        hashes = hashes_of(self.path) if is_file(self.path) else None
-        return {
-            "name": self.name, "te": self.te, "unet": self.unet, "in_prompt": self.in_prompt,
-            "modules": self.modules, "tensors": self.tensors,
-            "sha256": hashes.sha256 if hashes else None, "autov2": hashes.autov2 if hashes else None,
-            "autov3": hashes.autov3 if hashes else None,
-        }  # fmt: skip
+OnMismatch = Literal["error", "warn"]
 
 
 @dataclass(slots=True)
@@ -83,6 +61,7 @@ class Result:
     records: list[dict[str, Any]]
     loras: list[AppliedLora]
     warnings: list[str] = field(default_factory=list)
+    swap_seconds: float = 0.0  # to make the weights those of all the LoRAs together
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
         """One image as PNG, with its settings in it; a name of another format is a `ConfigError`."""
@@ -149,14 +128,16 @@ class Pipeline:
         progress: Callable[[Progress], object] | None = None,
         preview_every: int = 0,
         cancelled: Callable[[], bool] | None = None,
+        on_mismatch: OnMismatch = "error",
         **settings: Any,
     ) -> Result:
         """Generate images for one request.
 
         ``prompt``: the text, with the fields of `GenerateConfig` as ``settings``, or a complete `GenerateConfig`. ``init`` and
         ``mask``: images for image to image and inpainting, as paths or PIL images. ``progress`` is called after each step, with
-        a preview image every ``preview_every`` steps; `CancelledError` is raised once ``cancelled()`` returns true. Raises
-        `ConfigError` with every invalid setting.
+        a preview image every ``preview_every`` steps; `CancelledError` is raised once ``cancelled()`` returns true.
+        ``on_mismatch="warn"``: of a LoRA that fits only in part, use that part, and name the rest in the warnings of the
+        result. Raises `ConfigError` with every invalid setting.
         """
         if not isinstance(prompt, GenerateConfig):
             config = parse_request({"prompt": prompt, **settings}, self.finder)
@@ -165,10 +146,16 @@ class Pipeline:
         else:
             config = prompt
         with self._lock:
-            return self._run(self.prepare(config, init, mask), Callbacks(progress, preview_every, cancelled))
+            return self._run(
+                self.prepare(config, init, mask, on_mismatch), Callbacks(progress, preview_every, cancelled)
+            )
 
     def prepare(
-        self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
+        self,
+        config: GenerateConfig,
+        init: ImageInput | None = None,
+        mask: ImageInput | None = None,
+        on_mismatch: OnMismatch = "error",
     ) -> PreparedRequest:
         """Check everything and fill in the model's own values; no denoising yet."""
         wrong: list[str] = []
@@ -177,7 +164,7 @@ class Pipeline:
         wrong += problems(sampler, config.schedule, flow=self.model.flow)
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
-        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong)
+        loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch)
         if wrong:
             raise ConfigError(wrong)
         defaults = self.model.blueprint.variant or self.model.family
@@ -230,32 +217,46 @@ class Pipeline:
         return width, height
 
     def _apply(
-        self, choices: Iterable[LoraChoice], tagged: Iterable[LoraChoice], wrong: list[str]
+        self,
+        choices: Iterable[LoraChoice],
+        tagged: Iterable[LoraChoice],
+        wrong: list[str],
+        on_mismatch: OnMismatch = "error",
     ) -> list[AppliedLora]:
         """The files of all LoRAs, each proved to fit the model."""
         applied: list[AppliedLora] = []
         for choice, in_prompt in [*((each, False) for each in choices), *((each, True) for each in tagged)]:
+            started = time.perf_counter()
             try:
                 path = self.finder.find(choice)
                 source = adapter_of(choice, path)
-                report = self._fit(path, source)
+                plan = self._fit(path, source, on_mismatch)
             except InweaveError as error:
                 wrong.append(str(error))
                 continue
             name = choice.name if in_prompt and choice.name else path.stem if is_file(path) else path.name
             strengths = choice.strengths()
-            warnings = tuple(f"LoRA {name}: {warning}" for warning in report.warnings)
+            report = plan.report
+            warnings = [f"LoRA {name}: {warning}" for warning in report.warnings]
+            if not report.clean:
+                warnings.insert(
+                    0, f"LoRA {name}: only {report.placed} of {report.tensors} tensors have a place and were used"
+                )
+            file_modules = len({entry.ref for entry in plan.adapter.entries})
             applied.append(
                 AppliedLora(name, path, strengths["te"], strengths["unet"], in_prompt, report.modules, report.placed,
-                            source, choice.alpha, warnings)
+                            source if report.clean else plan, choice.alpha, tuple(warnings), file_modules,
+                            time.perf_counter() - started)
             )  # fmt: skip
         return applied
 
-    def _fit(self, path: Path, source: Path | Adapter) -> Report:
+    def _fit(self, path: Path, source: Path | Adapter, on_mismatch: OnMismatch) -> Plan:
         """What of the model the adapter changes; the error for an adapter of another base names it."""
         try:
-            return self.model.plan(source).report
+            return self.model.plan(source)
         except TargetError as error:
+            if on_mismatch == "warn" and (partial := self.model.plan(source, strict=False)).placements:
+                return partial
             made_for = detect(load(path)).base
             mine = self.model.blueprint.variant.name if self.model.blueprint.variant else self.model.name
             hint = (
@@ -268,7 +269,9 @@ class Pipeline:
     def _run(self, request: PreparedRequest, callbacks: Callbacks) -> Result:
         config = request.config
         assert config.seed is not None and config.steps is not None and config.sampler is not None
+        started = time.perf_counter()
         self._swap_in(request)
+        swap_seconds = time.perf_counter() - started
         conditioning = self._conditioning(request)
         init = to_tensor(request.init, request.size) if request.init is not None else None
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
@@ -288,7 +291,7 @@ class Pipeline:
                 )
             images.append(_finish(image, request))
             records.append(self._record(request, seed))
-        return Result(images, records, request.loras, list(dict.fromkeys(warnings)))
+        return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
 
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""
@@ -328,7 +331,7 @@ class Pipeline:
         }
 
 
-def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path | Adapter, Strength]]:
+def _layers(loras: Sequence[AppliedLora]) -> list[tuple[Path | Adapter | Plan, Strength]]:
     return [(lora.source, Strength(components={"unet": lora.unet, "te": lora.te})) for lora in loras]
 
 

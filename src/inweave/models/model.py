@@ -125,9 +125,19 @@ class Model:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
         return self._live_weaver().apply(stack)
 
-    def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
-        """Where an adapter goes in this model; `TargetError` where it does not fit."""
-        return self._live_weaver().plan(adapter)
+    def plan(self, adapter: Adapter | str | os.PathLike[str], *, strict: bool = True) -> Plan:
+        """Where an adapter goes in this model; with ``strict``, `TargetError` where it does not fit whole."""
+        return self._live_weaver().plan(adapter, strict=strict)
+
+    @property
+    def lora_modules(self) -> int:
+        """How many modules an adapter could change: those with a weight of two dimensions or more."""
+        components = self._live_weaver().index.components.values()
+        return sum(
+            name.endswith(".weight") and len(shape) > 1
+            for component in components
+            for name, shape in component.shapes.items()
+        )
 
     def release_weaver(self) -> None:
         """Let go of the weaver and the originals it holds: in training nothing is swapped, and networks move."""

@@ -22,54 +22,54 @@ from inweave.serve.failures import failure_of, public
 from inweave.serve.wire import Message, WireError, read_message
 
 MEMORY = 4 * 1024**3
-MAX_TEXT = 4 * 1024**2
-MAX_PIXELS = 4096 * 4096
+MAX_RECORD_PIXELS = 4096 * 4096
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+#: the longer side is at most this many times the shorter one: a line of pixels is no picture, and a large canvas to paint
+MAX_RATIO = 16
 
 
 def check_picture(data: dict[str, Any], content: bytes) -> Message:
     """A picture, decoded, upright, and encoded anew as PNG without any metadata."""
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
-    label, pixels = data["label"], data["pixels"]
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > pixels:
-                raise RequestError(f"{label}: {image.width}x{image.height} is larger than {pixels:,} pixels")
+    from inweave.files.images import open_image_bytes
+
+    label = data["label"]
+    with open_image_bytes(content, label, error=RequestError, pixels=data["pixels"], formats=FORMATS) as image:
+        short, long = sorted(image.size)
+        if long > MAX_RATIO * short:
+            raise RequestError(f"{label}: {image.width}x{image.height} is longer than {MAX_RATIO} times its other side")
+        try:
             image.load()
             upright = ImageOps.exif_transpose(image)
             alpha = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
-            plain = upright.convert("RGBA" if alpha else "RGB")
-    except InweaveError:
-        raise
-    except Exception:  # whatever a decoder raises; its message may hold addresses
-        raise RequestError(f"{label}: not a picture that can be read (PNG, JPEG, WebP or BMP)") from None
-    return Message("answer", {"width": plain.width, "height": plain.height}, (_png(plain),))
-
-
-def _png(image: Any) -> bytes:
-    from PIL import Image
-
-    clean = Image.frombytes(image.mode, image.size, image.tobytes())  # without the metadata of the source
+            plain = eight_bits(upright).convert("RGBA" if alpha else "RGB")
+        except Exception:  # whatever a decoder raises; its message may hold addresses
+            raise RequestError(f"{label}: not a picture that can be read: it is cut short or broken") from None
+    plain.info.clear()  # of the source
     target = io.BytesIO()
-    clean.save(target, format="PNG", compress_level=1)
-    return target.getvalue()
+    plain.save(target, format="PNG", compress_level=1)
+    return Message("answer", {"width": plain.width, "height": plain.height}, (target.getvalue(),))
+
+
+def eight_bits(image: Any) -> Any:
+    """A picture of 16 bits a pixel by its upper eight; Pillow's own conversion cuts every value off at 255."""
+    if not image.mode.startswith("I"):
+        return image
+    return image.convert("I").point(lambda value: value / 256).convert("L")
 
 
 def check_record(data: dict[str, Any], content: bytes) -> Message:
     """The settings written into a picture."""
-    from PIL import Image, PngImagePlugin
+    from inweave.files.images import open_image_bytes
 
-    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = MAX_TEXT
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if isinstance(image, PngImagePlugin.PngImageFile) and image.width * image.height <= MAX_PIXELS:
+    with open_image_bytes(content, "image", error=RequestError, formats=FORMATS) as image:
+        try:
+            if image.format == "PNG" and image.width * image.height <= MAX_RECORD_PIXELS:
                 image.load()  # texts may follow the pixels
-            texts = {str(name): value for name, value in image.info.items() if isinstance(value, str)}
-    except Exception:
-        raise RequestError("image: not a picture that can be read (PNG, JPEG, WebP or BMP)") from None
-    if sum(map(len, texts.values())) > MAX_TEXT:
-        raise RequestError("image: its texts are too long")
+        except Exception:
+            raise RequestError("image: not a picture that can be read: it is cut short or broken") from None
+        texts = {str(name): value for name, value in image.info.items() if isinstance(value, str)}
     return Message("answer", {"texts": texts})
 
 

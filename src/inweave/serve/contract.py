@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from inweave.serve.jobs import Event
 
@@ -34,5 +34,6 @@ class RunRequest:
     config: dict[str, Any]
     loras: dict[str, str] = field(default_factory=dict)
     preview_every: int = 0
+    on_mismatch: Literal["error", "warn"] = "error"  # warn: of a LoRA that fits in part, use that part
     inputs: dict[str, bytes] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output

@@ -159,7 +159,7 @@ class Dispatcher:
         data = {
             "job": job.id, "kind": job.kind, "model": resolved.model, "config": job.request["config"],
             "loras": resolved.loras, "paths": resolved.paths, "preview_every": job.request.get("preview_every", 0),
-            "inputs": list(files),
+            "inputs": list(files), "on_mismatch": job.request.get("on_mismatch", "error"),
         }  # fmt: skip
         await self._process.send(Message("run", data, tuple(blobs)))
         watch = asyncio.create_task(self._watch(job))

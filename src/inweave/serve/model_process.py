@@ -74,7 +74,7 @@ class ModelProcess:
         names = message.data["inputs"]
         request = RunRequest(
             message.data["kind"], message.data["model"], message.data["config"], message.data["loras"],
-            message.data["preview_every"], dict(zip(names, message.blobs, strict=True)),
+            message.data["preview_every"], message.data["on_mismatch"], dict(zip(names, message.blobs, strict=True)),
             message.data["paths"],
         )  # fmt: skip
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -30,6 +29,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from inweave.errors import ConfigError
 from inweave.models.samplers import SAMPLERS, SCHEDULES
 from inweave.serve import streams
+from inweave.serve.bodies import json_body
 from inweave.serve.errors import GoneError
 from inweave.serve.jobs import Job, State, StoredEvent
 from inweave.serve.metrics import metrics_text
@@ -56,27 +56,6 @@ class JobChange(BaseModel):
 def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
-
-
-async def json_body(request: Request) -> Any:
-    """The JSON of a request; NaN, repeated names and deep nesting are refused."""
-    try:
-        return json.loads(await request.body(), parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except RecursionError:
-        raise ConfigError("the body is nested too deeply") from None
-    except (ValueError, UnicodeDecodeError):
-        raise ConfigError("the body is not valid JSON") from None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        raise ValueError("a name is repeated")
-    return fields
 
 
 @router.post("/v1/jobs", status_code=202, openapi_extra={"requestBody": {"content": {"application/json": {

@@ -24,8 +24,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.datastructures import FormData, UploadFile
 
 from inweave.errors import ConfigError, RequestError
+from inweave.serve.bodies import json_body, parse_json
 from inweave.serve.jobs import Job
-from inweave.serve.native import client_of, json_body, service_of
+from inweave.serve.native import client_of, service_of
 from inweave.serve.requests import ImageRequest, fingerprint
 from inweave.serve.service import Service
 from inweave.serve.streams import HEARTBEAT, follow
@@ -108,8 +109,8 @@ async def _form_fields(form: FormData) -> dict[str, Any]:
 
 def _json_part(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ConfigError:
         return [part.strip() for part in text.split(",") if part.strip()]
 
 

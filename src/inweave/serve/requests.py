@@ -12,6 +12,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,8 @@ _OWN = ("operation", "kind", "model", "priority", "on_mismatch", "preview_every"
 #: what rbee's clients call things, and fields of theirs that mean nothing to a single worker
 _ALIASES = {"init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
 _IGNORED = ("hive_id", "worker_id")
+#: what a data: address may call a picture; its content decides
+_MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/bmp", "application/octet-stream")
 
 
 class ImageRequest(CheckedModel):
@@ -86,18 +89,28 @@ class ImageRequest(CheckedModel):
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:
     """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
-    if text.startswith(("http:", "https:", "ftp:", "file:")):
+    if re.match(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", text):
         raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64")
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
             raise RequestError(f"{label}: a data: address must end in ;base64, followed by the picture")
+        media = head.removeprefix("data:").partition(";")[0].strip().lower()
+        if media not in _MEDIA_TYPES:
+            raise RequestError(
+                f"{label}: a data: address of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
+            )
     if len(text) > 4 * limit // 3 + 4:
         raise RequestError(f"{label}: larger than {limit:,} bytes")
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
         raise RequestError(f"{label}: this is not base64") from None
+
+
+def png_size(content: bytes) -> tuple[int, int]:
+    """(width, height) of a PNG that was checked."""
+    return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def fingerprint(body: object) -> str:

@@ -105,22 +105,27 @@ class Runner:
             progress=report,
             preview_every=request.preview_every,
             cancelled=cancelled,
+            on_mismatch=request.on_mismatch,
         )
         for number, image in enumerate(result.images):
             record = result.records[number]
             data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
             emit(Event("image", data, (encode_png(image, record),)))
-        return _summary(result, time.perf_counter() - started)
+        return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
 
 
-def _summary(result: Result, seconds: float) -> dict[str, Any]:
+def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
     return {
         "images": [
             {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
              "height": image.height}
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
-        "loras": [lora.as_dict() for lora in result.loras],
+        "loras": [
+            {**lora.as_dict(), "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
+             "apply_seconds": round(lora.plan_seconds + result.swap_seconds, 6)}
+            for lora in result.loras
+        ],
         "warnings": result.warnings,
         "model": result.records[0]["model"] if result.records else {"name": EMBEDDED},
         "seconds": round(seconds, 4),

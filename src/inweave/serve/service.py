@@ -26,13 +26,14 @@ from inweave.serve.datasets import DatasetStore
 from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.errors import StorageError
 from inweave.serve.jobs import Job, Submission
-from inweave.serve.requests import ImageRequest, decode_base64
+from inweave.serve.requests import ImageRequest, decode_base64, png_size
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.serve.signals import JobSignals
 from inweave.serve.store import JobStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
+MAX_LORAS = 100
 
 
 class MismatchError(TargetError):
@@ -231,13 +232,24 @@ class Service:
             raise ConfigError(f"count: at most {self.settings.max_images} images in one job, got {config.count}")
         if (config.width or 0) * (config.height or 0) > self.settings.image_pixels:
             raise ConfigError(f"width x height: at most {self.settings.image_pixels:,} pixels")
-        loras = await self.find_loras((*config.loras, *config.tagged_loras()))
+        choices = (*config.loras, *config.tagged_loras())
+        if len(choices) > MAX_LORAS:
+            raise ConfigError(f"loras: at most {MAX_LORAS} in one job, got {len(choices)}")
+        loras = await self.find_loras(choices)
         warnings = await self._check_fit(loras.values(), model, request.on_mismatch)
         inputs = {
             f"{name}.png": await self.picture(text, label)
             for name, label, text in (("init", "image", request.image), ("mask", "mask_image", request.mask_image))
             if text is not None
         }
+        if (
+            "mask.png" in inputs
+            and (sizes := [png_size(inputs[name]) for name in ("init.png", "mask.png")])[0] != sizes[1]
+        ):
+            (width, height), (mask_width, mask_height) = sizes
+            raise ConfigError(
+                f"mask_image: {mask_width}x{mask_height}; it must have the size of the image, {width}x{height}"
+            )
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
             "preview_every": request.preview_every, "on_mismatch": request.on_mismatch, "warnings": warnings,
@@ -319,7 +331,7 @@ def _stored(config: GenerateConfig) -> dict[str, Any]:
     fields = config.model_dump(exclude_none=True, exclude_defaults=True)
     fields["prompt"] = config.prompt
     fields["loras"] = [
-        {"name": choice.label, "strength": choice.strength, "te": choice.te, "unet": choice.unet}
+        {"name": choice.label, "strength": choice.strength, "te": choice.te, "unet": choice.unet, "alpha": choice.alpha}
         for choice in config.loras
     ]
     return fields

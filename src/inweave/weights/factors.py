@@ -162,16 +162,20 @@ def targets_of(
     return runs
 
 
+_MAX_PARTIAL_PLANS = 16
+
+
 class AdapterCache:
     """Loaded adapters, the least recently used dropped first when their bytes exceed ``limit``."""
 
-    def __init__(self, resolve: Callable[[Adapter], Plan], limit: int, forget: Callable[[object], None]) -> None:
+    def __init__(self, resolve: Callable[[Adapter, bool], Plan], limit: int, forget: Callable[[object], None]) -> None:
         self._resolve = resolve
         self._forget = forget
         self._limit = limit
         self._loaded: OrderedDict[object, Loaded] = OrderedDict()
         self._lock = threading.RLock()
         self._plans_by_layout: dict[Layout, Plan] = {}
+        self._partial_plans: OrderedDict[object, Plan] = OrderedDict()
         self.mapped = True
 
     def clear(self) -> None:
@@ -179,6 +183,7 @@ class AdapterCache:
         with self._lock:
             self._loaded.clear()
             self._plans_by_layout.clear()
+            self._partial_plans.clear()
 
     @property
     def bytes(self) -> int:
@@ -200,6 +205,20 @@ class AdapterCache:
                 self._forget(self._loaded.popitem(last=False)[0])
             return loaded
 
+    def partial_plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
+        """The plan of an adapter that may have tensors without a place; the same object while it stays the same."""
+        with self._lock:
+            key = _key(adapter)
+            if key not in self._partial_plans:
+                whole = (
+                    adapter if isinstance(adapter, Adapter) else read_container(open_container(adapter, mapped=False))
+                )
+                self._partial_plans[key] = self._resolve(whole, False)
+                while len(self._partial_plans) > _MAX_PARTIAL_PLANS:
+                    self._partial_plans.popitem(last=False)
+            self._partial_plans.move_to_end(key)
+            return self._partial_plans[key]
+
     def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
         """Keep a plan that was made elsewhere for the same networks."""
         with self._lock:
@@ -213,7 +232,7 @@ class AdapterCache:
         if isinstance(adapter, Plan):
             plan = adapter
         elif isinstance(adapter, Adapter):
-            plan = self._resolve(adapter)
+            plan = self._resolve(adapter, True)
         else:
             container = open_container(adapter, mapped=self.mapped)
             plan, template = self._plan_of(container)
@@ -226,7 +245,7 @@ class AdapterCache:
         known = self._plans_by_layout.get(layout)
         if known is not None:
             return retargeted(known, container), id(known)
-        plan = self._resolve(read_container(container))
+        plan = self._resolve(read_container(container), True)
         if not is_template(plan):
             return plan, None
         while len(self._plans_by_layout) >= 16:

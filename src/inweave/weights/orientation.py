@@ -36,9 +36,9 @@ class Orientation:
                 logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})
                 self._index = ModelIndex({**self._index.components, name: logical})
 
-    def resolve(self, adapter: Adapter) -> Plan:
+    def resolve(self, adapter: Adapter, *, strict: bool = True) -> Plan:
         """Where every tensor goes, with the shapes and the layout of the stored weights."""
-        plan = resolve(adapter, self._index)
+        plan = resolve(adapter, self._index, strict=strict)
         if not self._transposed:
             return plan
         return replace(plan, placements=tuple(self._stored(placement) for placement in plan.placements))

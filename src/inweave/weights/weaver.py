@@ -135,8 +135,8 @@ class Weaver:
         self._programs = {}
         self._looks = looks
 
-    def _resolve(self, adapter: Adapter) -> Plan:
-        plan = self._orientation.resolve(adapter)
+    def _resolve(self, adapter: Adapter, strict: bool = True) -> Plan:
+        plan = self._orientation.resolve(adapter, strict=strict)
         for key in dict.fromkeys((p.component, p.tensor) for p in plan.placements):
             if others := self._live.shared(key):
                 plan.report.warnings.append(f"{key[1]}: tied, it shares its memory with {', '.join(others)}")
@@ -155,11 +155,11 @@ class Weaver:
         self._writer.as_built = set(items)
         self._state = StackState(layers, signatures_of(items))
 
-    def plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
-        """Where every tensor of an adapter goes in these networks; cached for when it is applied."""
+    def plan(self, adapter: Adapter | str | os.PathLike[str], *, strict: bool = True) -> Plan:
+        """Where every tensor of an adapter goes, cached; ``strict``: `TargetError` if one has no place, else the rest."""
         with self._lock:
             self._look()
-            return self._cache.get(adapter).plan
+            return self._cache.get(adapter).plan if strict else self._cache.partial_plan(adapter)
 
     @property
     def woven(self) -> bool:

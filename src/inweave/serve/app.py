@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
-from inweave.serve import dataset_routes, lora_routes, native, openai, sdapi
+from inweave.serve import dataset_routes, lora_routes, native, openai, sdapi, sdapi_lists, sdapi_state
 from inweave.serve.failures import code_of, message_of, public, status_of
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
@@ -42,7 +42,7 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
     app.state.identity = {"port": settings.port, **(identity or {})}
     app.state.sd_model = model_name(settings.model)
     app.state.tasks = {}
-    for module in (native, lora_routes, dataset_routes, openai, sdapi):
+    for module in (native, lora_routes, dataset_routes, openai, sdapi, sdapi_lists, sdapi_state):
         app.include_router(module.router)
     app.add_api_route("/", _root, include_in_schema=False)
     app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def _shape(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
     """Each API has its own shape of an error; all of them hold the same message."""
     if path.startswith(("/v1/images", "/v1/models")):
         return {"error": {**body, **openai.error_body(body["message"], body["code"], status)}}
-    if path.startswith("/sdapi/"):
+    if path.startswith(("/sdapi/", "/internal/")):
         more = {name: value for name, value in body.items() if name not in ("message", "code")}
         return {"error": body["code"], "detail": body["message"], "body": "", "errors": body["message"], **more}
     return {"error": body}
@@ -95,8 +95,8 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
         405: ("method_not_allowed", "this method is not allowed here"),
     }
     code, text = codes.get(error.status_code, ("invalid_request", "the request cannot be served"))
-    headers = dict(error.headers or {})
-    return JSONResponse({"error": {"code": code, "message": text}}, error.status_code, headers)
+    body = _shape(request.url.path, error.status_code, {"code": code, "message": text})
+    return JSONResponse(body, error.status_code, dict(error.headers or {}))
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:

@@ -29,7 +29,7 @@ def prepare_mask(content: bytes, size: Size, mode: object, invert: bool) -> byte
 def _fit(image: Image.Image, size: Size, mode: object) -> Image.Image:
     if size[0] is None or size[1] is None or image.size == size:
         return image
-    target = (max(1, min(size[0], 4096)), max(1, min(size[1], 4096)))
+    target = (max(1, size[0]), max(1, size[1]))
     if mode == 1:
         return ImageOps.fit(image, target, Image.Resampling.LANCZOS)
     if mode == 2:

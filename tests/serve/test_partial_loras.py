@@ -64,9 +64,9 @@ def test_the_pipeline_takes_what_fits_and_refuses_what_fits_nowhere(tmp_path: Pa
     write_partial(tmp_path / "partial.safetensors")
     with pytest.raises(ConfigError, match="300 of 302"):
         pipe("a red apple", steps=1, seed=1, loras=[str(tmp_path / "partial.safetensors:0.5")])
-    taken = pipe("a red apple", steps=1, seed=1, loras=[str(tmp_path / "partial.safetensors:0.5")], on_mismatch="warn")
+    part = pipe("a red apple", steps=1, seed=1, loras=[str(tmp_path / "partial.safetensors:0.5")], on_mismatch="warn")
     expected = pipe("a red apple", steps=1, seed=1, loras=["pixel:0.5"])
-    assert taken.images[0].tobytes() == expected.images[0].tobytes() and "300 of 302" in taken.warnings[0]
+    assert part.images[0].tobytes() == expected.images[0].tobytes() and "300 of 302" in part.warnings[0]
     write_file(tmp_path / "none.safetensors", {
         "lora_unet_nowhere_x.lora_down.weight": tensor(np.ones((2, 4), np.float32)),
         "lora_unet_nowhere_x.lora_up.weight": tensor(np.ones((4, 2), np.float32)),

@@ -4,6 +4,8 @@ code              HTTP    error
 invalid_request   400     ConfigError, RequestError
 not_found         404     MissingError
 conflict          409     ConflictError, MergeStateError
+gone              410     GoneError
+unsupported_media_type    415  MediaTypeError
 unreadable_file   422     FormatError
 lora_mismatch     422     TargetError
 busy              429     BusyError
@@ -28,11 +30,12 @@ from inweave.errors import (
     RequestError,
     TargetError,
 )
-from inweave.serve.errors import GoneError, StorageError
+from inweave.serve.errors import GoneError, MediaTypeError, StorageError
 from inweave.serve.jobs import Failure
 
 _CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
     (GoneError, "gone", 410),
+    (MediaTypeError, "unsupported_media_type", 415),
     (MissingError, "not_found", 404),
     (ConflictError, "conflict", 409),
     (BusyError, "busy", 429),

@@ -189,7 +189,7 @@ async def job_stream(
 def _event_number(text: str | None) -> int:
     if text is None or text == "":
         return 0
-    if not text.isdigit() or len(text) > 15:
+    if not (text.isascii() and text.isdigit()) or len(text) > 15:
         raise ConfigError(f"Last-Event-ID: expected the number of an event, got {text[:20]!r}")
     return int(text)
 

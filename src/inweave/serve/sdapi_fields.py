@@ -30,8 +30,6 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
             fields[name] = int(fields[name])
     if body.get("disable_extra_networks"):
         fields["prompt"] = _TAG.sub("", str(fields.get("prompt", "")))
-    if not str(fields.get("prompt", "")).strip():
-        fields["prompt"] = " "
     seed = body.get("seed", -1)
     fields["seed"] = int(seed) if isinstance(seed, float) and seed.is_integer() else seed
     batches = (whole_number(body, "batch_size") or 1) * (whole_number(body, "n_iter") or 1)

@@ -81,8 +81,8 @@ async def task_progress(request: Request) -> dict[str, Any]:
     if job.state == "running":
         at = await _moment(service, job)
         answer |= {"progress": at.share, "eta": at.eta, "textinfo": None, "id_live_preview": at.preview_number}
-        wanted = body.get("live_preview", True) is not False
-        if wanted and at.preview is not None and body.get("id_live_preview") != at.preview_number:
+        show = body.get("live_preview", True) is not False
+        if show and at.preview is not None and body.get("id_live_preview") != at.preview_number:
             answer["live_preview"] = f"data:image/png;base64,{at.preview}"
     return answer
 

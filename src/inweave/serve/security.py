@@ -2,7 +2,7 @@
 
     token      Authorization: Bearer TOKEN, or Basic with TOKEN as the password; without a token any header is accepted
     origin     a browser's request that changes something must come from this worker's own pages, or from `origins`
-    body       refused as soon as it is longer than the limit, whatever its headers say
+    body       refused as soon as it is longer than the limit, whatever its headers say, or stops for long
     answers    Content-Security-Policy, nosniff, no framing, no referrer, no caching of API answers
 
 Requests are matched by their Host too: a page that made its name resolve to this machine is not this worker.
@@ -10,6 +10,7 @@ Requests are matched by their Host too: a page that made its name resolve to thi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -21,6 +22,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inweave.serve.settings import ServeSettings
 
+#: how long a body may pause between two pieces
+BODY_SECONDS = 30.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: what a load balancer must see without a token
 OPEN_PATHS = ("/health", "/ready", "/v1/ready")
@@ -42,6 +45,10 @@ class BodyTooLarge(Exception):
     """A request is longer than the limit."""
 
 
+class BodyTooSlow(Exception):
+    """A request has stopped in the middle of its body."""
+
+
 class Security:
     """ASGI middleware; the outermost one, so that no route is reached around it."""
 
@@ -59,15 +66,17 @@ class Security:
             await _answer(send, *refusal)
             return
         limited = _Limit(receive, self._settings.body_bytes)
-        if (length := headers.get(b"content-length")) and (not length.isdigit() or int(length) > limited.limit):
+        if (length := headers.get(b"content-length")) and (
+            not (length.isascii() and length.isdigit()) or int(length) > limited.limit
+        ):
             await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
             return
         started = False
 
         async def respond(message: Message) -> None:
             nonlocal started
-            if limited.exceeded and not started:
-                return  # whatever the route makes of it, the answer is about the size
+            if (limited.exceeded or limited.late) and not started:
+                return  # whatever the route makes of it, the answer is about the body
             if message["type"] == "http.response.start":
                 started = True
                 present = {name for name, _ in message["headers"]}
@@ -77,9 +86,11 @@ class Security:
                 message = {**message, "headers": [*message["headers"], *extra]}
             await send(message)
 
-        with contextlib.suppress(BodyTooLarge):
+        with contextlib.suppress(BodyTooLarge, BodyTooSlow):
             await self._app(scope, limited, respond)
-        if limited.exceeded and not started:
+        if limited.late and not started:
+            await _answer(send, 408, "too_slow", f"the body did not arrive: nothing for {BODY_SECONDS:g} s")
+        elif limited.exceeded and not started:
             await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
@@ -129,11 +140,16 @@ class _Limit:
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive, self.limit, self._length = receive, limit, 0
-        self.exceeded = False
+        self.exceeded = self.late = self._complete = False
 
     async def __call__(self) -> Message:
-        message = await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), None if self._complete else BODY_SECONDS)
+        except TimeoutError:
+            self.late = True
+            raise BodyTooSlow from None
         if message["type"] == "http.request":
+            self._complete = not message.get("more_body", False)
             self._length += len(message.get("body", b""))
             if self._length > self.limit:
                 self.exceeded = True
@@ -146,7 +162,7 @@ async def _answer(send: Send, status: int, code: str, text: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     if status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="inweave", Basic realm="inweave"'))
-    if status == 413:
+    if status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

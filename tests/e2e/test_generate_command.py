@@ -241,3 +241,28 @@ def test_a_sheet_carries_its_settings(tmp_path: Path) -> None:
         image.load()
         cells = json.loads(image.info["inweave"])["grid"]["settings"]
     assert [cell["loras"][0]["unet"] for cell in cells[0]] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ("Sampler: DPM++ 2M SDE, Schedule type: Karras", ("Sampler", "Schedule type")),  # ours has neither
+        ("Sampler: DPM++ 2M SDE Karras", ("Sampler", "Schedule type")),
+        ("Sampler: DDIM, Schedule type: Karras", ("Schedule type",)),  # each of them exists, but not together
+        ("Sampler: Euler, Schedule type: Karras", ()),
+    ],
+)
+def test_a_sampler_or_schedule_that_the_model_cannot_use_is_a_warning(
+    recorded: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL.PngImagePlugin import PngInfo
+
+    monkeypatch.chdir(tmp_path)
+    info = PngInfo()
+    info.add_text("parameters", f"cat\nSteps: 1, {recorded}, CFG scale: 1, Seed: 5, Size: 64x64")
+    Image.new("RGB", (8, 8)).save("theirs.png", pnginfo=info)
+    report = json.loads(inweave("generate", "--from", "theirs.png", "--json"))
+    warned = [warning for warning in report["warnings"] if "is not reproduced" in warning]
+    assert [warning.partition(" (")[0] for warning in warned] == list(words)
+    if recorded.startswith("Sampler: DDIM"):  # what the user asks for is never replaced
+        inweave("generate", "--from", "theirs.png", "--schedule", "karras", "--json", code=2)

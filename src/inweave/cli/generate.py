@@ -64,7 +64,7 @@ def generate(
     from inweave.errors import ConfigError
     from inweave.generate.find import LoraFinder, check_request, with_alpha
     from inweave.generate.pipeline import pipeline
-    from inweave.generate.repeat import input_warnings, lora_warnings, model_of, model_warnings
+    from inweave.generate.repeat import input_warnings, lora_warnings, model_of, model_warnings, with_possible_sampler
 
     with reporting_errors(as_json):
         if out == "-" and as_json:
@@ -77,7 +77,8 @@ def generate(
             "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
             "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
         }  # fmt: skip
-        settings = settings | {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in options.items() if value is not None}
+        settings = settings | given
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
@@ -91,14 +92,15 @@ def generate(
             allow_download=allow_download,
         )  # fmt: skip
         pipe.finder = finder
-        warnings += model_warnings(source, pipe.model.blueprint)
+        config, unfit = with_possible_sampler(config, source, given, pipe.model)
+        warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
         started = time.perf_counter()
         with display(as_json) as progress:
             if grid or compare:
                 done = _grid(pipe, config, grid or [], compare, out, _on_step(progress))
             else:
                 done = _images(pipe, config, out, _on_step(progress))
-    done["warnings"] = [*warnings, *done["warnings"]]
+    done["warnings"] = list(dict.fromkeys((*warnings, *done["warnings"])))
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
         print_json({"ok": True, **done})

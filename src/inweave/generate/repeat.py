@@ -5,7 +5,7 @@ Everything that differs from the image's own is one warning: a repetition that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from inweave.checked import for_message
@@ -15,11 +15,17 @@ from inweave.files.paths import is_file, is_folder
 from inweave.formats.files import network_file, shard_files
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.find import LoraFinder, has_hash, hashes_of, is_hash
+from inweave.generate.infotext import not_reproduced
 from inweave.generate.source import ImageSettings
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
+from inweave.models.model import Model
 from inweave.models.open import HUB_ID
+from inweave.models.samplers import own_sampler, problems
 from inweave.models.variants import find_variant
+
+#: the schedule that every sampler has
+PLAIN_SCHEDULE = "simple"
 
 
 def model_of(settings: ImageSettings) -> str | None:
@@ -65,6 +71,29 @@ def model_warnings(settings: ImageSettings, blueprint: Blueprint) -> list[str]:
     if name is None or name.lower() in _names(blueprint):
         return []
     return [f"Model {for_message(name)} is not reproduced: {blueprint.name} is used; give the model with --model"]
+
+
+def with_possible_sampler(
+    config: GenerateConfig, settings: ImageSettings, options: Collection[str], model: Model
+) -> tuple[GenerateConfig, list[str]]:
+    """The image's sampler and schedule as far as the model at hand has them, and warnings about the rest.
+
+    Those among ``options`` were given by the user: they stay, and are an error where the model does not have them.
+    """
+    warnings: list[str] = []
+    own = own_sampler(model.blueprint.scheduler)
+    repeats_sampler = "sampler" in settings.config and "sampler" not in options
+    repeats_schedule = "schedule" not in options and (repeats_sampler or "schedule" in settings.config)
+    if repeats_sampler and config.sampler and problems(config.sampler, PLAIN_SCHEDULE, flow=model.flow):
+        hint = f"{model.blueprint.name} cannot use it, so {own} is used; choose one with --sampler"
+        warnings.append(not_reproduced("Sampler", settings.config["sampler"], hint))
+        config = config.model_copy(update={"sampler": None})
+    sampler = config.sampler or own
+    if repeats_schedule and problems(sampler, config.schedule, flow=model.flow):
+        hint = f"{sampler} does not have it, so {PLAIN_SCHEDULE} is used; choose another --sampler or --schedule"
+        warnings.append(not_reproduced("Schedule type", config.schedule, hint))
+        config = config.model_copy(update={"schedule": PLAIN_SCHEDULE})
+    return config, warnings
 
 
 def input_warnings(settings: ImageSettings, options: Iterable[str]) -> list[str]:

@@ -107,7 +107,11 @@ def select_sites(model: nn.Module, all_sites: list[Site], targets: Targets, requ
         chosen = [
             site
             for site in able
-            if _is_linear(site) and id(site.module) not in left_out and (site.unused() is None or site.compiled())
+            if _is_linear(site)
+            and id(site.module) not in left_out
+            and (
+                site.unused() is None or site.compiled() or site.fused()
+            )  # these two are the user's to undo: refused later
         ]
         if not chosen:
             problems.append("'all-linear' matches no Linear layer in this model; name the targets instead")

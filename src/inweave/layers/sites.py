@@ -15,6 +15,7 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
+from inweave.targets.spellings import FUSED
 
 #: children of torch.compile's, FSDP's and activation checkpointing's modules
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -35,13 +36,30 @@ class Site:
         """Why the forward of a module here is never called, where torch is known to read the weight instead."""
         if any(isinstance(parent, nn.MultiheadAttention) for parent, _ in self.parents):
             return "torch's MultiheadAttention reads this weight and never calls the module"
-        return self.compiled()
+        return self.compiled() or self.fused()
+
+    def fused(self) -> str | None:
+        """Why a layer in the place of a projection that diffusers fused with others would not be called."""
+        for parent, leaf in self.parents:
+            if _computes_fused(parent):
+                for whole, parts in FUSED:
+                    if leaf in parts and isinstance(getattr(parent, whole, None), nn.Module):
+                        return f"the model computes with {whole} instead and never calls it; unfuse_qkv_projections() first"
+        return None
 
     def compiled(self) -> str | None:
         """Why a layer in a compiled module's place would not be called."""
         if any(leaf == "_orig_mod" for _, leaf in self.parents):
             return "torch.compile keeps this very module and would not call a layer in its place; inject first, then compile"
         return None
+
+
+def _computes_fused(attention: nn.Module) -> bool:
+    """Whether diffusers' attention uses its fused projections: unfusing the older class changes its processor alone."""
+    if not getattr(attention, "fused_projections", False):
+        return False
+    processor = type(getattr(attention, "processor", None)).__name__
+    return "Fused" in processor or hasattr(attention, "unfuse_projections")
 
 
 def sites(model: nn.Module) -> list[Site]:

@@ -20,16 +20,9 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inweave.errors import TargetError
+from inweave.targets.spellings import FUSED
 from inweave.weights.networks import Slot, plain_name, slots, unwrapped
 from inweave.weights.stack import TensorKey
-
-#: a fused projection of diffusers' attention -> the projections whose rows it holds, in order
-FUSED = {
-    "to_qkv": ("to_q", "to_k", "to_v"),
-    "to_kv": ("to_k", "to_v"),
-    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
-    "to_added_kv": ("add_k_proj", "add_v_proj"),
-}
 
 Place = tuple[int, int, torch.dtype, torch.device]
 Mark = tuple[Place, int]
@@ -260,7 +253,7 @@ def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str,
         if not getattr(module, "fused_projections", False):
             continue
         dot = plain_name(f"{path}." if path else "")
-        for whole, parts in FUSED.items():
+        for whole, parts in FUSED:
             for leaf in ("weight", "bias"):
                 names = [f"{dot}{part}.{leaf}" for part in parts]
                 if f"{dot}{whole}.{leaf}" in every and all(name in every for name in names):

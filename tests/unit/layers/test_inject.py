@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -339,3 +340,23 @@ def test_fields_of_the_spec_are_keyword_arguments_too() -> None:
     assert inject(nn.Sequential(nn.Linear(8, 8)), 4, 2.0, spec=spec, seed=5).state_dict().keys() == first.keys()
     with pytest.raises(ConfigError, match="no option 'rslorra'; did you mean rslora"):
         inject(nn.Sequential(nn.Linear(8, 8)), 4, 2.0, rslorra=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("targets", [["to_q"], ["attn2.to_k"], "all-linear"])
+def test_projections_that_diffusers_fused_are_refused(targets: Any) -> None:
+    diffusers = pytest.importorskip("diffusers")
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=8, block_out_channels=(8, 16), layers_per_block=1, cross_attention_dim=8, attention_head_dim=4,
+        norm_num_groups=4, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )  # fmt: skip
+    adapter = inweave.collect(inweave.inject(unet, rank=2, targets=targets))
+    inweave.eject(unet)
+    unet.fuse_qkv_projections()
+    for add in (lambda: inweave.inject(unet, rank=2, targets=targets), lambda: inweave.attach(unet, adapter)):
+        with pytest.raises(TargetError, match=r"to_q?kv instead and never calls it; unfuse_qkv_projections\(\) first"):
+            add()
+    inweave.inject(unet, rank=2, targets=["attn2.to_q"])  # of cross-attention only k and v are fused
+    inweave.eject(unet)
+    unet.unfuse_qkv_projections()
+    inweave.attach(unet, adapter)

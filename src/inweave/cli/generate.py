@@ -77,8 +77,8 @@ def generate(
             "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
             "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
         }  # fmt: skip
-        given = {name: value for name, value in options.items() if value is not None}
-        settings = settings | given
+        user_options = {name: value for name, value in options.items() if value is not None}
+        settings = settings | user_options
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
@@ -92,7 +92,7 @@ def generate(
             allow_download=allow_download,
         )  # fmt: skip
         pipe.finder = finder
-        config, unfit = with_possible_sampler(config, source, given, pipe.model)
+        config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
         started = time.perf_counter()
         with display(as_json) as progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
 from inweave.serve import dataset_routes, lora_routes, native, openai, sdapi, sdapi_lists, sdapi_state
+from inweave.serve.errors import StorageError
 from inweave.serve.failures import code_of, message_of, public, status_of
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
@@ -48,6 +50,8 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
     app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(sqlite3.OperationalError, _storage_error)
+    app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _bug)
     return Security(app, settings)
 
@@ -97,6 +101,12 @@ async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     code, text = codes.get(error.status_code, ("invalid_request", "the request cannot be served"))
     body = _shape(request.url.path, error.status_code, {"code": code, "message": text})
     return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+async def _storage_error(request: Request, error: Exception) -> JSONResponse:
+    """The disk refuses: nothing was queued, and the client may try again later."""
+    log.error("%s %s: %s", request.method, request.url.path, error)
+    return error_response(request, StorageError("the disk of the worker is full or cannot be written"))
 
 
 async def _bug(request: Request, error: Exception) -> JSONResponse:

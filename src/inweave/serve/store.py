@@ -368,10 +368,11 @@ class JobStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # also where a full disk refused the COMMIT: it would swallow the next one
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
 
 def _job(row: tuple[Any, ...]) -> Job:

@@ -13,24 +13,29 @@ from inweave.errors import ConfigError, InweaveError
 from inweave.serve.app import create_app
 from inweave.serve.settings import ServeSettings
 
+# connections that wait while the application is being put together: who is told the address can connect at once
+_BACKLOG = 2048
+
 
 def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announce: Any = print) -> None:
     """Serve until a signal; `ConfigError` where the address is taken."""
     listener = _bind(settings.host, settings.port)
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    announce(f"http://{host}:{port}")
     app = create_app(settings.model_copy(update={"port": port}), {"port": port, **(identity or {})})
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024, lifespan="on",
     )  # fmt: skip
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # the server repeats a signal after it has drained: that is no failure
-        signal.signal(number, lambda *_: None)
     server = uvicorn.Server(config)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # a signal before the server has its own handlers stops it too; one that it repeats after it has drained is no failure
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    announce(f"http://{host}:{port}")
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     if not server.started:
@@ -43,6 +48,7 @@ def _bind(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise ConfigError(f"{host}:{port}: cannot listen there: {error.strerror or error}") from None
     return listener

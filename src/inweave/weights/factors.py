@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -218,6 +218,10 @@ class AdapterCache:
                     self._partial_plans.popitem(last=False)
             self._partial_plans.move_to_end(key)
             return self._partial_plans[key]
+
+    def keys(self, adapters: Iterable[Adapter | Plan | str | os.PathLike[str]]) -> tuple[object, ...]:
+        """What these adapters are filed under, in this order."""
+        return tuple(map(_key, adapters))
 
     def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
         """Keep a plan that was made elsewhere for the same networks."""

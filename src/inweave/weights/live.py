@@ -12,7 +12,7 @@ Writes through `.data` or a raw pointer leave no mark; nothing can be seen of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from inweave.errors import TargetError
 from inweave.targets.spellings import FUSED
 from inweave.weights.networks import Slot, plain_name, slots, unwrapped
+from inweave.weights.snapshot import Entry, Snapshot
 from inweave.weights.stack import TensorKey
 
 Place = tuple[int, int, torch.dtype, torch.device]
@@ -36,9 +37,10 @@ class Home:
     owner: torch.Tensor
     copies: tuple[torch.Tensor, ...]
     place: Place
+    counts: bool = True  # tensors made in inference mode have no version
 
     def mark(self) -> Mark:
-        return self.place, -1 if self.owner.is_inference() else self.owner._version
+        return self.place, self.owner._version if self.counts else -1
 
 
 class LiveModel:
@@ -52,20 +54,18 @@ class LiveModel:
         self._homes: dict[TensorKey, Home] = {}
         self._first: dict[tuple[int, str], TensorKey] = {}
         self._shared: dict[TensorKey, list[TensorKey]] = {}
-        self._objects: list[object] = []  # so that identities stay unique
-        self._stored: list[torch.Tensor] = []  # those that have an address
-        self._seen: tuple[list[int], list[int]] = ([], [])
-        self._looks = 0
+        self._whole: Snapshot | None = None
+        self._watched: tuple[int, int, Snapshot] | None = None
+        self._above: dict[int, tuple[Entry, nn.Module]] = {}  # id of a module -> where it is held, and by whom
+        self.looks = 0  # how often everything was found again
         self.look()
 
     def look(self) -> int:
         """Find everything again where anything was replaced or moved; returns how often it was, so far."""
-        objects = [each for network in self.networks.values() for each in _parts_of(network)]
-        identities = list(map(id, objects))
-        if self._seen == (identities, [tensor.data_ptr() for tensor in self._stored]):
-            return self._looks
-        self._looks += 1
-        self._seen = ([], [])  # until all of it is known
+        if self._whole is not None and self._whole.holds():
+            return self.looks
+        self.looks += 1
+        self._whole = None  # until all of it is known
         self.slots, self._rows, self._groups = {}, {}, {}
         for component, network in self.networks.items():
             self._add(component, network)
@@ -74,10 +74,32 @@ class LiveModel:
             self._first.setdefault((id(slot.module), slot.leaf), key)
         self._homes = {}
         self._shared = self._overlaps()
-        self._objects = objects
-        self._stored = [slot.tensor for slot in self.slots.values() if _address(slot.tensor)]
-        self._seen = identities, [tensor.data_ptr() for tensor in self._stored]
-        return self._looks
+        stored = [slot.tensor for slot in self.slots.values() if _address(slot.tensor)]
+        entries, self._above = list[Entry](), {}
+        for network in self.networks.values():
+            entries += _entries_of(network, self._above)
+        self._whole = Snapshot(entries, stored)
+        return self.looks
+
+    def are_unchanged(self, keys: Collection[TensorKey]) -> bool:
+        """Whether these tensors are where the last look saw them, and the modules above them; faster than a look."""
+        if self._whole is None:
+            return False
+        if self._watched is None or self._watched[:2] != (self.looks, len(keys)):
+            rows: dict[tuple[int, str], Entry] = {}
+            for key in keys:
+                slot = self.slots.get(key)
+                if slot is None or not _address(slot.tensor):
+                    return False
+                held = slot.module._parameters if slot.leaf in slot.module._parameters else slot.module._buffers
+                rows[id(held), slot.leaf] = (held, slot.leaf, slot.tensor)
+                module: nn.Module | None = slot.module
+                while module is not None and id(module) in self._above:
+                    entry, module = self._above[id(module)]
+                    rows[id(entry[0]), entry[1]] = entry
+            tensors = [self.slots[key].tensor for key in keys]
+            self._watched = self.looks, len(keys), Snapshot(rows.values(), tensors)
+        return self._watched[2].holds()
 
     def _add(self, component: str, network: nn.Module) -> None:
         every = {name: slot for name, slot in slots(network).items() if slot.tensor.is_floating_point()}
@@ -146,7 +168,7 @@ class LiveModel:
         if reason := _elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
             raise TargetError(f"{key[1]}: {reason}")
         place = (id(owner), owner.data_ptr(), owner.dtype, owner.device)
-        return Home(owner.detach(), owner, tuple(self._copies(key, owner)), place)
+        return Home(owner.detach(), owner, tuple(self._copies(key, owner)), place, not owner.is_inference())
 
     def _kept_by_hook(self, key: TensorKey) -> torch.Tensor | None:
         """The tensor that accelerate loads for each forward pass; `TargetError` where it lies on disk."""
@@ -220,18 +242,19 @@ def write_copies(homes: Iterable[Home]) -> None:
             copy.copy_(home.tensor)
 
 
-def _parts_of(network: nn.Module) -> list[object]:
-    """Everything whose replacement changes where tensors are: modules, parameters and buffers, in the order of a walk."""
+def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -> list[Entry]:
+    """What every module of a network holds; ``above`` receives where each module is held."""
     modules: list[nn.Module] = [network]
-    parts: list[object] = []
+    entries: list[Entry] = []
     for module in modules:  # which grows
-        if module._parameters:
-            parts += module._parameters.values()
-        if module._buffers:
-            parts += module._buffers.values()
-        if module._modules:
-            modules += [child for child in module._modules.values() if child is not None]
-    return parts + modules
+        for held in (module._parameters, module._buffers):
+            entries += [(held, name, tensor) for name, tensor in held.items()]
+        for name, child in module._modules.items():
+            entries.append((module._modules, name, child))
+            if child is not None:
+                above[id(child)] = entries[-1], module
+                modules.append(child)
+    return entries
 
 
 def _address(tensor: torch.Tensor) -> int:

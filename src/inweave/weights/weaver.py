@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from inweave.adapter import Adapter
-from inweave.errors import InweaveError, MemoryBudgetError, MergeStateError, TargetError
+from inweave.errors import InweaveError, MergeStateError, TargetError
 from inweave.ops.decode import DTYPE_NAMES
 from inweave.ops.merge import limit_of
 from inweave.targets.index import ModelIndex, component_from_names
@@ -57,7 +57,7 @@ from inweave.weights.stack import (
     read_stack,
 )
 from inweave.weights.stack_state import Layers, StackState, owners_of, plan_and_strength, signatures_of
-from inweave.weights.writer import Writer
+from inweave.weights.writer import Writer, as_memory_error
 
 Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
@@ -174,7 +174,10 @@ class Weaver:
         """
         entries = read_stack(stack)
         with self._lock, collector_waits():
-            self._look()
+            # for a stack that has a program only its own tensors matter, and those of the stack before
+            repeated = not entries or self._cache.keys(adapter for adapter, _ in entries) in self._programs
+            if not repeated or not self._live.are_unchanged(self._writer.marks):
+                self._look()
             with self._writing():
                 layers = [(self._cache.get(adapter), strength) for adapter, strength in entries]
                 for loaded, strength in layers:
@@ -194,6 +197,8 @@ class Weaver:
 
     def _settle(self) -> None:
         """Notice what others did to weights that were written before, and follow it or refuse."""
+        if not self._state.uncertain and self._writer.untouched():
+            return
         woven, uncertain, marks = self._state.changed(), self._state.uncertain, self._writer.marks
         moved: list[TensorKey] = []
         for key, mark in list(marks.items()):
@@ -325,7 +330,7 @@ class Weaver:
             raise TargetError(self._overflow_message(overflow.args, after.layers)) from None
         except BaseException as error:
             self._abandon({*keys, *before.changed()})
-            raise _ours(error) from None
+            raise as_memory_error(error) from None
 
     def _undo(self, keys: Sequence[TensorKey], before: StackState) -> None:
         """Put the stack before back, bit for bit: its tensors are computed again from their originals."""
@@ -342,7 +347,7 @@ class Weaver:
             self._state = before
         except BaseException as error:
             self._abandon({*keys, *before.changed()})
-            raise _ours(error) from None
+            raise as_memory_error(error) from None
 
     def _abandon(self, keys: Collection[TensorKey]) -> None:
         """After a failure: the base everywhere, and nothing woven."""
@@ -390,9 +395,3 @@ class Weaver:
         """Drop the programs of an adapter that left the cache: they hold its factors."""
         for keys in [keys for keys in self._programs if key in keys]:
             del self._programs[keys]
-
-
-def _ours(error: BaseException) -> BaseException:
-    if isinstance(error, torch.OutOfMemoryError):
-        return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
-    return error

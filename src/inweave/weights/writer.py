@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from inweave.errors import TargetError
+from inweave.errors import MemoryBudgetError, TargetError
 from inweave.ops.merge import Target, all_usable, merge_products, usable_numbers
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.live import Home, LiveModel, Mark
@@ -31,6 +31,8 @@ class Writer:
         self.live = live
         self.pristine = pristine
         self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, as we left it
+        self._left: list[tuple[torch.Tensor, int]] = []
+        self._left_at = -1  # how often the model had been looked at by then
         self.as_built: set[TensorKey] = set()
         self._untie = untie
 
@@ -51,7 +53,9 @@ class Writer:
         for key, home in homes.items():
             if key not in uncertain:
                 self.pristine[key[0]].save(key[1], home.tensor)
-                self.marks.setdefault(key, home.mark())
+                if key not in self.marks:
+                    self.marks[key] = home.mark()
+                    self._left_at = -1
 
     def check_sources(self) -> None:
         """Raise if originals would have to come from a file that has changed."""
@@ -85,8 +89,14 @@ class Writer:
 
     def mark(self, homes: Mapping[TensorKey, Home]) -> None:
         """Record that these tensors are as we left them."""
-        for key, home in homes.items():
-            self.marks[key] = home.mark()
+        self.marks.update([(key, home.mark()) for key, home in homes.items()])
+        every = homes if len(homes) == len(self.marks) else {key: self.live.home(key) for key in self.marks}
+        self._left = [(home.owner, home.owner._version) for home in every.values() if home.counts]
+        self._left_at = self.live.looks if len(self._left) == len(every) else -1
+
+    def untouched(self) -> bool:
+        """Whether all tensors are where and as we left them: the usual case, without looking at each by name."""
+        return self._left_at == self.live.looks and all(owner._version == version for owner, version in self._left)
 
     def write(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
@@ -159,3 +169,10 @@ class Writer:
 def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
     plain = tensor.is_cuda and tensor.is_contiguous() and tensor.dim() > 1
     return plain and all(is_product(item.placement) for item in received)
+
+
+def as_memory_error(error: BaseException) -> BaseException:
+    """Our error for a device without memory; any other error as it is."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
+    return error

@@ -98,7 +98,7 @@ class LiveModel:
                     entry, module = self._above[id(module)]
                     rows[id(entry[0]), entry[1]] = entry
             tensors = [self.slots[key].tensor for key in keys]
-            self._watched = self.looks, len(keys), Snapshot(rows.values(), tensors)
+            self._watched = self.looks, len(keys), self._whole.part(rows.values(), tensors)
         return self._watched[2].holds()
 
     def _add(self, component: str, network: nn.Module) -> None:

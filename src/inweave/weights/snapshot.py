@@ -29,6 +29,15 @@ class Snapshot:
         self._tensors = list(tensors)
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
+    def part(self, entries: Iterable[Entry], tensors: Sequence[torch.Tensor]) -> Snapshot:
+        """What some of the same modules held when this snapshot was made."""
+        sizes = {id(holder): size for holder, size in zip(self._members, self._sizes, strict=True)}
+        addresses = {id(tensor): address for tensor, address in zip(self._tensors, self._addresses, strict=True)}
+        part = Snapshot(entries, tensors)
+        part._sizes = [sizes[id(holder)] for holder in part._members]
+        part._addresses = [addresses[id(tensor)] for tensor in part._tensors]
+        return part
+
     def holds(self) -> bool:
         """Whether nothing was added, removed, replaced or moved."""
         if list(map(len, self._members)) != self._sizes:

@@ -99,7 +99,7 @@ def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.
     if result.shape != original.shape or bool((wrong & usable_numbers(original)).any()):
         kind = DTYPE_NAMES.get(result.dtype, str(result.dtype))
         raise TargetError(
-            f"{name}: the result exceeds {kind}, which can compute with numbers up to {limit_of(result.dtype):g}; "
+            f"{name}: the result would overflow {kind}, which can compute with numbers up to {limit_of(result.dtype):g}; "
             "use a wider dtype or a lower strength"
         )
 

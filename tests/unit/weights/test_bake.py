@@ -287,14 +287,14 @@ def test_overflow_is_an_error_and_old_nan_is_not(tmp_path: Path) -> None:
     tensors = {"first.weight": torch.full((4, 3), 6e4).half(), "second.weight": torch.full((4, 3), float("nan")).half()}
     base = write_file(tmp_path / "base.safetensors", tensors)
     big = pair("unet.first", 4, 3) | {"unet.first.alpha": tensor(3e6)}
-    with pytest.raises(TargetError, match=r"first\.weight: the result exceeds F16"):
+    with pytest.raises(TargetError, match=r"first\.weight: the result would overflow F16"):
         baked(base, tmp_path / "out.safetensors", [(big, Strength())])
     baked(base, tmp_path / "wide.safetensors", [(big, Strength())], dtype=torch.float32)
     baked(base, tmp_path / "nan.safetensors", [(pair("unet.second", 4, 3), Strength())])
     wide = write_file(
         tmp_path / "f32.safetensors", {"first.weight": torch.ones(4, 3), "second.weight": torch.full((2,), 1e6)}
     )
-    with pytest.raises(TargetError, match=r"second\.weight: the result exceeds F16"):
+    with pytest.raises(TargetError, match=r"second\.weight: the result would overflow F16"):
         baked(wide, tmp_path / "half.safetensors", [(pair("unet.first", 4, 3), Strength())], dtype=torch.float16)
     assert sorted(p.name for p in tmp_path.glob("*")) == [
         "base.safetensors", "f32.safetensors", "nan.safetensors", "wide.safetensors",

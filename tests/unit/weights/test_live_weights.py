@@ -363,7 +363,7 @@ def test_a_base_that_is_not_finite_itself_is_woven_as_it_is() -> None:
 def test_a_merged_source_refuses_numbers_beyond_the_dtype(dtype: Any) -> None:
     base = state(Net())
     source = inweave.MergedSource(DictSource(base), [(lin(), 1e7 if dtype else 1e39)], index=inweave.index_of(Net()))
-    with pytest.raises(TargetError, match=r"lin\.weight: the result exceeds"):
+    with pytest.raises(TargetError, match=r"lin\.weight: the result would overflow"):
         source.get("lin.weight", dtype=dtype)
 
 
@@ -413,7 +413,7 @@ def test_an_interrupt_at_any_line_restores_or_is_known(before: Any, after: Any) 
         weaver.apply([])
         assert bits(net) == base, line
         line += sized(7, 1)
-    assert line > 100
+    assert line > 50
 
 
 # fused projections

@@ -168,7 +168,7 @@ def test_dtypes_follow_the_sources() -> None:
     assert dtype_of(resized([(half, 1.0), (single, 1.0)], rank=2)) == "F32"
     assert dtype_of(resized([(single, 1.0)], rank=2, dtype=torch.bfloat16)) == "BF16"
     loud = pair("unet.first", 20, 14, 6, alpha=6e12)
-    with pytest.raises(TargetError, match=r"first: a factor exceeds F16"):
+    with pytest.raises(TargetError, match=r"first: a factor would overflow F16"):
         resized([(loud, 1.0)], rank=2, dtype=torch.float16)
 
 

@@ -77,7 +77,7 @@ def encode_finite(values: torch.Tensor, dtype: torch.dtype, name: str) -> Tensor
     """The values stored as ``dtype``; raises if it cannot hold them."""
     rounded = values.detach().to(dtype)
     if not bool(torch.isfinite(rounded).all()):
-        raise TargetError(f"{name}: a factor exceeds {DTYPE_NAMES[dtype]}; choose a wider dtype")
+        raise TargetError(f"{name}: a factor would overflow {DTYPE_NAMES[dtype]}; choose a wider dtype")
     return encode(rounded)
 
 

@@ -91,8 +91,8 @@ class LiveModel:
                 slot = self.slots.get(key)
                 if slot is None or not _address(slot.tensor):
                     return False
-                held = slot.module._parameters if slot.leaf in slot.module._parameters else slot.module._buffers
-                rows[id(held), slot.leaf] = (held, slot.leaf, slot.tensor)
+                members = slot.module._parameters if slot.leaf in slot.module._parameters else slot.module._buffers
+                rows[id(members), slot.leaf] = (members, slot.leaf, slot.tensor)
                 module: nn.Module | None = slot.module
                 while module is not None and id(module) in self._above:
                     entry, module = self._above[id(module)]
@@ -247,8 +247,8 @@ def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -
     modules: list[nn.Module] = [network]
     entries: list[Entry] = []
     for module in modules:  # which grows
-        for held in (module._parameters, module._buffers):
-            entries += [(held, name, tensor) for name, tensor in held.items()]
+        for members in (module._parameters, module._buffers):
+            entries += [(members, name, tensor) for name, tensor in members.items()]
         for name, child in module._modules.items():
             entries.append((module._modules, name, child))
             if child is not None:

@@ -8,9 +8,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from inweave.cli.app import app
 from inweave.errors import ConflictError, MissingError
 from inweave.library import Library
+from inweave.library.processes import process_mark
 from inweave.models import embedded
 
 PIXEL = embedded.loras()["pixel"]
@@ -140,18 +143,95 @@ def test_links_out_of_the_library_are_passed_over(folder: Path) -> None:
     assert len(report.passed_over) == 2
 
 
-def test_a_file_that_kills_its_reader_is_not_opened_again(folder: Path) -> None:
+def interrupted_reading(library: Library, folder: Path, name: str, process: str) -> None:
+    """What the index says if ``process`` dies while it reads the file."""
+    sighting = next(each for each in walk_of(folder) if each.path == name)
+    row = (str(folder.resolve()), sighting.path, sighting.stamp, sighting.size, process)
+    library._execute("INSERT INTO reading VALUES (?, ?, ?, ?, ?)", row)
+
+
+def test_a_file_that_kills_its_reader_twice_is_not_opened_again(folder: Path) -> None:
     library = opened(folder)
     (folder / "bomb.safetensors").write_bytes(PIXEL.read_bytes())
-    sighting = next(each for each in walk_of(folder) if each.path == "bomb.safetensors")
-    library._execute(
-        "INSERT INTO reading VALUES (?, ?, ?, ?)", (str(folder.resolve()), sighting.path, sighting.stamp, sighting.size)
-    )  # what the index says if the process dies while it reads the file
+    interrupted_reading(library, folder, "bomb.safetensors", "999999999:1")
+    library._record_fatal()
+    interrupted_reading(library, folder, "bomb.safetensors", "999999998:1")
     library.scan()
     assert "ended the process" in library.find("bomb").health[0]
     (folder / "bomb.safetensors").write_bytes(embedded.loras()["ink"].read_bytes())
     library.scan()
     assert library.find("bomb").health == []
+
+
+def test_a_file_that_another_process_reads_now_or_was_reading_once_is_healthy(folder: Path) -> None:
+    """A scan beside a scan, and a scanner that was stopped in the middle of a large file."""
+    library = opened(folder)
+    for process in (process_mark(), f"{os.getpid()}:0"):  # this one lives; that one had the same number once
+        interrupted_reading(library, folder, "styles/pixel.safetensors", process)
+        library.scan()
+        assert library.find("pixel").health == []
+    assert library.examine() == 1 and library.find("pixel").contents is not None
+    interrupted_reading(library, folder, "styles/pixel.safetensors", "999999999:1")
+    library.scan()
+    assert library.find("pixel").health == [], "what happened before it was read well counts no more"
+
+
+HOSTILE_SIDECARS = {
+    "half a surrogate pair": rb'{"activation text": "a\ud800b", "notes": "\udfff"}',
+    "deep": b'{"notes":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "huge numbers": b'{"preferred weight": 1'
+    + b"0" * 400
+    + b', "notes": 5, "activation text": {"a": 1}, "description": []}',
+    "NaN": b'{"preferred weight": NaN, "trainedWords": [null, 1, "  ", ["x"]]}',
+    "not Unicode": b'\xff\xfe{"notes": 1}',
+    "a list": b"[1, 2]",
+    "large": b'{"notes": "' + b"x" * 5_000_000 + b'"}',
+    "markup": b'{"activation text": "<img src=x onerror=alert(1)>,\\u001b[31mred", "notes": "\\u202e"}',
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SIDECARS)
+def test_hostile_sidecars_are_read_or_named_and_never_break_an_answer(folder: Path, name: str) -> None:
+    for ending in (".json", ".civitai.info"):
+        (folder / "styles" / f"pixel{ending}").write_bytes(HOSTILE_SIDECARS[name])
+    document = opened(folder).find("pixel").as_dict()
+    json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    assert document["base"] == "inweave/emoji" and document["preferred_strength"] is None
+    if name in ("deep", "not Unicode", "a list", "large"):
+        assert [text.split(":")[0] for text in document["warnings"]] == ["pixel.json", "pixel.civitai.info"]
+
+
+def test_a_name_that_is_not_unicode_is_passed_over_and_named(folder: Path) -> None:
+    shutil.copy(PIXEL, os.fsencode(folder) + b"/caf\xe9.safetensors")
+    library = Library(folder.parent / "library.sqlite3", [folder])
+    report = library.scan()
+    assert report.files == 1 and "not Unicode" in report.passed_over[0]
+    report.passed_over[0].encode()
+
+
+def test_the_command_line_shows_a_library_to_people_and_programs(folder: Path) -> None:
+    (folder / "styles" / "pixel.json").write_text('{"activation text": "pxl"}')
+    shutil.copy(PIXEL, folder / "odd\x1b[35m.safetensors")
+    (folder / "junk.safetensors").write_bytes(b"x")
+
+    def run(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(
+            app, ["library", *arguments, "--folder", str(folder), "--database", str(folder / "i.db")]
+        )
+        assert result.exit_code == code, result.output
+        return result.stdout
+
+    lines = run("list").splitlines()
+    assert any("pixel" in line and "inweave/emoji" in line and "rank 8" in line and "pxl" in line for line in lines)
+    assert "\x1b[35m" not in "".join(lines) and any("junk" in line and "unknown base" in line for line in lines)
+    page = run("show", "styles/pixel")
+    assert "confidence 100%" in page and "sha256" in page and "pxl  (pixel.json)" in page and "('" not in page
+    assert json.loads(run("show", "styles/pixel", "--json"))["hashes"]["autov2"] == "8845bf35ff"
+    assert run("find", "autov2:8845bf35ff").strip().endswith(".safetensors")
+    assert {each["name"] for each in json.loads(run("list", "--json"))["loras"]} >= {"pixel", "junk", "ink"}
+    assert json.loads(run("doctor", "--json", code=1))["unhealthy"][0]["path"] == "junk.safetensors"
+    assert "same tensors" in run("doctor", code=1)
+    run("show", "nosuch", code=2)
 
 
 def walk_of(folder: Path) -> list:  # type: ignore[type-arg]

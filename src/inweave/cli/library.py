@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
+from inweave.files.paths import printable
 
 if TYPE_CHECKING:
-    from inweave.library import Library
+    from inweave.library import Entry, Library
 
 library_app = typer.Typer(help="Index folders of LoRA files: list, find, check their health.", no_args_is_help=True)
 Folders = Annotated[list[Path] | None, typer.Option("--folder", "-f", help="A folder of LoRAs (default: ./loras).")]
@@ -37,6 +40,7 @@ def scan(
     as_json: JSON = False,
 ) -> None:
     """Bring the index up to date with the folders."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a file that is being read is not to blame for the end
     with reporting_errors(as_json):
         library = _open(folder, database)
         report = library.scan().as_dict()
@@ -65,13 +69,24 @@ def list_files(
     if as_json:
         print_json({"ok": True, "loras": [entry.as_dict(details=False) for entry in entries]})
         return
-    width = max((len(entry.name) for entry in entries), default=0)
-    for entry in entries:
-        base_name = entry.facts.base or "unknown base"
-        algorithms = "+".join(entry.facts.algorithms)
-        print_lines(
-            [f"{entry.name:<{width}}  {base_name:<16} {algorithms:<12} {entry.path}"], "red" if entry.health else None
-        )
+    if not entries:
+        condition = f" that matches {text!r}" if text else ""
+        typer.echo(printable(f"no LoRA{condition} in {', '.join(str(folder) for folder in library.folders)}"), err=True)
+    rows = [_columns(entry) for entry in entries]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for entry, row in zip(entries, rows, strict=True):
+        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print_lines([cells.rstrip()], "red" if entry.health else None)
+
+
+def _columns(entry: Entry) -> list[str]:
+    """One line of a list: name, base, algorithm, rank, trigger word, path, and what is wrong with it."""
+    facts = entry.facts
+    words = [word for source in facts.triggers if source["source"] != "ss_tag_frequency" for word in source["words"]]
+    cells = [entry.name, facts.base or "unknown base", "+".join(facts.algorithms) or "-",
+             f"rank {span(facts.ranks)}" if facts.ranks else "-", words[0] if words else "-", entry.path,
+             entry.health[0] if entry.health else ""]  # fmt: skip
+    return [printable(cell) for cell in cells]
 
 
 @library_app.command("show")
@@ -90,10 +105,30 @@ def show(
     if as_json:
         print_json({"ok": True, **document})
         return
-    rows = [
-        (name, str(value)) for name, value in document.items() if value not in (None, [], (), {}) and name != "metadata"
-    ]
-    print_facts(str(document["name"]), rows)
+    print_facts(str(document["name"]), _rows(document))
+
+
+def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is known of one LoRA, for people."""
+    rows: list[tuple[str, str]] = []
+    for name, value in document.items():
+        if value in (None, [], (), {}, "") or name in ("metadata", "checked", "name"):
+            continue
+        if name == "base":
+            rows.append((name, f"{value} (confidence {document['confidence']:.0%})"))
+        elif name == "size":
+            rows.append((name, f"{value / 2**20:.1f} MiB"))
+        elif name == "modified":
+            rows.append((name, time.strftime("%Y-%m-%d %H:%M", time.localtime(value))))
+        elif name == "triggers":
+            rows += [("triggers", f"{', '.join(each['words'])}  ({each['source']})") for each in value]
+        elif name == "hashes":
+            rows += [(kind, digits) for kind, digits in value.items() if digits]
+        elif isinstance(value, list | tuple):
+            rows.append((name, ", ".join(map(str, value))))
+        elif name != "confidence":
+            rows.append((name, str(value)))
+    return rows
 
 
 @library_app.command("find")

@@ -59,7 +59,7 @@ class Examiner:
             preview=sidecars.preview,
             sidecars=sidecars.names,
             metadata={name: value[:2000] for name, value in sorted(metadata.items())[:MAX_METADATA]},
-            warnings=tuple(adapter.warnings)[:MAX_PROBLEMS],
+            warnings=(*sidecars.problems, *adapter.warnings)[:MAX_PROBLEMS],
             problems=tuple(f"{', '.join(p.keys[:2])}: {p.reason}" for p in adapter.problems)[:MAX_PROBLEMS],
         )
 
@@ -89,4 +89,7 @@ class Examiner:
 
 
 def _facts_of_unreadable(reason: str, sidecars: Sidecars) -> Facts:
-    return Facts(error=reason, preview=sidecars.preview, sidecars=sidecars.names, description=sidecars.description)
+    return Facts(
+        error=reason, preview=sidecars.preview, sidecars=sidecars.names, description=sidecars.description,
+        warnings=sidecars.problems,
+    )  # fmt: skip

@@ -6,7 +6,8 @@
     library.find("pixel")                by name, path below the folder, id or hash
 
 A file keeps its id when it is moved or renamed: at once where its inode shows it, else when its hash is known. A file
-whose reading ended the process is recorded as such and not opened again until it changes.
+whose reading ended the process twice is recorded as such and not opened again until it changes; once may be chance.
+Several processes may scan one index at a time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from inweave.errors import ConflictError, FormatError, MissingError
 from inweave.library.entry import Contents, Entry, Facts, entry_name
 from inweave.library.examine import Examiner
+from inweave.library.processes import is_alive, process_mark
 from inweave.library.walk import PEFT_WEIGHTS, Sighting, walk
 
 _SCHEMA = """
@@ -52,9 +54,10 @@ CREATE TABLE IF NOT EXISTS files (
 );
 CREATE INDEX IF NOT EXISTS files_by_name ON files (name);
 CREATE INDEX IF NOT EXISTS files_by_sha256 ON files (sha256);
-CREATE TABLE IF NOT EXISTS reading (root TEXT, path TEXT, stamp TEXT, size INTEGER);
+CREATE TABLE IF NOT EXISTS reading (root TEXT, path TEXT, stamp TEXT, size INTEGER, process TEXT);
+CREATE TABLE IF NOT EXISTS deaths (root TEXT, path TEXT, stamp TEXT, UNIQUE (root, path));
 """
-_VERSION = 1
+_VERSION = 2
 _COLUMNS = "id, root, path, size, modified_ns, facts, contents"
 _HASHES = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 FATAL = "reading it ended the process; the file is damaged or hostile"
@@ -87,12 +90,15 @@ class Library:
         database.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._examiner = Examiner()
+        self._process = process_mark()
         try:
             self._db = sqlite3.connect(database, isolation_level=None, check_same_thread=False, timeout=30)
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")  # an index that lost its last moments is scanned again
             if self._db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):
-                self._db.executescript("DROP TABLE IF EXISTS files; DROP TABLE IF EXISTS reading;")
+                self._db.executescript(
+                    "DROP TABLE IF EXISTS files; DROP TABLE IF EXISTS reading; DROP TABLE IF EXISTS deaths;"
+                )
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
         except sqlite3.DatabaseError as error:
@@ -145,9 +151,10 @@ class Library:
         elif row is None:
             report.new += 1
         with self._reading(root, path, sighting.stamp, sighting.size):
-            facts = self._examiner.facts(folder / path, sighting.siblings)
+            document = _document(self._examiner.facts(folder / path, sighting.siblings))
+        facts = Facts(**_tuples(document))
         values = (root, path, entry_name(path), facts.alias, sighting.size, sighting.modified_ns, sighting.inode,
-                  sighting.stamp, facts.base, json.dumps(facts.as_dict()))  # fmt: skip
+                  sighting.stamp, facts.base, document)  # fmt: skip
         if row is None:
             self._execute(
                 "INSERT INTO files (root, path, name, alias, size, modified_ns, inode, stamp, base, facts, id) "
@@ -172,22 +179,31 @@ class Library:
     @contextmanager
     def _reading(self, root: str, path: str, stamp: str, size: int) -> Iterator[None]:
         """While a file is read the index says so: if the process does not survive it, the next one knows."""
-        self._execute("INSERT INTO reading VALUES (?, ?, ?, ?)", (root, path, stamp, size))
+        row = (root, path, stamp, size, self._process)
+        self._execute("INSERT INTO reading VALUES (?, ?, ?, ?, ?)", row)
         try:
             yield
         finally:
-            self._execute("DELETE FROM reading WHERE root = ? AND path = ?", (root, path))
+            self._execute(
+                "DELETE FROM reading WHERE root = ? AND path = ? AND process = ?", (root, path, self._process)
+            )
+        self._execute("DELETE FROM deaths WHERE root = ? AND path = ?", (root, path))
 
     def _record_fatal(self) -> None:
-        """Record the file that was being read when the last process died."""
-        for root, path, stamp, size in self._query("SELECT root, path, stamp, size FROM reading"):
+        """Record the files that were being read when a process died; what others read now is theirs."""
+        for root, path, stamp, size, process in self._query("SELECT root, path, stamp, size, process FROM reading"):
+            if is_alive(process):
+                continue
+            self._execute("DELETE FROM reading WHERE root = ? AND path = ? AND process = ?", (root, path, process))
+            if self._one("SELECT 1 FROM deaths WHERE root = ? AND path = ? AND stamp = ?", root, path, stamp) is None:
+                self._execute("INSERT OR REPLACE INTO deaths VALUES (?, ?, ?)", (root, path, stamp))
+                continue
             self._execute(
                 "INSERT INTO files (id, root, path, name, size, modified_ns, inode, stamp, facts) "
                 "VALUES (?, ?, ?, ?, ?, 0, 0, ?, ?) ON CONFLICT (root, path) DO UPDATE SET "
                 "size = excluded.size, stamp = excluded.stamp, facts = excluded.facts, contents = NULL",
                 (_new_id(), root, path, entry_name(path), size, stamp, json.dumps(Facts(error=FATAL).as_dict())),
             )
-        self._execute("DELETE FROM reading", ())
 
     def examine(self, *, limit: int | None = None, stop: Callable[[], bool] | None = None) -> int:
         """Read whole files that were not yet, for hashes and health; returns how many were read."""
@@ -338,6 +354,11 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     entry, root, path, size, modified_ns, facts, contents = row
     read = Contents(**_tuples(contents)) if contents else None
     return Entry(entry, root, path, size, modified_ns / 1e9, Facts(**_tuples(facts)), read)
+
+
+def _document(facts: Facts) -> str:
+    """JSON that every answer can hold: halves of surrogate pairs, which a sidecar can spell, become question marks."""
+    return json.dumps(facts.as_dict(), ensure_ascii=False).encode("utf-8", "replace").decode()
 
 
 def _tuples(text: str) -> dict[str, Any]:

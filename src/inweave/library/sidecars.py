@@ -4,7 +4,8 @@
     style.civitai.info     the model page as JSON: trainedWords, baseModel, description
     style.preview.png      a picture; also .png, .jpg, .jpeg, .webp, with or without .preview
 
-They are small and come from strangers: anything unreadable, oversized or of the wrong type is left out.
+They are small and come from strangers: what is unreadable, oversized or of the wrong type is left out and named in
+``problems``.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ class Sidecars:
     preferred_strength: float | None = None
     triggers: tuple[dict[str, Any], ...] = ()
     base_label: str | None = None
+    problems: tuple[str, ...] = ()
 
 
 def read_sidecars(folder: Path, stem: str, names: Collection[str]) -> Sidecars:
     """The sidecars of ``stem`` among the ``names`` of its folder."""
-    notes = _json(folder, f"{stem}.json", names)
-    page = _json(folder, f"{stem}.civitai.info", names)
+    problems: list[str] = []
+    notes = _json(folder, f"{stem}.json", names, problems)
+    page = _json(folder, f"{stem}.civitai.info", names, problems)
     preview = next((stem + ending for ending in PREVIEWS if stem + ending in names), None)
     triggers = []
     if words := _words(notes.get("activation text")):
@@ -49,20 +52,28 @@ def read_sidecars(folder: Path, stem: str, names: Collection[str]) -> Sidecars:
     return Sidecars(
         tuple(present), preview, _text(notes.get("description")) or _text(page.get("description")),
         _text(notes.get("notes")), _text(notes.get("negative text")), _number(notes.get("preferred weight")),
-        tuple(triggers), _text(notes.get("sd version")) or _text(page.get("baseModel")),
+        tuple(triggers), _text(notes.get("sd version")) or _text(page.get("baseModel")), tuple(problems),
     )  # fmt: skip
 
 
-def _json(folder: Path, name: str, names: Collection[str]) -> Mapping[str, Any]:
+def _json(folder: Path, name: str, names: Collection[str], problems: list[str]) -> Mapping[str, Any]:
     if name not in names:
         return {}
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            content = json.loads(file.read(MAX_BYTES + 1)[:MAX_BYTES])
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            problems.append(f"{name}: left out, because it is larger than {MAX_BYTES // 2**20} MiB")
+            return {}
+        content = json.loads(text)
     except (OSError, ValueError, RecursionError):
+        problems.append(f"{name}: left out, because it is not valid JSON")
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        problems.append(f"{name}: left out, because it is not a JSON object")
+        return {}
+    return content
 
 
 def _text(value: object) -> str | None:

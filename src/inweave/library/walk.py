@@ -1,7 +1,7 @@
 """The LoRA files below a folder, with just enough to see whether one has changed: no file is opened.
 
 Adapter files end in .safetensors; a folder with `adapter_config.json` and `adapter_model.safetensors` is one PEFT
-adapter. Links that lead out of the folder are passed over, as are devices, pipes and hidden folders.
+adapter. Links that lead out of the folder are passed over, as are devices, pipes, hidden folders and names that are not Unicode.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ def _read(
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.is_symlink() and not _inside(Path(entry.path), boundary):
+                if not _is_unicode(entry.name):
+                    if entry.name.endswith(".safetensors") or entry.is_dir():
+                        passed_over.append(f"{prefix}{ascii(entry.name)[1:-1]}: its name is not Unicode; rename it")
+                elif entry.is_symlink() and not _inside(Path(entry.path), boundary):
                     if entry.name.endswith(".safetensors") or entry.is_dir():
                         passed_over.append(f"{prefix}{entry.name}: a link that leads out of the library")
                 elif entry.is_dir(follow_symlinks=False):
@@ -79,6 +82,15 @@ def _read(
     except OSError as error:
         passed_over.append(f"{prefix or '.'}: {error.strerror}")
     return files, sorted(folders, reverse=True)
+
+
+def _is_unicode(name: str) -> bool:
+    """Bytes that are no UTF-8 come as halves of surrogate pairs, which no index, prompt or answer can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _inside(link: Path, boundary: Path) -> bool:

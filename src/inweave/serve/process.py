@@ -74,3 +74,14 @@ class ChildProcess:
         code = await process.wait()
         self._process = None
         return code
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Ask a process that still runs to end, and kill it where it does not."""
+    for signal_it in (process.terminate, process.kill):
+        if process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal_it()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE)

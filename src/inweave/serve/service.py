@@ -26,6 +26,7 @@ from inweave.serve.datasets import DatasetStore
 from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.errors import StorageError
 from inweave.serve.jobs import Job, Submission
+from inweave.serve.process import end_process
 from inweave.serve.requests import ImageRequest, decode_base64, png_size
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.serve.signals import JobSignals
@@ -33,6 +34,7 @@ from inweave.serve.store import JobStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
+MAX_SCANS = 20
 MAX_LORAS = 100
 
 
@@ -115,15 +117,17 @@ class Service:
         folders = [argument for folder in self.library.folders for argument in ("--folder", str(folder))]
         command = [sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database",
                    str(self.settings.data / "library.sqlite3"), *folders, *(["--examine"] if examine else [])]  # fmt: skip
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            await process.wait()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        for _ in range(MAX_SCANS):  # a file that ends the process once is tried again, then passed over
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                code = await process.wait()
+            finally:
+                await asyncio.shield(end_process(process))
+            if code >= 0:
+                break
+            log.error("the scan of the library ended unexpectedly (signal %d)", -code)
 
     @property
     def readiness(self) -> tuple[bool, str]:

@@ -15,10 +15,9 @@ from torch import nn
 
 from inweave.errors import ConfigError
 from inweave.layers.layer import LoraLayer
+from inweave.ops.overlaps import overlaps
+from inweave.ops.wrappers import is_wrapper
 from inweave.targets.spellings import FUSED
-
-#: children of torch.compile's, FSDP's and activation checkpointing's modules
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 @dataclass(slots=True)
@@ -85,13 +84,6 @@ def _walk(module: nn.Module, prefix: str, above: tuple[int, ...]) -> Iterator[tu
             yield from _walk(child, f"{name}." if name else "", (*above, id(module)))
 
 
-def is_wrapper(module: nn.Module, leaf: str) -> bool:
-    """Whether a module only stands around another one: its name is no part of the names that files have."""
-    if leaf == "module":
-        return isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel)
-    return leaf in _WRAPPERS
-
-
 def unwrapped_names(model: nn.Module) -> dict[str, str]:
     """name in `state_dict` -> the same without the names of wrappers."""
     wrappers = [
@@ -114,24 +106,16 @@ def unwrapped_names(model: nn.Module) -> dict[str, str]:
 
 
 def ties(all_sites: list[Site]) -> dict[int, list[str]]:
-    """id of a module -> the names of other modules that hold its weight."""
-    holders: dict[object, list[Site]] = {}
+    """id of a module -> the names of whatever else holds its weight, or a part of it: modules, parameters, buffers."""
+    tensors, names = dict[tuple[int, str], torch.Tensor](), dict[tuple[int, str], str]()
     for site in all_sites:
-        weight = site.module._parameters.get("weight")
-        if weight is not None and not isinstance(weight, nn.UninitializedParameter):
-            holders.setdefault(_storage(weight), []).append(site)
-    tied: dict[int, list[str]] = {}
-    for group in holders.values():
-        for site in group if len(group) > 1 else ():
-            tied[id(site.module)] = [other.names[0] for other in group if other is not site]
-    return tied
-
-
-def _storage(weight: torch.Tensor) -> object:
-    """What two weights share when a write to one is seen in the other."""
-    if weight.is_meta or weight.numel() == 0:
-        return id(weight)
-    return weight.device, weight.data_ptr()
+        for leaf, tensor in (*site.module._parameters.items(), *site.module._buffers.items()):
+            if tensor is not None and not isinstance(tensor, nn.UninitializedParameter):
+                tensors[id(site.module), leaf] = tensor
+                name = site.names[0]
+                names[id(site.module), leaf] = name if leaf == "weight" else f"{name}.{leaf}".lstrip(".")
+    shared = overlaps(tensors)
+    return {module: [names[other] for other in others] for (module, leaf), others in shared.items() if leaf == "weight"}
 
 
 def keep_called(all_sites: list[Site]) -> None:

@@ -44,7 +44,8 @@ from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
 from inweave.weights.resolved import ResolvedLayer, resolve_layer
 from inweave.weights.source import WeightSource
-from inweave.weights.weaver import Layer, Weaver
+from inweave.weights.stack import Layer
+from inweave.weights.weaver import Weaver
 
 
 @dataclass(eq=False)

@@ -2,7 +2,8 @@
 
 The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
 On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
-Missing tensors, unused tensors and shape mismatches are collected and raised together. Weights tied in the model stay tied.
+Missing tensors, unused tensors and shape mismatches are collected and raised together. Weights tied in the model stay tied;
+an adapter on one of them is refused.
 """
 
 from __future__ import annotations
@@ -51,12 +52,13 @@ def build(
         early = _read_ahead(slots, source, target, dtype)
         _check(slots, source, ignore)
         names = source.names()
+        changed = _changed_names(slots, source) if isinstance(source, MergedSource) else {}
         for name, (owner, leaf, old) in slots.items():
             if id(old) in done:
                 new = done[id(old)]  # tied: one tensor under two names
             else:
                 target_dtype = _target_dtype(old, dtype)
-                known = name if name in names else _source_name(name, slots, source)
+                known = changed.get(id(old)) or (name if name in names else _source_name(name, slots, source))
                 if (
                     target.type == "cuda"
                     and isinstance(source, MergedSource)
@@ -107,6 +109,27 @@ def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str
     if name in names:
         return name
     return next(other for other, slot in slots.items() if slot[2] is slots[name][2] and other in names)
+
+
+def _changed_names(slots: dict[str, Slot], source: MergedSource) -> dict[int, str]:
+    """id of a tensor with several names -> the name under which an adapter changes it; `TargetError` where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, slot in slots.items():
+        names.setdefault(id(slot.tensor), []).append(name)
+    chosen: dict[int, str] = {}
+    for tensor, group in names.items():
+        changed = [name for name in group if source.changes(name)] if len(group) > 1 else []
+        if not changed:
+            continue
+        places = {(id(slots[name].module), slots[name].leaf) for name in group}
+        if len(places) > 1 or len(changed) > 1:
+            others = ", ".join(name for name in group if name != changed[0])
+            raise TargetError(
+                f"{changed[0]}: tied: one tensor with {others} in this model, which would change with it; build the model with "
+                "a tensor for each, or leave this module out of the adapter"
+            )
+        chosen[tensor] = changed[0]  # a module under two names
+    return chosen
 
 
 def _check(slots: dict[str, Slot], source: WeightSource, ignore: Collection[str]) -> None:

@@ -19,9 +19,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from inweave.errors import TargetError
+from inweave.errors import MergeStateError, TargetError
+from inweave.ops.overlaps import address, overlaps
+from inweave.ops.wrappers import named_modules, unwrapped
 from inweave.targets.spellings import FUSED
-from inweave.weights.networks import Slot, plain_name, slots, unwrapped
+from inweave.weights.networks import Slot, slots
 from inweave.weights.snapshot import Entry, Snapshot
 from inweave.weights.stack import TensorKey
 
@@ -51,6 +53,7 @@ class LiveModel:
         self.slots: dict[TensorKey, Slot] = {}
         self._rows: dict[TensorKey, list[tuple[str, torch.Tensor, int]]] = {}  # the fused projections a part is in
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
+        self._quantized: dict[TensorKey, torch.Tensor] = {}
         self._homes: dict[TensorKey, Home] = {}
         self._first: dict[tuple[int, str], TensorKey] = {}
         self._shared: dict[TensorKey, list[TensorKey]] = {}
@@ -66,7 +69,7 @@ class LiveModel:
             return self.looks
         self.looks += 1
         self._whole = None  # until all of it is known
-        self.slots, self._rows, self._groups = {}, {}, {}
+        self.slots, self._rows, self._groups, self._quantized = {}, {}, {}, {}
         for component, network in self.networks.items():
             self._add(component, network)
         self._first = {}
@@ -74,7 +77,7 @@ class LiveModel:
             self._first.setdefault((id(slot.module), slot.leaf), key)
         self._homes = {}
         self._shared = self._overlaps()
-        stored = [slot.tensor for slot in self.slots.values() if _address(slot.tensor)]
+        stored = [slot.tensor for slot in self.slots.values() if address(slot.tensor)]
         entries, self._above = list[Entry](), {}
         for network in self.networks.values():
             entries += _entries_of(network, self._above)
@@ -89,7 +92,7 @@ class LiveModel:
             rows: dict[tuple[int, str], Entry] = {}
             for key in keys:
                 slot = self.slots.get(key)
-                if slot is None or not _address(slot.tensor):
+                if slot is None or not address(slot.tensor):
                     return False
                 members = slot.module._parameters if slot.leaf in slot.module._parameters else slot.module._buffers
                 rows[id(members), slot.leaf] = (members, slot.leaf, slot.tensor)
@@ -102,7 +105,10 @@ class LiveModel:
         return self._watched[2].holds()
 
     def _add(self, component: str, network: nn.Module) -> None:
-        every = {name: slot for name, slot in slots(network).items() if slot.tensor.is_floating_point()}
+        every = slots(network)
+        fixed = {name: slot.tensor for name, slot in every.items() if not slot.tensor.is_floating_point()}
+        every = {name: slot for name, slot in every.items() if name not in fixed}
+        self._quantized |= {(component, name): tensor for name, tensor in fixed.items() if name.endswith("weight")}
         for whole, parts in list(_fused(network, every)):
             tensor, start = every[whole].tensor, 0
             for part in parts:
@@ -144,6 +150,33 @@ class LiveModel:
         except TargetError:
             return False
 
+    def refuse_remains(self, key: TensorKey, mark: Mark) -> None:
+        """Raise where a weight without a place under its name still acts: its module computes it, or another one holds it."""
+        network, (path, _, leaf) = self.networks[key[0]], key[1].rpartition(".")
+        (_, place, _, _), _ = mark
+        computed = any(hasattr(module, leaf) for name, module in named_modules(network) if name == path)
+        if computed or any(place == address(tensor) for tensor in (*network.parameters(), *network.buffers())):
+            raise MergeStateError(
+                f"{key[1]}: wrapped, quantized or parametrized while adapters were merged in, so it cannot be restored; "
+                "apply([]) before changing modules, or make a new Weaver to take the present weights as the base"
+            )
+
+    def unwritable(self) -> list[str]:
+        """Why some weights take no adapters, in a line: they are no floating-point numbers, or computed from others."""
+        reasons = [
+            f"{key[1]} is stored as {str(tensor.dtype).removeprefix('torch.')} (quantized)"
+            for key, tensor in self._quantized.items()
+        ]
+        for network in self.networks.values():
+            for name, module in named_modules(network):
+                if any(leaf in module._parameters for leaf in ("weight_g", "weight_orig")):
+                    reasons.append(f"{name}.weight is computed for every forward pass")
+                elif torch.nn.utils.parametrize.is_parametrized(module):
+                    computed = next(iter(module.parametrizations))  # type: ignore[arg-type]
+                    reasons.append(f"{name}.{computed} is parametrized, so computed for every forward pass")
+        more = f" (and {len(reasons) - 1} more weights)" if len(reasons) > 1 else ""
+        return [f"{reasons[0]}{more}: no adapter can be merged into it"] if reasons else []
+
     def untie(self, key: TensorKey) -> None:
         """Give the module a tensor of its own, with the same bits; the others keep theirs."""
         slot = self.slots[key]
@@ -163,6 +196,8 @@ class LiveModel:
             raise TargetError(f"{key[1]}: on the meta device, so it has no numbers; load the model's weights first")
         if is_traceable_wrapper_subclass(owner):
             raise TargetError(f"{key[1]}: stored as {type(owner).__name__}, which cannot be written in place")
+        if owner.layout != torch.strided:
+            raise TargetError(f"{key[1]}: a sparse tensor, which cannot be written in place; make it dense first")
         if any(stride == 0 and size > 1 for stride, size in zip(owner.stride(), owner.shape, strict=True)):
             raise TargetError(f"{key[1]}: an expanded view: several elements are one number; give it memory of its own")
         if reason := _elsewhere(self._groups.get(id(slot.tensor)), slot.tensor):
@@ -205,24 +240,14 @@ class LiveModel:
 
     def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
         """Every place with those of other modules whose memory overlaps its own."""
-        spans: dict[object, list[tuple[int, int, TensorKey]]] = {}
-        for key in self._first.values():
-            tensor = self._visible(key)
-            if tensor.is_meta:
-                spans.setdefault(id(tensor), []).append((0, 1, key))
-            elif (address := _address(tensor)) and tensor.numel():
-                spans.setdefault(tensor.device, []).append((address, address + _extent(tensor), key))
-        shared: dict[TensorKey, list[TensorKey]] = {}
-        for rows in spans.values():
-            rows.sort()
-            group, end = list[TensorKey](), 0
-            for start, stop, key in rows:
-                if start >= end:
-                    group, end = [], stop
-                group.append(key)
-                end = max(end, stop)
-                shared[key] = group
-        return {key: [other for other in group if other != key] for key, group in shared.items() if len(group) > 1}
+        tensors = {key: self._visible(key) for key in self._first.values()}
+        for component, network in self.networks.items():  # what a state dict leaves out, and what is no number
+            for path, module in named_modules(network):
+                for leaf, buffer in module._buffers.items():
+                    key = (component, f"{path}.{leaf}" if path else leaf)
+                    if buffer is not None and key not in self.slots:
+                        tensors[key] = buffer
+        return overlaps(tensors)
 
     def _visible(self, key: TensorKey) -> torch.Tensor:
         tensor = self.slots[key].tensor
@@ -257,25 +282,12 @@ def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -
     return entries
 
 
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # a subclass without storage
-        return 0
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (steps + 1) * tensor.element_size()
-
-
 def _fused(network: nn.Module, every: Mapping[str, Slot]) -> Iterator[tuple[str, list[str]]]:
     """Tensors of fused projections and the parts whose rows they hold."""
-    for path, module in network.named_modules():
+    for path, module in named_modules(network):
         if not getattr(module, "fused_projections", False):
             continue
-        dot = plain_name(f"{path}." if path else "")
+        dot = f"{path}." if path else ""
         for whole, parts in FUSED:
             for leaf in ("weight", "bias"):
                 names = [f"{dot}{part}.{leaf}" for part in parts]

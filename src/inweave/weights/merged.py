@@ -19,7 +19,7 @@ import torch
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
 from inweave.ops.merge import merge_products
-from inweave.targets.index import ModelIndex
+from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names, refuse_unknown_blocks
 from inweave.weights.factors import Loaded, targets_of
@@ -76,7 +76,12 @@ class MergedSource:
         base, component, index = self._base, self._component, self._index
         entries = read_stack(stack)
         if any(not isinstance(adapter, Plan) or strength.blocks for adapter, strength in entries):
-            index = index or index_of(base)
+            index = _with_component(index_of(base), component) if index is None else index
+            if component is not None and component not in index.components:
+                has = ", ".join(index.components)
+                raise ConfigError(
+                    f"component: {component!r} is not in the model, which has {has}; nothing would be merged"
+                )
         layers = [resolve_layer(adapter, strength, index or ModelIndex({})) for adapter, strength in entries]
         checked = canonical([(layer.plan, layer.strength) for layer in layers], lambda layer: layer)
         self._plans = [plan for plan, _ in checked]
@@ -180,3 +185,11 @@ class MergedSource:
             refuse_overflow(self._label(name), result, lambda: self._base.get(name, device=device, rows=cut))
         # a copy of the rows, so that the others are let go
         return result if rows is None or cut else result[rows[0] : sum(rows)].clone()
+
+
+def _with_component(index: ModelIndex, component: str | None) -> ModelIndex:
+    """The index with its only network called ``component``, where names of tensors do not say what it is."""
+    if component is None or component in index.components or len(index.components) != 1:
+        return index
+    (only,) = index.components.values()
+    return ModelIndex({component: component_from_names(component, only.shapes)})

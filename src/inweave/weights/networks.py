@@ -5,7 +5,7 @@ a module                         {"unet": module}
 a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
 `components`                     text_encoder_3 -> "te3"; others take no adapters
 
-A module that `torch.compile` or a parallel wrapper stands around is looked at without it.
+Modules that only stand around others (`inweave.ops.wrappers`) are looked through.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from torch import nn
 from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
+from inweave.ops.wrappers import named_modules, unwrapped
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
-
-_COMPILED = "_orig_mod"  # the child of a module that `torch.compile` returns
 
 
 def networks_of(model: object) -> dict[str, nn.Module]:
@@ -65,17 +64,6 @@ def _networks(model: object) -> Mapping[str, nn.Module]:
     return networks
 
 
-def unwrapped(network: nn.Module) -> nn.Module:
-    """What `torch.compile`, DataParallel or DistributedDataParallel stands around; any other module is itself."""
-    while True:
-        inner = network._modules.get(_COMPILED)
-        if inner is None and isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = network.module
-        if not isinstance(inner, nn.Module):
-            return network
-        network = inner
-
-
 def index_of(model: object) -> ModelIndex:
     """The index of a model: what `resolve` places adapters on.
 
@@ -105,16 +93,11 @@ class Slot(NamedTuple):
     tensor: torch.Tensor
 
 
-def plain_name(name: str) -> str:
-    """A name without the level that `torch.compile` adds."""
-    return name.replace(f"{_COMPILED}.", "") if _COMPILED in name else name
-
-
 def slots(network: nn.Module) -> dict[str, Slot]:
-    """name -> the place of everything a state dict would hold, under the names without `torch.compile`'s."""
+    """name -> the place of everything a state dict would hold, under the names without those of wrappers."""
     places: dict[str, Slot] = {}
-    for prefix, module in network.named_modules(remove_duplicate=False):
-        dot = plain_name(f"{prefix}." if prefix else "")
+    for prefix, module in named_modules(network):
+        dot = f"{prefix}." if prefix else ""
         for leaf, parameter in module._parameters.items():
             if parameter is not None:
                 places[dot + leaf] = Slot(module, leaf, parameter)

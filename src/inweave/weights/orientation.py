@@ -15,10 +15,10 @@ from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.ops.kinds import stored_transposed
+from inweave.ops.wrappers import named_modules
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve
-from inweave.weights.networks import plain_name
 
 
 class Orientation:
@@ -29,8 +29,8 @@ class Orientation:
         self._transposed: set[tuple[str, str]] = set()
         for name, network in networks.items():
             shapes = dict(index.components[name].shapes)
-            modules = network.named_modules(remove_duplicate=False)
-            names = [plain_name(f"{path}.weight".lstrip(".")) for path, module in modules if stored_transposed(module)]
+            modules = named_modules(network)
+            names = [f"{path}.weight".lstrip(".") for path, module in modules if stored_transposed(module)]
             if transposed := [tensor for tensor in names if tensor in shapes]:
                 self._transposed |= {(name, tensor) for tensor in transposed}
                 logical = component_from_names(name, shapes | {tensor: shapes[tensor][::-1] for tensor in transposed})

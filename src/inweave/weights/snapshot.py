@@ -34,7 +34,7 @@ class Snapshot:
         sizes = {id(holder): size for holder, size in zip(self._members, self._sizes, strict=True)}
         addresses = {id(tensor): address for tensor, address in zip(self._tensors, self._addresses, strict=True)}
         part = Snapshot(entries, tensors)
-        part._sizes = [sizes[id(holder)] for holder in part._members]
+        part._sizes = [sizes.get(id(holder), -1) for holder in part._members]  # one that was empty then never holds
         part._addresses = [addresses[id(tensor)] for tensor in part._tensors]
         return part
 

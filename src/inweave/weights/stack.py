@@ -87,7 +87,8 @@ class Strength:
 
 
 #: one adapter of a stack: with its strength, or alone; alone, text is NAME[:STRENGTH]
-StackEntry = AdapterLike | tuple[AdapterLike, float | Mapping[str, float] | Strength]
+Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
+StackEntry = AdapterLike | Layer
 
 
 def read_stack(stack: AdapterLike | Iterable[StackEntry]) -> list[tuple[AdapterLike, Strength]]:

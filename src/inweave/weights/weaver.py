@@ -46,20 +46,9 @@ from inweave.weights.pristine import Keep, Pristine, same_bits
 from inweave.weights.program import Program, compiled
 from inweave.weights.resolved import ResolvedLayer
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import (
-    AdapterLike,
-    Item,
-    StackEntry,
-    Strength,
-    TensorKey,
-    canonical,
-    items_by_tensor,
-    read_stack,
-)
+from inweave.weights.stack import Item, StackEntry, Strength, TensorKey, canonical, items_by_tensor, read_stack
 from inweave.weights.stack_state import Layers, StackState, owners_of, plan_and_strength, signatures_of
 from inweave.weights.writer import Writer, as_memory_error
-
-Layer = tuple[AdapterLike, float | Mapping[str, float] | Strength]
 
 
 class _Overflow(Exception):
@@ -127,7 +116,9 @@ class Weaver:
         for key, slot in self._live.slots.items():
             tensors.setdefault(key[0], []).append(slot.tensor)
         for name, every in tensors.items():
-            self._writer.pristine[name].decide(every[0].device, sum(tensor.nbytes for tensor in every))
+            self._writer.pristine[name].decide(
+                every[0].device, sum(tensor.numel() * tensor.element_size() for tensor in every)
+            )
         devices = {tensor.device for every in tensors.values() for tensor in every}
         self._cuda = devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
         self._cache.mapped = self._cuda is not None
@@ -136,7 +127,10 @@ class Weaver:
         self._looks = looks
 
     def _resolve(self, adapter: Adapter, strict: bool = True) -> Plan:
-        plan = self._orientation.resolve(adapter, strict=strict)
+        try:
+            plan = self._orientation.resolve(adapter, strict=strict)
+        except TargetError as error:
+            raise TargetError("\n".join([str(error), *self._live.unwritable()])) from None
         for key in dict.fromkeys((p.component, p.tensor) for p in plan.placements):
             if others := self._live.shared(key):
                 plan.report.warnings.append(f"{key[1]}: tied, it shares its memory with {', '.join(others)}")
@@ -202,8 +196,10 @@ class Weaver:
         woven, uncertain, marks = self._state.changed(), self._state.uncertain, self._writer.marks
         moved: list[TensorKey] = []
         for key, mark in list(marks.items()):
-            if key not in self._live.slots:  # its module is gone, and the weight with it
-                self._drop(key)
+            if key not in self._live.slots:
+                if key in woven:
+                    self._live.refuse_remains(key, mark)
+                self._drop(key)  # its module is gone, and the weight with it
             elif key in uncertain:
                 self._writer.pristine[key[0]].convert(key[1], self._writer.tensor(key))
             elif key in woven:

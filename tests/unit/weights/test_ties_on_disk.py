@@ -71,3 +71,45 @@ def test_a_tie_is_reported_and_refused(
         assert not out.exists()
     else:
         assert inweave.bake(path, [lora], out).merged == 1
+
+
+TABLES = {
+    "bart": (
+        "BartForConditionalGeneration",
+        ["model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens"],
+    ),
+    "t5": ("T5ForConditionalGeneration", ["shared", "encoder.embed_tokens"]),
+    "bert": ("BertForMaskedLM", ["bert.embeddings.word_embeddings"]),
+    "whisper": ("WhisperForConditionalGeneration", ["model.decoder.embed_tokens"]),
+    "gpt2": ("GPT2LMHeadModel", ["wte"]),
+}
+
+
+@pytest.mark.parametrize(("name", "modules"), TABLES.values(), ids=TABLES.keys())
+def test_every_tensor_of_a_tied_table_is_refused(name: str, modules: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": [name]}))
+    write(folder / "model.safetensors", {f"{module}.weight": random(1, 16, 8) for module in modules})
+    for module in modules:
+        factors = {"lora_embedding_A": random(1, 2, 16), "lora_embedding_B": random(2, 8, 2)}
+        lora = write(tmp_path / "a.safetensors", {f"base_model.model.{module}.{k}": v for k, v in factors.items()})
+        assert any(f"{module}.weight: tied" in line for line in inweave.check(lora, folder).report.warnings)
+        with pytest.raises(TargetError, match=r"tied.*lm_head"):
+            inweave.bake(folder, [lora], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "tied"),
+    [
+        ({"text_config": {"tie_word_embeddings": False}}, False),
+        ({"thinker_config": {"text_config": TIED}}, True),
+        ({"tie_word_embeddings": False, "llm_config": TIED}, True),
+        ({"architectures": ["T5EncoderModel"]}, False),
+        ({"architectures": ["LlamaForSequenceClassification"]}, False),
+    ],
+)
+def test_configurations_inside_of_configurations_tie_too(config: dict[str, object], tied: bool, tmp_path: Path) -> None:
+    file = base(tmp_path / "base", config, head=False)
+    warnings = inweave.check(adapter(tmp_path, "embed_tokens"), file.parent).report.warnings
+    assert any("tied" in line for line in warnings) == tied

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.errors import ConfigError
-from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
+from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
+from inweave.models.samplers import SAMPLERS, SCHEDULES
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change a picture elsewhere and have no effect here -> their values that mean "off"
@@ -39,15 +40,17 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
         known, schedule = sampler_name(sampler)
         if known in SAMPLERS:
             fields["sampler"] = known
-            if schedule is not None:
+            if schedule in SCHEDULES:
                 fields["schedule"] = schedule
+            elif schedule is not None:
+                warnings.append(f"scheduler {schedule_refusal(schedule)}; the default was used")
         else:
-            warnings.append(f"sampler {sampler[:60]!r} is unknown; the model's own was used")
+            warnings.append(f"sampler {sampler_refusal(sampler)}; the model's own was used")
     if scheduler := str(body.get("scheduler") or ""):
         if schedule_name(scheduler) in SCHEDULES:
             fields["schedule"] = schedule_name(scheduler)
         else:
-            warnings.append(f"scheduler {scheduler[:60]!r} is unknown; the default was used")
+            warnings.append(f"scheduler {schedule_refusal(scheduler)}; the default was used")
     if script := body.get("script_name"):
         raise ConfigError(f"script_name: script {str(script)[:60]!r} not found; scripts are not supported")
     return fields

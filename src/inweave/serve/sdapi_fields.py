@@ -25,7 +25,7 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     names = {"prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
              "width": "width", "height": "height", "clip_skip": "clip_skip", "on_mismatch": "on_mismatch",
              "loras": "loras"}  # fmt: skip
-    fields = {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
+    fields = {"prompt": ""} | {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
     for name in ("steps", "width", "height", "clip_skip"):  # clients send 20.0 for 20
         if isinstance(fields.get(name), float) and fields[name].is_integer():
             fields[name] = int(fields[name])

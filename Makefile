@@ -5,7 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo demo-reading test test-all soak test-gpu check bench bench-gpu gpu-bundle format docs clean
+NODE   := node_modules/.installed
+
+.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-gpu gpu-bundle format docs clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -24,6 +26,16 @@ $(VENV)/.dev: $(VENV)/.generate
 	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
 	touch $@
 
+# the page: types, lint and browser tests; without npm they are skipped, with a line that says so
+$(NODE): package.json package-lock.json
+	if command -v npm > /dev/null; then npm ci --ignore-scripts --no-audit --no-fund --prefer-offline; else mkdir -p node_modules; fi
+	touch $@
+
+# as root a missing browser is installed; the page's tests skip without one, with the reason
+browser:
+	@command -v chromium > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null \
+		|| (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium) || true
+
 demo: $(VENV)/.generate
 	@$(BIN)/inweave demo --out demo
 
@@ -34,25 +46,27 @@ demo-reading: $(VENV)/.base
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 
 # a sample of what takes long: fuzzing, kills, launchers; minutes on two cores
-test: $(VENV)/.dev check
+test: $(VENV)/.dev check browser
 	$(PYTEST)
 
 # everything at full size
-test-all: $(VENV)/.dev check
+test-all: $(VENV)/.dev check browser
 	$(PYTEST) --full
 
 # kill -9 at any moment, over a hundred runs; `make test` does a few
 soak: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/soak.py --rounds 100
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(NODE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if command -v npm > /dev/null; then npm run --silent check; else echo "npm is not installed: the page is not checked"; fi
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev $(NODE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	if command -v npm > /dev/null; then npm run --silent format; fi
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
@@ -99,4 +113,4 @@ bench-gpu: $(SITE) $(PEERS)/site
 	PYTHONPATH=src:.:$(SITE) python3 bench/training.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

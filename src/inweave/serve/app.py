@@ -10,12 +10,22 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
-from inweave.serve import dataset_routes, lora_routes, native, openai, sdapi, sdapi_lists, sdapi_state
+from inweave.serve import (
+    dataset_routes,
+    lora_routes,
+    native,
+    openai,
+    page_files,
+    sdapi,
+    sdapi_lists,
+    sdapi_state,
+    sessions,
+)
 from inweave.serve.errors import StorageError
 from inweave.serve.failures import code_of, message_of, public, status_of
 from inweave.serve.security import Security
@@ -44,9 +54,12 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
     app.state.identity = {"port": settings.port, **(identity or {})}
     app.state.sd_model = model_name(settings.model)
     app.state.tasks = {}
-    for module in (native, lora_routes, dataset_routes, openai, sdapi, sdapi_lists, sdapi_state):
+    app.state.settings = settings
+    app.state.page = page_files.Page()
+    for module in (
+        native, lora_routes, dataset_routes, sessions, openai, sdapi, sdapi_lists, sdapi_state, page_files,
+    ):  # fmt: skip
         app.include_router(module.router)
-    app.add_api_route("/", _root, include_in_schema=False)
     app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
@@ -54,12 +67,6 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
     app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _bug)
     return Security(app, settings)
-
-
-async def _root() -> PlainTextResponse:
-    return PlainTextResponse(
-        "inweave worker. API: /openapi.json, /v1/capabilities; also /sdapi/v1 (AUTOMATIC1111) and /v1/images (OpenAI).\n"
-    )
 
 
 async def _our_error(request: Request, error: InweaveError) -> JSONResponse:

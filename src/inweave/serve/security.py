@@ -1,6 +1,7 @@
 """One layer around every route: who may call, from which pages, and how much they may send.
 
-    token      Authorization: Bearer TOKEN, or Basic with TOKEN as the password; without a token any header is accepted
+    token      Authorization: Bearer TOKEN, or Basic with TOKEN as the password, or the cookie that a browser got for it
+               (`sessions`); without a token any header is accepted
     origin     a browser's request that changes something must come from this worker's own pages, or from `origins`
     body       refused as soon as it is longer than the limit, whatever its headers say, or stops for long
     answers    Content-Security-Policy, nosniff, no framing, no referrer, no caching of API answers
@@ -11,22 +12,20 @@ Requests are matched by their Host too: a page that made its name resolve to thi
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
-import hmac
 import json
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inweave.serve import page_files, sessions
 from inweave.serve.settings import ServeSettings
 
 #: how long a body may pause between two pieces
 BODY_SECONDS = 30.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-#: what a load balancer must see without a token
-OPEN_PATHS = ("/health", "/ready", "/v1/ready")
+#: what a load balancer must see without a token, and what a browser needs to ask its user for one
+OPEN_PATHS = ("/health", "/ready", "/v1/ready", "/")
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -63,7 +62,7 @@ class Security:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         refusal = self._refusal(scope, headers)
         if refusal is not None:
-            await _answer(send, *refusal)
+            await _answer(send, *refusal, prompt=not _from_script(headers))
             return
         limited = _Limit(receive, self._settings.body_bytes)
         if (length := headers.get(b"content-length")) and (
@@ -96,25 +95,11 @@ class Security:
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
         if not self._host_allowed(headers.get(b"host", "")):
             return 421, "wrong_host", "this worker does not answer for that host name"
-        if scope["path"] not in OPEN_PATHS and not self._token_matches(headers.get(b"authorization", "")):
+        if not _open(scope) and not sessions.authorized(self._settings, headers):
             return 401, "unauthorized", "a token is needed: send it as Authorization: Bearer TOKEN"
         if scope["method"] not in SAFE_METHODS and not self._origin_allowed(headers):
             return 403, "wrong_origin", "requests from pages of other origins are not accepted"
         return None
-
-    def _token_matches(self, header: str) -> bool:
-        token = self._settings.token
-        if token is None:
-            return True
-        scheme, _, value = header.partition(" ")
-        if scheme.lower() == "basic":
-            try:
-                value = base64.b64decode(value, validate=True).decode("utf-8").partition(":")[2]
-            except (binascii.Error, ValueError):
-                return False
-        elif scheme.lower() != "bearer":
-            return False
-        return hmac.compare_digest(value.strip().encode(), token.encode())
 
     def _host_allowed(self, host: str) -> bool:
         """On loopback only loopback names: a page elsewhere may have made its own name resolve here."""
@@ -157,11 +142,23 @@ class _Limit:
         return message
 
 
-async def _answer(send: Send, status: int, code: str, text: str) -> None:
+def _open(scope: Scope) -> bool:
+    """Whether a request needs no token: health, and the files of the page."""
+    return scope["path"] in OPEN_PATHS or scope["path"].startswith(page_files.PREFIX)
+
+
+def _from_script(headers: dict[bytes, str]) -> bool:
+    """Whether a script of a page sent it: the page asks for the token itself, in a form of its own."""
+    mode = headers.get(b"sec-fetch-mode", "navigate")
+    return mode != "navigate" or b"x-requested-with" in headers
+
+
+async def _answer(send: Send, status: int, code: str, text: str, *, prompt: bool = True) -> None:
     body = json.dumps({"error": {"code": code, "message": text}}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
     if status == 401:
-        headers.append((b"www-authenticate", b'Bearer realm="inweave", Basic realm="inweave"'))
+        challenge = b'Bearer realm="inweave"' + (b', Basic realm="inweave"' if prompt else b"")
+        headers.append((b"www-authenticate", challenge))
     if status in (408, 413):
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,0 +1,302 @@
+// Jobs: submit, watch, cancel, reorder. One list is polled, and the jobs that run are followed by their event streams, so
+// that a page that was reloaded, a second tab and a worker that was restarted all show the same.
+import { ApiError, address, api, randomId } from "./api.js";
+import { followStream, pause } from "./sse.js";
+import { app } from "./state.js";
+import { loadLoras, loadReadiness } from "./worker.js";
+
+/**
+ * @typedef {import("./types.js").Job} Job
+ * @typedef {import("./types.js").JobEvent} JobEvent
+ * @typedef {import("./types.js").Progress} Progress
+ */
+
+const FINAL = new Set(["done", "failed", "cancelled"]);
+const PAGE = 60;
+// browsers allow six connections to a host, for all tabs together
+const MAX_STREAMS = 2;
+
+/** Other tabs look again when one of them has changed something. */
+const channel = "BroadcastChannel" in window ? new BroadcastChannel("inweave") : null;
+channel?.addEventListener("message", () => refreshJobs());
+
+/** @type {(() => void) | null} */
+let wake = null;
+
+/** Keep the lists up to date for as long as the page is open; hidden pages rest. */
+export async function watchJobs() {
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) stopStreams();
+    refreshJobs();
+  });
+  addEventListener("online", refreshJobs);
+  while (true) {
+    if (!document.hidden && app.get().session === "open") {
+      await refresh().catch(() => {});
+    }
+    const { active, online, notReady } = app.get();
+    const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;
+    await Promise.race([pause(busy ? 1200 : 4000), new Promise((resolve) => (wake = () => resolve(null)))]);
+  }
+}
+
+/** Look again now. */
+export function refreshJobs() {
+  wake?.();
+}
+
+async function refresh() {
+  const wasOnline = app.get().online;
+  const before = new Set(app.get().active?.map((job) => job.id));
+  const { jobs, paused } = await api("/v1/jobs", { query: { state: ["queued", "running"], limit: 200 } });
+  const active = inOrder(jobs);
+  app.set({ active, paused });
+  if (!wasOnline || app.get().notReady !== null) await loadReadiness();
+  const running = active.filter((job) => job.state === "running");
+  for (const job of running.slice(0, MAX_STREAMS)) keepProgress(job);
+  const now = new Set(active.map((job) => job.id));
+  if (app.get().ended === null || !wasOnline || [...before].some((id) => !now.has(id))) await refreshEnded();
+}
+
+/** @param {Job[]} jobs */
+export function inOrder(jobs) {
+  const place = (/** @type {Job} */ job) => (job.state === "running" ? -1 : (job.position ?? 0));
+  return [...jobs].sort((a, b) => place(a) - place(b) || a.created - b.created);
+}
+
+/** The newest jobs that ended. */
+export async function refreshEnded() {
+  const { jobs, next } = await api("/v1/jobs", { query: { state: ["done", "failed", "cancelled"], limit: PAGE } });
+  const older = (app.get().ended ?? []).slice(PAGE);
+  const known = new Set(jobs.map((/** @type {Job} */ job) => job.id));
+  app.set({
+    ended: [...jobs, ...older.filter((job) => !known.has(job.id))],
+    endedNext: older.length ? app.get().endedNext : next,
+  });
+}
+
+/** The page of ended jobs after those that are known. */
+export async function loadOlder() {
+  const { endedNext, ended } = app.get();
+  if (endedNext === null) return;
+  const { jobs, next } = await api("/v1/jobs", {
+    query: { state: ["done", "failed", "cancelled"], limit: PAGE, before: endedNext },
+  });
+  const known = new Set(ended?.map((job) => job.id));
+  app.set({
+    ended: [...(ended ?? []), ...jobs.filter((/** @type {Job} */ job) => !known.has(job.id))],
+    endedNext: next,
+  });
+}
+
+/**
+ * Queue a job; the same job however often the worker has to be asked. Returns its id.
+ * @param {import("./types.js").ImageRequest | Record<string, any>} request
+ * @returns {Promise<string>}
+ */
+export async function submitJob(request) {
+  const key = randomId();
+  for (let attempt = 0; ; attempt += 1) {
+    try {
+      const { id } = await api("/v1/jobs", { json: request, headers: { "Idempotency-Key": key } });
+      changed();
+      return id;
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error;
+      await pause(500 * 2 ** attempt);
+    }
+  }
+}
+
+/**
+ * The job once it has ended.
+ * @param {string} id
+ * @param {{ onEvent?: (event: JobEvent) => void, signal?: AbortSignal }} [options]
+ * @returns {Promise<Job>}
+ */
+export function waitForJob(id, { onEvent, signal } = {}) {
+  return new Promise((resolve, reject) => {
+    const stop = followJob(
+      id,
+      (event) => {
+        onEvent?.(event);
+        if (FINAL.has(event.type)) api(`/v1/jobs/${id}`).then(resolve, reject);
+      },
+      reject,
+    );
+    signal?.addEventListener("abort", () => {
+      stop();
+      reject(signal.reason);
+    });
+  });
+}
+
+/** @param {string} id */
+export async function cancelJob(id) {
+  try {
+    await api(`/v1/jobs/${id}`, { method: "DELETE" });
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status !== 409) throw error; // it has ended in the meantime
+  }
+  changed();
+}
+
+/**
+ * Remove a job that ended, with its pictures.
+ * @param {string} id
+ */
+export async function forgetJob(id) {
+  await api(`/v1/jobs/${id}`, { method: "DELETE", query: { forget: true } });
+  app.set((state) => ({ ended: state.ended?.filter((job) => job.id !== id) ?? null }));
+  changed();
+}
+
+/** @param {string} id */
+export async function retryJob(id) {
+  const answer = await api(`/v1/jobs/${id}/retry`, { method: "POST" });
+  changed();
+  return answer.id;
+}
+
+/**
+ * Another place among the waiting jobs; 0 runs next.
+ * @param {string} id
+ * @param {number} position
+ */
+export async function moveJob(id, position) {
+  await api(`/v1/jobs/${id}`, { method: "PATCH", json: { position } });
+  changed();
+}
+
+/** @param {boolean} paused */
+export async function pauseQueue(paused) {
+  await api("/v1/queue", { json: { paused } });
+  app.set({ paused });
+  changed();
+}
+
+/**
+ * The address of a picture of a result.
+ * @param {{ url: string }} image
+ */
+export const imageAddress = (image) => address(image.url);
+
+function changed() {
+  refreshJobs();
+  channel?.postMessage("changed");
+}
+
+// streams: one connection per job, however many parts of the page read it
+
+/** @type {Map<string, { events: JobEvent[], listeners: Set<(event: JobEvent) => void>, failures: Set<(e: any) => void>, stop: AbortController }>} */
+const streams = new Map();
+
+/**
+ * Call `listener` with every event of a job from its first on, and with those that come; returns what ends that.
+ * @param {string} id
+ * @param {(event: JobEvent) => void} listener
+ * @param {(error: any) => void} [onFailure] the job is unknown or has expired
+ */
+export function followJob(id, listener, onFailure) {
+  let stream = streams.get(id);
+  if (!stream) {
+    stream = { events: [], listeners: new Set(), failures: new Set(), stop: new AbortController() };
+    streams.set(id, stream);
+    run(id, stream);
+  }
+  const joined = stream;
+  if (onFailure) joined.failures.add(onFailure);
+  for (const event of joined.events) listener(event);
+  joined.listeners.add(listener);
+  return () => {
+    joined.listeners.delete(listener);
+    if (onFailure) joined.failures.delete(onFailure);
+    if (!joined.listeners.size && streams.get(id) === joined) {
+      joined.stop.abort();
+      streams.delete(id);
+    }
+  };
+}
+
+/**
+ * @param {string} id
+ * @param {{ events: JobEvent[], listeners: Set<(event: JobEvent) => void>, failures: Set<(e: any) => void>, stop: AbortController }} stream
+ */
+async function run(id, stream) {
+  try {
+    await followStream(`/v1/jobs/${id}/events`, {
+      signal: stream.stop.signal,
+      isFinal: (event) => FINAL.has(event.event),
+      onEvent(message) {
+        const event = JSON.parse(message.data);
+        // an older preview is of no use to a reader that joins later
+        if (event.type === "preview") stream.events = stream.events.filter((each) => each.type !== "preview");
+        stream.events.push(event);
+        for (const listener of [...stream.listeners]) listener(event);
+      },
+    });
+  } catch (error) {
+    for (const failure of [...stream.failures]) failure(error);
+  }
+  if (streams.get(id) === stream) streams.delete(id);
+}
+
+/** @type {Map<string, () => void>} */
+const watched = new Map();
+
+/**
+ * Keep the progress of a running job in the state, until it ends.
+ * @param {Job} job
+ */
+function keepProgress(job) {
+  if (watched.has(job.id)) return;
+  const done = () => {
+    watched.get(job.id)?.();
+    watched.delete(job.id);
+    app.set((state) => {
+      const { [job.id]: _, ...progress } = state.progress;
+      return { progress };
+    });
+    refreshJobs();
+  };
+  const stop = followJob(
+    job.id,
+    (event) => {
+      if (FINAL.has(event.type)) {
+        if (event.type === "done" && job.operation === "train") loadLoras().catch(() => {});
+        queueMicrotask(done);
+      } else
+        app.set((state) => ({ progress: { ...state.progress, [job.id]: advance(state.progress[job.id], event) } }));
+    },
+    done,
+  );
+  watched.set(job.id, stop);
+}
+
+function stopStreams() {
+  for (const stop of watched.values()) stop();
+  watched.clear();
+}
+
+/**
+ * @param {Progress | undefined} before
+ * @param {JobEvent} event
+ * @returns {Progress}
+ */
+export function advance(before, event) {
+  const at = before ?? { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: "queued" };
+  if (event.type === "progress" || event.type === "preview") {
+    return {
+      step: event.step ?? at.step,
+      total: event.total ?? at.total,
+      percent: event.percent ?? at.percent,
+      eta: event.eta ?? at.eta,
+      preview: event.type === "preview" && event.image ? `data:image/png;base64,${event.image}` : at.preview,
+      phase: "running",
+    };
+  }
+  if (event.type === "started" || event.type === "retried") {
+    return { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: event.type };
+  }
+  return ["loading", "preparing"].includes(event.type) ? { ...at, phase: event.type } : at;
+}

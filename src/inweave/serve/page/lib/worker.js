@@ -1,0 +1,49 @@
+// What the worker can do and which LoRAs it has.
+import { api } from "./api.js";
+import { app } from "./state.js";
+
+export async function loadCapabilities() {
+  app.set({ capabilities: await api("/v1/capabilities") });
+}
+
+export async function loadLoras() {
+  const { loras } = await api("/v1/loras", { query: { limit: 10000 } });
+  app.set({ loras });
+}
+
+/** Why a job would not run now; null once it would. */
+export async function loadReadiness() {
+  const response = await fetch("/ready", { headers: { "X-Requested-With": "inweave" } });
+  const { ready, reason } = await response.json();
+  app.set({ notReady: ready ? null : (reason ?? "") });
+}
+
+/**
+ * The LoRA that a prompt or a picture names: by name, alias, path, id or hash.
+ * @param {import("./types.js").Lora[] | null} loras
+ * @param {string} reference
+ */
+export function findLora(loras, reference) {
+  if (!loras) return undefined;
+  const text = reference.toLowerCase();
+  const file = text.replace(/\.safetensors$/, "");
+  const exact = loras.find(
+    (lora) => lora.name.toLowerCase() === file || lora.path.toLowerCase() === text || lora.id === text,
+  );
+  if (exact) return exact;
+  return (
+    loras.find((lora) => lora.alias?.toLowerCase() === file) ??
+    (/^[0-9a-f]{8,64}$/.test(text)
+      ? loras.find((lora) => lora.hashes && Object.values(lora.hashes).some((hash) => hash?.startsWith(text)))
+      : undefined)
+  );
+}
+
+/**
+ * The model of a name, or the worker's own.
+ * @param {import("./types.js").Capabilities | null} capabilities
+ * @param {string | null | undefined} name
+ */
+export function findModel(capabilities, name) {
+  return capabilities?.models.find((model) => (name ? model.name === name : model.default)) ?? null;
+}

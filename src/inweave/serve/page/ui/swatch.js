@@ -1,0 +1,61 @@
+// A woven swatch: the picture of a thing that has none. The same name always gives the same cloth.
+import { html, useMemo } from "../lib/dom.js";
+
+const DYES = ["indigo", "madder", "weld", "woad", "linen"];
+const SIZE = 8;
+
+/** @param {string} text a small hash, good enough to tell cloths apart */
+function hash(text) {
+  let value = 2166136261;
+  for (let index = 0; index < text.length; index += 1) value = Math.imul(value ^ text.charCodeAt(index), 16777619);
+  value = Math.imul(value ^ (value >>> 15), 2246822507);
+  return (value ^ (value >>> 13)) >>> 0;
+}
+
+/**
+ * One path per dye: warp threads where they pass over, weft threads where they do.
+ * @param {string} name
+ */
+export function weave(name) {
+  const seed = hash(name);
+  const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
+  const warp = [pick(0), DYES[4], pick(3), pick(0)];
+  const weft = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
+  const period = 2 + ((seed >>> 12) % 3); // plain, twill, long twill
+  const step = 1 + ((seed >>> 15) % 2);
+  /** @type {Record<string, string>} */
+  const paths = {};
+  for (let y = 0; y < SIZE; y += 1) {
+    for (let x = 0; x < SIZE; x += 1) {
+      const over = (x + y * step) % period < period / 2;
+      const dye = over ? warp[(x >> 1) % warp.length] : weft[(y >> 1) % weft.length];
+      paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y + 0.06}v.88` : `M${x + 0.06} ${y + 0.5}h.88`}`;
+    }
+  }
+  return paths;
+}
+
+/**
+ * @param {{ name: string }} props
+ */
+export function Swatch({ name }) {
+  const paths = useMemo(() => Object.entries(weave(name)), [name]);
+  return html`<svg class="swatch" viewBox="0 0 8 8" preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
+    ${paths.map(([dye, path]) => html`<path class=${`thread-${dye}`} d=${path} />`)}
+  </svg>`;
+}
+
+/**
+ * How far something is: a thread that passes over and under.
+ * @param {{ percent: number | null, label: string }} props null: it has started and nobody knows how far it is
+ */
+export const Thread = ({ percent, label }) => html`<div
+  class=${percent === null ? "thread thread-unknown" : "thread"}
+  role="progressbar"
+  aria-label=${label}
+  aria-valuemin="0"
+  aria-valuemax="100"
+  aria-valuenow=${percent === null ? undefined : Math.round(percent)}
+>
+  <div class="thread-fill" style=${{ inlineSize: `${percent ?? 30}%` }}></div>
+</div>`;

@@ -1,0 +1,5 @@
+import { html } from "../lib/dom.js";
+import { t } from "../strings.js";
+import { Empty } from "../ui/empty.js";
+
+export const View = () => html`<${Empty} name="library" title=${t.nav.library} />`;

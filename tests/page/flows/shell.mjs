@@ -1,0 +1,60 @@
+// The frame around every view.
+const VIEWS = ["generate", "compare", "edit", "library", "train", "queue"];
+
+export function flow({ test, assert, violations, shot }) {
+  test("every view opens, in light and dark, without a violation of WCAG AA", async (page) => {
+    for (const scheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme: scheme, reducedMotion: "reduce" });
+      for (const view of VIEWS) {
+        await page.goto(`/#/${view}`);
+        await page.locator(`main.view-${view} > *`).first().waitFor();
+        assert.deepEqual(await violations(page), [], `${view}, ${scheme}`);
+        await shot(page, `${view}-${scheme}`);
+      }
+    }
+  });
+
+  test("nothing is wider than a phone", async (page) => {
+    await page.setViewportSize({ width: 360, height: 740 });
+    for (const view of VIEWS) {
+      await page.goto(`/#/${view}`);
+      await page.locator(`main.view-${view} > *`).first().waitFor();
+      const width = await page.evaluate(() => document.documentElement.scrollWidth);
+      assert.ok(width <= 360, `${view} is ${width} pixels wide`);
+      await shot(page, `${view}-phone`);
+    }
+  });
+
+  test("the first paint is within a second, and nothing shifts", async (page) => {
+    await page.goto("/#/generate");
+    await page.locator("main.view-generate > *").first().waitFor();
+    await page.waitForTimeout(300);
+    const { paint, shift } = await page.evaluate(
+      () =>
+        new Promise((resolve) => {
+          let shift = 0;
+          new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) if (!entry.hadRecentInput) shift += entry.value;
+          }).observe({ type: "layout-shift", buffered: true });
+          const paint = performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
+          setTimeout(() => resolve({ paint, shift }), 200);
+        }),
+    );
+    assert.ok(paint < 1000, `first paint after ${paint} ms`);
+    assert.ok(shift < 0.01, `layout shift of ${shift}`);
+  });
+
+  test("keys lead to views, and ? lists them", async (page) => {
+    await page.goto("/");
+    await page.locator(".rail-link").first().waitFor();
+    await page.keyboard.press("6");
+    await page.waitForURL("**/#/queue");
+    await page.keyboard.press("?");
+    const sheet = page.getByRole("dialog", { name: "Keyboard shortcuts" });
+    await sheet.getByText("Go to Train").waitFor();
+    await page.keyboard.press("Escape");
+    await sheet.waitFor({ state: "detached" });
+    await page.keyboard.press("t");
+    assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
+  });
+}

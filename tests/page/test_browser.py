@@ -1,0 +1,75 @@
+"""The page in a real browser, against a real worker: tests/page/run.mjs drives every flow in tests/page/flows.
+
+One worker and one browser serve all flows; `PAGE_ONLY=text` runs those whose name has the text, `PAGE_SHOTS=folder`
+keeps pictures of every view.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inweave.models import embedded
+from tests.serve.worker import Worker
+
+ROOT = Path(__file__).parents[2]
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+#: names as strangers give them; each must be shown as the text it is
+HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
+    pytest.mark.skipif(
+        not (ROOT / "node_modules" / "playwright-core").is_dir(), reason="npm ci has not installed playwright-core"
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that keeps its address over restarts, with LoRAs whose names are attacks."""
+    folder = tmp_path_factory.mktemp("page")
+    loras = folder / "loras"
+    loras.mkdir()
+    for name in HOSTILE:
+        shutil.copyfile(embedded.folder() / "loras" / "ink.safetensors", loras / f"{name}.safetensors")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = Worker(folder / "data", "--port", str(port), "--lora-dir", str(loras)).start()
+    yield running
+    running.stop()
+
+
+def test_every_flow_of_the_page(worker: Worker) -> None:
+    options: list[str] = []
+    for variable, option in (("PAGE_ONLY", "--only"), ("PAGE_SHOTS", "--shots")):
+        if value := os.environ.get(variable):
+            options += [option, value]
+    command = ["node", str(ROOT / "tests" / "page" / "run.mjs"), worker.url, *options]
+    environment = {**os.environ, "CHROMIUM": CHROMIUM}
+    results = []
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as node:
+        assert node.stdin is not None and node.stdout is not None
+        for line in node.stdout:
+            message = json.loads(line)
+            if message.get("ask") == "restart":
+                worker.kill()
+                worker.start(wait=False)
+                print("{}", file=node.stdin, flush=True)
+            else:
+                results.append(message)
+    for result in results:
+        print(f"{result['seconds']:6.1f} s  {result['name']}")
+    failed = [f"{result['name']}\n{result['error']}" for result in results if result["error"]]
+    assert not failed, "\n\n".join(failed)
+    assert node.returncode == 0 and results

@@ -53,9 +53,9 @@ async def _visit(settings: ServeSettings) -> None:
 
 async def _session(settings: ServeSettings) -> None:
     async with client(settings) as browser:
-        asked = await browser.get("/v1/session", headers={"X-Requested-With": "inweave"})
+        question = await browser.get("/v1/session", headers={"X-Requested-With": "inweave"})
         assert (
-            asked.status_code == 401 and "Basic" not in asked.headers["www-authenticate"]
+            question.status_code == 401 and "Basic" not in question.headers["www-authenticate"]
         )  # no dialog of the browser's own
         assert "Basic" in (await browser.get("/v1/session")).headers["www-authenticate"]
         assert (await browser.post("/v1/session", headers={"Authorization": "Bearer wrong"})).status_code == 401

@@ -13,14 +13,14 @@ function hash(text) {
 }
 
 /**
- * One path per dye: warp threads where they pass over, weft threads where they do.
+ * One path per dye: warp threads where they pass over, cross threads where they do.
  * @param {string} name
  */
 export function weave(name) {
   const seed = hash(name);
   const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
   const warp = [pick(0), DYES[4], pick(3), pick(0)];
-  const weft = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
+  const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
   const period = 2 + ((seed >>> 12) % 3); // plain, twill, long twill
   const step = 1 + ((seed >>> 15) % 2);
   /** @type {Record<string, string>} */
@@ -28,7 +28,7 @@ export function weave(name) {
   for (let y = 0; y < SIZE; y += 1) {
     for (let x = 0; x < SIZE; x += 1) {
       const over = (x + y * step) % period < period / 2;
-      const dye = over ? warp[(x >> 1) % warp.length] : weft[(y >> 1) % weft.length];
+      const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length];
       paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y + 0.06}v.88` : `M${x + 0.06} ${y + 0.5}h.88`}`;
     }
   }

@@ -27,6 +27,11 @@ def sized(sample: int, full: int) -> int:
     return full if os.environ.get(FULL) else sample
 
 
+def figure(text: str) -> None:
+    """A measurement for docs/reliability.md; `pytest -rP` shows it."""
+    print(f"figure: {text}")
+
+
 def tensor(values: object, dtype: str = "F32") -> Tensor:
     """A Tensor from numbers; BF16 by cutting float32, as every writer does for exact values."""
     if dtype == "BF16":

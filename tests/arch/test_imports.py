@@ -59,7 +59,7 @@ ALLOWED = {
     "generate": {"torch", "numpy", "PIL", "pydantic"},
     "training": {"torch", "numpy", "PIL", "pydantic", "safetensors", "yaml", "accelerate"},
     "library": set(),
-    "serve": {"PIL", "pydantic", "fastapi", "starlette", "uvicorn", "sse_starlette", "prometheus_client"},
+    "serve": {"PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"},
     "bench": {"numpy", "PIL"},
     "demo": {"PIL"},
     "cli": {"typer", "rich"},

@@ -145,6 +145,7 @@ def test_sheets(tmp_path: Path) -> None:
         (["x", "--device", "cuda:7"], ["no CUDA device"]),
         (["x", "--dtype", "int3"], ["int3"]),
         ([], ["a prompt is needed"]),
+        (["<lora:pixel:1>"], ["no text"]),
         (["x", "--from", str(SD15)], ["not an image"]),
         (["x", "--part", "vae"], ["PART=FILE"]),
         (["x", "--json", "-o", "-"], ["standard output"]),
@@ -245,8 +246,8 @@ def test_a_sheet_carries_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recorded", "words"),
     [
-        ("Sampler: DPM++ 2S a, Schedule type: Karras", ("Sampler", "Schedule type")),  # ours has neither
-        ("Sampler: DPM++ 2S a Karras", ("Sampler", "Schedule type")),
+        ("Sampler: DPM++ 2M SDE, Schedule type: Karras", ("Sampler", "Schedule type")),  # ours has neither
+        ("Sampler: DPM++ 2M SDE Karras", ("Sampler", "Schedule type")),
         ("Sampler: DDIM, Schedule type: Karras", ("Schedule type",)),  # each of them exists, but not together
         ("Sampler: Euler, Schedule type: Karras", ()),
     ],

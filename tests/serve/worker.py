@@ -8,20 +8,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 READY_SECONDS = 120
+#: a job that costs next to nothing
+SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64}
 
 
 class Worker:
     """`inweave serve` on a free port."""
 
-    def __init__(self, data: Path, *options: str, token: str | None = None) -> None:
-        self.data, self._options, self.token = data, options, token
+    def __init__(
+        self, data: Path, *options: str, token: str | None = None, log: Path | None = None, under: tuple[str, ...] = ()
+    ) -> None:
+        """``under``: a command that runs it, such as a tracer."""
+        self.data, self._options, self.token, self._under = data, options, token, under
+        self._log = log or data.parent / f"{data.name}.log"
         self.process: subprocess.Popen[str] | None = None
         self.http = httpx.Client()
 
@@ -30,8 +36,19 @@ class Worker:
         environment = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
         if self.token:
             environment["INWEAVE_TOKEN"] = self.token
-        log = (self.data.parent / f"{self.data.name}.log").open("a")
-        command = [sys.executable, "-m", "inweave", "serve", "--port", "0", "--data", str(self.data), *self._options]
+        log = self._log.open("a")
+        command = [
+            *self._under,
+            sys.executable,
+            "-m",
+            "inweave",
+            "serve",
+            "--port",
+            "0",
+            "--data",
+            str(self.data),
+            *self._options,
+        ]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         log.close()
         assert self.process.stdout is not None
@@ -49,7 +66,7 @@ class Worker:
         return str(self.http.base_url).rstrip("/")
 
     def log(self) -> str:
-        return (self.data.parent / f"{self.data.name}.log").read_text()
+        return self._log.read_text()
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + READY_SECONDS
@@ -102,6 +119,23 @@ class Worker:
         assert answer.status_code == 200, answer.text
         document: dict[str, Any] = answer.json()
         return document
+
+    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait for something to become true."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def running(self, job: str, attempt: int = 1) -> None:
+        """Wait until a job runs, for the first or a later time."""
+
+        def started() -> bool:
+            document = self.job(job)
+            assert document["state"] in ("queued", "running"), document
+            return document["state"] == "running" and document["attempts"] >= attempt
+
+        self.until(started)
 
     def ended(self, job: str, seconds: float = 120) -> dict[str, Any]:
         """The job once it has ended."""

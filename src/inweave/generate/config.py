@@ -20,8 +20,7 @@ from inweave.checked import CheckedModel
 from inweave.errors import ConfigError
 from inweave.files.paths import is_file
 from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
-from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
-from inweave.models.samplers import SAMPLERS, SCHEDULES
+from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
 
 MAX_SEED = 2**64 - 1
 
@@ -91,9 +90,7 @@ class GenerateConfig(CheckedModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: str = Field(
-        description="what to generate, or nothing at all; (word:1.2) weights and <lora:name:0.8> tags are understood"
-    )
+    prompt: str = Field(description="what to generate; (word:1.2) weights and <lora:name:0.8> tags are understood")
     negative_prompt: str = Field(default="", description="what to avoid; needs guidance above 1")
     steps: Annotated[int, Field(ge=1, le=150)] | None = Field(default=None, description="sampling steps, 1 to 150")
     guidance: Annotated[float, Field(ge=0, le=30)] | None = Field(
@@ -109,9 +106,9 @@ class GenerateConfig(CheckedModel):
         default=None, description="pixels, 64 to 4096, a multiple of 8"
     )
     sampler: str | None = Field(
-        default=None, description=f"{', '.join(SAMPLERS)}, or the name that another program uses"
+        default=None, description="euler, euler_ancestral, ddim, ddpm, dpm_solver_multistep, uni_pc"
     )
-    schedule: str = Field(default="simple", description=", ".join(SCHEDULES))
+    schedule: str = Field(default="simple", description="simple, karras, exponential, sgm_uniform, ddim_uniform")
     loras: tuple[LoraChoice, ...] = Field(default=(), description="adapters, applied together")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = Field(
         default=None, description="2 uses CLIP's layer before the last"
@@ -141,14 +138,22 @@ class GenerateConfig(CheckedModel):
     @classmethod
     def _known_sampler(cls, value: str | None) -> str | None:
         if value is not None and value not in SAMPLERS:
-            raise ValueError(sampler_refusal(value))
+            raise ValueError(f"{value!r} is unknown; known are {', '.join(SAMPLERS)}")
         return value
 
     @field_validator("schedule")
     @classmethod
     def _known_schedule(cls, value: str) -> str:
         if value not in SCHEDULES:
-            raise ValueError(schedule_refusal(value))
+            raise ValueError(f"{value!r} is unknown; known are {', '.join(SCHEDULES)}")
+        return value
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_text(cls, value: str) -> str:
+        parsed = parse(value)
+        if not parsed.text:
+            raise ValueError("there is no text in it" + (" besides its tags" if parsed.tags else ""))
         return value
 
     @model_validator(mode="after")

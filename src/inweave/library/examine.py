@@ -7,7 +7,7 @@ from the layout alone, above all the base, is computed once per layout.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from inweave.adapter import Adapter
@@ -17,11 +17,12 @@ from inweave.exchange.hashes import hash_file
 from inweave.exchange.inspect import trigger_words
 from inweave.exchange.load import load
 from inweave.library.entry import Contents, Facts
-from inweave.library.sidecars import Sidecars, read_sidecars
+from inweave.library.sidecars import MAX_TEXT, Sidecars, bounded, read_sidecars
 from inweave.targets.detect import Detection, detect
 
 MAX_PROBLEMS = 20
 MAX_METADATA = 200
+MAX_NAME = 500
 
 
 class Examiner:
@@ -40,8 +41,8 @@ class Examiner:
         detection = self._detect(adapter)
         metadata = adapter.metadata
         return Facts(
-            alias=metadata.get("ss_output_name") or None,
-            title=metadata.get("modelspec.title") or None,
+            alias=metadata.get("ss_output_name", "")[:MAX_NAME] or None,
+            title=metadata.get("modelspec.title", "")[:MAX_NAME] or None,
             tensors=len(adapter.tensors),
             algorithms=tuple(adapter.algorithms),
             ranks=tuple(sorted({e.factors.rank for e in adapter if e.factors.rank is not None})),
@@ -51,8 +52,8 @@ class Examiner:
             base=detection.base,
             confidence=detection.confidence,
             evidence=tuple(detection.evidence),
-            triggers=(*sidecars.triggers, *trigger_words(metadata)),
-            description=sidecars.description or metadata.get("modelspec.description") or None,
+            triggers=(*sidecars.triggers, *_triggers(metadata)),
+            description=sidecars.description or metadata.get("modelspec.description", "")[:MAX_TEXT] or None,
             notes=sidecars.notes,
             preferred_strength=sidecars.preferred_strength,
             negative_text=sidecars.negative_text,
@@ -86,6 +87,11 @@ class Examiner:
             hashes.sha256, hashes.autov1, hashes.autov2, hashes.autov3,
             tuple(str(row["key"]) for row in nonfinite)[:MAX_PROBLEMS], tuple(zeros)[:MAX_PROBLEMS],
         )  # fmt: skip
+
+
+def _triggers(metadata: Mapping[str, str]) -> list[dict[str, object]]:
+    """The trigger words in a file's metadata, as many and as long as lists can show."""
+    return [{**source, "words": bounded(source["words"])} for source in trigger_words(metadata)]
 
 
 def _facts_of_unreadable(reason: str, sidecars: Sidecars) -> Facts:

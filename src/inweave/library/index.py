@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConflictError, FormatError, MissingError
+from inweave.errors import ConfigError, ConflictError, FormatError, MissingError
 from inweave.library.entry import Contents, Entry, Facts, entry_name
 from inweave.library.examine import Examiner
 from inweave.library.processes import is_alive, process_mark
-from inweave.library.walk import PEFT_WEIGHTS, Sighting, walk
+from inweave.library.walk import PEFT_WEIGHTS, Sighting, is_unicode, walk
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -87,6 +87,11 @@ class Library:
         if missing:
             raise MissingError(f"{missing[0]}: there is no such folder")
         self.folders = [folder.resolve() for folder in folders]
+        for folder in self.folders:
+            if not is_unicode(str(folder)):
+                raise ConfigError(
+                    f"{ascii(str(folder))[1:-1]}: the path of a library must be Unicode; rename the folder"
+                )
         database.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
         self._examiner = Examiner()

@@ -89,5 +89,10 @@ def _number(value: object) -> float | None:
 
 
 def _words(value: object) -> list[str]:
-    listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
+    return bounded(value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [])
+
+
+def bounded(words: object) -> list[str]:
+    """Words of strangers, as many and as long as lists can show."""
+    listed = words if isinstance(words, list) else []
     return [word.strip()[:500] for word in listed if isinstance(word, str) and word.strip()][:200]

@@ -66,7 +66,7 @@ def _read(
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if not _is_unicode(entry.name):
+                if not is_unicode(entry.name):
                     if entry.name.endswith(".safetensors") or entry.is_dir():
                         passed_over.append(f"{prefix}{ascii(entry.name)[1:-1]}: its name is not Unicode; rename it")
                 elif entry.is_symlink() and not _inside(Path(entry.path), boundary):
@@ -84,7 +84,7 @@ def _read(
     return files, sorted(folders, reverse=True)
 
 
-def _is_unicode(name: str) -> bool:
+def is_unicode(name: str) -> bool:
     """Bytes that are no UTF-8 come as halves of surrogate pairs, which no index, prompt or answer can hold."""
     try:
         name.encode()

@@ -37,12 +37,14 @@ log = logging.getLogger("inweave.serve")
 RETRY_AFTER = 5
 
 
-def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) -> ASGIApp:
-    """A worker as an ASGI application; it starts and stops its processes with the server."""
+def create_app(
+    settings: ServeSettings, identity: dict[str, Any] | None = None, service: Service | None = None
+) -> ASGIApp:
+    """A worker as an ASGI application; ``service``: opened already. It starts and stops its processes with the server."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(settings)
+        service: Service = app.state.service or Service.open(settings)
         app.state.service = service
         await service.start()
         try:
@@ -51,6 +53,7 @@ def create_app(settings: ServeSettings, identity: dict[str, Any] | None = None) 
             await service.stop()
 
     app = FastAPI(title="inweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.service = service
     app.state.identity = {"port": settings.port, **(identity or {})}
     app.state.sd_model = model_name(settings.model)
     app.state.tasks = {}

@@ -71,6 +71,7 @@ class Dispatcher:
         self._process = ChildProcess("inweave.serve.model_process")
         self._deaths = 0
         self._stopping = False
+        self._reported = True  # whether the process has told the end of the current job
         self.current: Job | None = None
         self.status: Status = "starting"
         self.reason = "the model process is starting"
@@ -110,31 +111,56 @@ class Dispatcher:
 
     async def _serve(self) -> None:
         while not self._stopping:
-            job = await asyncio.to_thread(self._store.claim)
+            job = await self._claim()
             if job is None:
                 await self._signals.wait_for_work(1.0)
                 if self._process.pid is None:
                     raise WireError("the model process is gone")
                 continue
             self._signals.changed(job.id)
-            self.current = job
+            self.current, self._reported = job, True
             started = time.monotonic()
             try:
                 await self._run_job(job)
             except WireError:
                 await self._stored(self._store.retry_or_fail, job.id, "worker_crashed", CRASHED)
                 raise
-            except (StorageError, sqlite3.OperationalError) as error:
+            except (StorageError, sqlite3.OperationalError, OSError) as error:
                 log.error("the results of a job cannot be stored: %s", error)
                 reason = "its results could not be stored; the disk of the worker is full or read-only"
                 await self._stored(self._store.finish, job.id, "failed", error=Failure("storage", reason))
-                raise WireError("the model process is restarted, because it still speaks of that job") from None
+                await self._end_run(job)
+            except Exception as error:
+                log.exception("a job ended in an internal error")
+                await self._stored(self._store.finish, job.id, "failed", error=failure_of(error))
+                await self._end_run(job)
             finally:
                 self.current = None
                 self.busy_seconds += time.monotonic() - started
                 self._signals.changed(job.id)
             self.finished_jobs += 1
             self._deaths = 0
+
+    async def _claim(self) -> Job | None:
+        """The next job; None also while the disk refuses to note that it runs."""
+        try:
+            return await asyncio.to_thread(self._store.claim)
+        except (sqlite3.OperationalError, OSError) as error:
+            log.error("no job can be started: %s", error)
+            return None
+
+    async def _end_run(self, job: Job) -> None:
+        """Have the process stop a job that ended here; a loaded model is worth more than a restart."""
+        if not self._reported:
+            await self._process.send(Message("cancel", {"job": job.id}))
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    while (message := await self._process.receive()).type != "finished" or message.data[
+                        "job"
+                    ] != job.id:
+                        pass
+            except TimeoutError:
+                raise WireError("the model process does not react") from None
 
     async def _stored(self, change: Callable[..., Any], *values: Any, **options: Any) -> None:
         """Make a change of state, however long the disk refuses it: the end of a job is never dropped."""
@@ -161,6 +187,7 @@ class Dispatcher:
             "loras": resolved.loras, "paths": resolved.paths, "preview_every": job.request.get("preview_every", 0),
             "inputs": list(files), "on_mismatch": job.request.get("on_mismatch", "error"),
         }  # fmt: skip
+        self._reported = False
         await self._process.send(Message("run", data, tuple(blobs)))
         watch = asyncio.create_task(self._watch(job))
         try:
@@ -178,6 +205,7 @@ class Dispatcher:
             if message.data.get("job") != job.id:
                 continue
             if message.type == "finished":
+                self._reported = True
                 await self._finish(job, message.data, results)
                 return
             event = await asyncio.to_thread(self._keep, job, message, results)

@@ -11,6 +11,8 @@ import uvicorn
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.serve.app import create_app
+from inweave.serve.connections import TimedProtocol, allow_many_connections
+from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
 
 # connections that wait while the application is being put together: who is told the address can connect at once
@@ -18,13 +20,15 @@ _BACKLOG = 2048
 
 
 def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announce: Any = print) -> None:
-    """Serve until a signal; `ConfigError` where the address is taken."""
+    """Serve until a signal; `ConfigError` where the address is taken or the data folder cannot be used."""
+    allow_many_connections()
     listener = _bind(settings.host, settings.port)
     port = listener.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    app = create_app(settings.model_copy(update={"port": port}), {"port": port, **(identity or {})})
+    settings = settings.model_copy(update={"port": port})
+    app = create_app(settings, {"port": port, **(identity or {})}, Service.open(settings))
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
+        app, http=TimedProtocol, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.drain_seconds) + 5, h11_max_incomplete_event_size=64 * 1024, lifespan="on",
     )  # fmt: skip
     server = uvicorn.Server(config)
@@ -45,7 +49,8 @@ def run(settings: ServeSettings, identity: dict[str, Any] | None = None, announc
 def _bind(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio turns Nagle's algorithm off for sockets that say that they are TCP: else each answer waits 40 ms for an ACK
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(_BACKLOG)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.errors import ConfigError
-from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
-from inweave.models.samplers import SAMPLERS, SCHEDULES
+from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change a picture elsewhere and have no effect here -> their values that mean "off"
@@ -25,7 +24,7 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     names = {"prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
              "width": "width", "height": "height", "clip_skip": "clip_skip", "on_mismatch": "on_mismatch",
              "loras": "loras"}  # fmt: skip
-    fields = {"prompt": ""} | {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
+    fields = {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
     for name in ("steps", "width", "height", "clip_skip"):  # clients send 20.0 for 20
         if isinstance(fields.get(name), float) and fields[name].is_integer():
             fields[name] = int(fields[name])
@@ -40,17 +39,15 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
         known, schedule = sampler_name(sampler)
         if known in SAMPLERS:
             fields["sampler"] = known
-            if schedule in SCHEDULES:
+            if schedule is not None:
                 fields["schedule"] = schedule
-            elif schedule is not None:
-                warnings.append(f"scheduler {schedule_refusal(schedule)}; the default was used")
         else:
-            warnings.append(f"sampler {sampler_refusal(sampler)}; the model's own was used")
+            warnings.append(f"sampler {sampler[:60]!r} is unknown; the model's own was used")
     if scheduler := str(body.get("scheduler") or ""):
         if schedule_name(scheduler) in SCHEDULES:
             fields["schedule"] = schedule_name(scheduler)
         else:
-            warnings.append(f"scheduler {schedule_refusal(scheduler)}; the default was used")
+            warnings.append(f"scheduler {scheduler[:60]!r} is unknown; the default was used")
     if script := body.get("script_name"):
         raise ConfigError(f"script_name: script {str(script)[:60]!r} not found; scripts are not supported")
     return fields

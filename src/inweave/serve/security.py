@@ -3,7 +3,7 @@
     token      Authorization: Bearer TOKEN, or Basic with TOKEN as the password, or the cookie that a browser got for it
                (`sessions`); without a token any header is accepted
     origin     a browser's request that changes something must come from this worker's own pages, or from `origins`
-    body       refused as soon as it is longer than the limit, whatever its headers say, or stops for long
+    body       refused as soon as it is longer than the limit, whatever its headers say, or stops for long, or trickles
     answers    Content-Security-Policy, nosniff, no framing, no referrer, no caching of API answers
 
 Requests are matched by their Host too: a page that made its name resolve to this machine is not this worker.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +24,8 @@ from inweave.serve.settings import ServeSettings
 
 #: how long a body may pause between two pieces
 BODY_SECONDS = 30.0
+#: bytes per second, on average, of a body that takes longer than that
+BODY_RATE = 1024
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: what a load balancer must see without a token, and what a browser needs to ask its user for one
 OPEN_PATHS = ("/health", "/ready", "/v1/ready", "/")
@@ -37,6 +40,11 @@ HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+
+TOO_SLOW = (
+    f"the body did not arrive: it may pause for {BODY_SECONDS:g} s, and comes with {BODY_RATE:,} bytes a second or more"
 )
 
 
@@ -88,7 +96,7 @@ class Security:
         with contextlib.suppress(BodyTooLarge, BodyTooSlow):
             await self._app(scope, limited, respond)
         if limited.late and not started:
-            await _answer(send, 408, "too_slow", f"the body did not arrive: nothing for {BODY_SECONDS:g} s")
+            await _answer(send, 408, "too_slow", TOO_SLOW)
         elif limited.exceeded and not started:
             await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
 
@@ -121,18 +129,20 @@ class Security:
 
 
 class _Limit:
-    """A body that ends with an error once it is too long."""
+    """A body that ends with an error once it is too long, or has been waited for too long."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self.limit, self._length = receive, limit, 0
+        self._receive, self.limit, self._length, self._waited = receive, limit, 0, 0.0
         self.exceeded = self.late = self._complete = False
 
     async def __call__(self) -> Message:
+        started = time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), None if self._complete else BODY_SECONDS)
+            message = await asyncio.wait_for(self._receive(), None if self._complete else self._patience())
         except TimeoutError:
             self.late = True
             raise BodyTooSlow from None
+        self._waited += time.monotonic() - started
         if message["type"] == "http.request":
             self._complete = not message.get("more_body", False)
             self._length += len(message.get("body", b""))
@@ -140,6 +150,10 @@ class _Limit:
                 self.exceeded = True
                 raise BodyTooLarge
         return message
+
+    def _patience(self) -> float:
+        """Seconds until the next piece: a pause, but not one after the other."""
+        return max(0.0, min(BODY_SECONDS, BODY_SECONDS + self._length / BODY_RATE - self._waited))
 
 
 def _open(scope: Scope) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import secrets
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -18,6 +19,7 @@ from typing import Any
 
 from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, TargetError
 from inweave.exchange.load import open_base
+from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.library import Entry, Library
 from inweave.models import embedded
@@ -80,8 +82,20 @@ class Service:
 
     # life
 
+    @classmethod
+    def open(cls, settings: ServeSettings) -> Service:
+        """The parts of a worker, with what its last process left in order; `ConfigError` where its folder is unusable."""
+        try:
+            service = cls(settings)
+            service.store.recover()
+        except (OSError, sqlite3.Error) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise ConfigError(
+                f"{printable_path(settings.data)}: cannot be used as the data folder: {reason}; choose one with --data"
+            ) from None
+        return service
+
     async def start(self) -> None:
-        await asyncio.to_thread(self.store.recover)
         await asyncio.to_thread(shutil.rmtree, self.settings.data / "incoming", ignore_errors=True)
         self._tasks = [asyncio.create_task(each.run()) for each in self.dispatchers]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]

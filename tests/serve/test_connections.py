@@ -1,0 +1,163 @@
+"""Connections that hold a place and send or read next to nothing: each ends in time, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from inweave.serve import connections, security
+from inweave.serve.security import Security
+from inweave.serve.settings import ServeSettings
+from tests.serve.worker import Worker
+from tests.support import figure, sized
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Reads a body and answers with its length, or with more than a connection buffers."""
+    length, more = 0, True
+    while more:
+        message = await receive()
+        length += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    body = b"x" * (64 * 1024 * 1024) if scope["path"] == "/large" else str(length).encode()
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def server() -> AsyncIterator[tuple[int, set[Any]]]:
+    """The application behind the real layers: its port, and its connections."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(
+        Security(application, ServeSettings()), http=connections.TimedProtocol, log_level="error", lifespan="off"
+    )
+    running = uvicorn.Server(settings)
+    with contextlib.suppress(asyncio.CancelledError):
+        task = asyncio.create_task(running._serve([listener]))
+        while not running.started:
+            await asyncio.sleep(0.01)
+        yield int(listener.getsockname()[1]), running.server_state.connections
+        running.should_exit = running.force_exit = True
+        await task
+
+
+async def seconds_until_cut(port: int, first: bytes, drip: bytes = b"", *, pause: float = 0.05) -> tuple[float, bytes]:
+    """How long a connection lasts that sends ``first`` and then ``drip`` again and again; what it was answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(first)
+    started = time.monotonic()
+    answer = asyncio.ensure_future(reader.read())
+    while not answer.done() and time.monotonic() - started < 20:
+        if drip:
+            with contextlib.suppress(ConnectionError):
+                writer.write(drip)
+                await writer.drain()
+        await asyncio.sleep(pause)
+    ended = time.monotonic() - started
+    writer.close()
+    try:
+        return ended, await answer
+    except ConnectionError:
+        return ended, b""
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+
+def test_heads_and_bodies_that_do_not_arrive_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.5)
+
+    async def all_of_them() -> list[tuple[float, bytes]]:
+        async with server() as (port, _):
+            return await asyncio.gather(
+                seconds_until_cut(port, b""),
+                seconds_until_cut(port, HEAD),
+                seconds_until_cut(port, HEAD, b"X: y\r\n"),
+                seconds_until_cut(port, HEAD + b"Content-Length: 2\r\n\r\nxx" + HEAD, b"X: y\r\n"),
+                seconds_until_cut(port, HEAD + b"Content-Length: 9999\r\n\r\n"),
+                seconds_until_cut(port, HEAD + b"Content-Length: 9999\r\n\r\n", b"x"),
+            )
+
+    silent, half, drip, second, stopped, trickle = asyncio.run(all_of_them())
+    for seconds, answer in (silent, half, drip):
+        assert seconds < 15 and answer == b""
+    assert second[0] < 15 and second[1].endswith(b"\r\n\r\n2")  # the first request of it was answered
+    for seconds, answer in (stopped, trickle):
+        assert seconds < 15 and b" 408 " in answer and b"too_slow" in answer
+
+
+def test_a_body_that_is_slow_but_steady_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_SECONDS", 5.0)
+    monkeypatch.setattr(security, "BODY_RATE", 1)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)  # a head that arrived is not waited for
+
+    async def call() -> bytes:
+        async with server() as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD + b"Content-Length: 8\r\nConnection: close\r\n\r\n")
+            for _ in range(8):
+                await asyncio.sleep(0.1)
+                writer.write(b"x")
+            answer = await reader.read()
+            writer.close()
+            return answer
+
+    assert asyncio.run(call()).endswith(b"\r\n\r\n8")
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "STALL_SECONDS", 0.5)
+
+    async def call() -> int:
+        async with server() as (port, connected):
+            line = socket.create_connection(("127.0.0.1", port))
+            line.sendall(b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            while not connected:
+                await asyncio.sleep(0.01)
+            deadline = time.monotonic() + 20
+            while connected and time.monotonic() < deadline:
+                await asyncio.sleep(0.05)
+
+            def drain() -> int:
+                total = 0
+                with contextlib.suppress(ConnectionError):
+                    while piece := line.recv(1 << 20):
+                        total += len(piece)
+                return total
+
+            length = await asyncio.to_thread(drain)
+            line.close()
+            return length
+
+    assert asyncio.run(call()) < 64 * 1024 * 1024
+
+
+def test_connections_that_never_finish_do_not_keep_others_out(worker: Worker) -> None:
+    """More of them than a process may have open files by default."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = sized(300, min(2000, hard - 200))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, count + 200)), hard))
+    port = int(worker.url.rpartition(":")[2])
+    lines = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+    try:
+        for number, line in enumerate(lines):
+            whole = b"Content-Length: 1000\r\n\r\n{" if number % 2 else b"X-"
+            line.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n" + whole)
+        started = time.monotonic()
+        assert worker.http.get("/health").status_code == 200
+        assert worker.ended(worker.submit(steps=1, width=64, height=64))["state"] == "done"
+        figure(f"{count} connections held open: a job took {time.monotonic() - started:.2f} s")
+    finally:
+        for line in lines:
+            line.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

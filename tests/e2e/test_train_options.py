@@ -99,7 +99,7 @@ def test_duplicate_and_ineffective_options_are_refused(tmp_path: Path, cache: Pa
     assert "write SETTING=VALUE" in invoked("--dataset", "d", "--set", "=3", code=2)
     theirs = tmp_path / "k.toml"
     theirs.write_text("network_dim = 4\n")
-    assert "--import only prints a configuration" in invoked("--import", theirs, "--steps", 5, code=2)
+    assert "--import only prints a configuration" in invoked("--import", theirs, "--check", code=2)
     file = tmp_path / "run.toml"
     file.write_text(f'dataset = "{style_folder("pixel")}"\nmax_data_loader_n_workers = 2\n')
     notes = invoked(file, "--check", "--set", "device=cpu", "--output", tmp_path / "o", "--set", f"cache_dir={cache}")

@@ -12,6 +12,7 @@ Exit codes, in addition to those of every command:
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ def train(
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs to train on, one process each.")] = 1,
     vram: Annotated[str | None, typer.Option("--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.")] = None,
     allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.")] = False,
-    import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file as ours.")] = None,
+    import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file, or command line, as ours; - reads it from standard input. Other options override it.")] = None,
+    without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.")] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
     """Train a LoRA on images with captions, or on texts. A resumed run gives exactly the same result."""
@@ -76,9 +78,11 @@ def train(
     }  # fmt: skip
     overrides = {setting: value for setting, value in options.items() if value is not None}
     if import_ is not None:
-        if config or overrides or settings or check or gpus > 1:
+        if config or check or gpus > 1:
             fail("--import only prints a configuration; save it to a file, then train with that file", as_json)
-        _import(import_, as_json)
+        _import(import_, overrides, settings or [], without or [], as_json)
+    if without:
+        fail("--without belongs to --import", as_json)
     require("train", as_json)
     from inweave.errors import ConfigError, FormatError, InweaveError, LostPeerError, RequestError
     from inweave.training.config.schema import TrainConfig
@@ -197,22 +201,27 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
     raise typer.Exit(UNREADABLE if problems else OK)
 
 
-def _import(path: Path, as_json: bool) -> None:
-    from inweave.training.config.importers.detect import import_config
+def _import(path: Path, overrides: dict[str, Any], settings: list[str], without: list[str], as_json: bool) -> None:
+    from inweave.training.config.importers.detect import import_config, import_text
 
+    names = [name.strip() for text in without for name in text.split(",") if name.strip()]
     with reporting_errors(as_json):
-        result = import_config(path)
+        for text in settings:
+            _add_setting(overrides, text)
+        if str(path) == "-":
+            result = import_text(sys.stdin.read(), "standard input", without=names, **overrides)
+        else:
+            result = import_config(path, without=names, **overrides)
     if as_json:
         print_json({
-            "ok": True, "config": result.config.model_dump(mode="json", exclude_unset=True), "mapping": dict(result.mapping),
-            "no_equivalent": list(result.no_equivalent), "notes": list(result.notes),
+            "ok": True, "kind": result.kind, "config": result.config.model_dump(mode="json", exclude_unset=True),
+            "mapping": dict(result.mapping), "defaults": dict(result.defaults), "no_equivalent": list(result.no_equivalent),
+            "notes": list(result.notes),
         })  # fmt: skip
     else:
         typer.echo(result.config.to_toml())
-        for line in result.no_equivalent:
-            typer.secho(printable(f"# no equivalent: {line}"), err=True, fg="yellow")
-        for line in result.notes:
-            typer.secho(printable(f"# note: {line}"), err=True)
+        for line in result.report():
+            typer.secho(printable(f"# {line}"), err=True, fg="yellow" if line.startswith("no equivalent") else None)
     raise typer.Exit(OK)
 
 

@@ -60,9 +60,9 @@ class Settings(CheckedModel):
         False, "download the base model from the Hub if it is not on this machine", resume="free"
     )
 
-    dataset: str = _dataset(
+    dataset: str | dict[str, Any] = _dataset(
         ...,
-        "a folder of images, a kohya dataset .toml, a .txt or .jsonl of texts, or inweave/pixel",
+        "a folder of images, a kohya dataset .toml or its tables, a .txt or .jsonl of texts, or inweave/pixel",
         resume="content",
         min_length=1,
     )

@@ -23,7 +23,14 @@ from inweave.training.config.fields import CLEARED_BY_NONE, Settings
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import Translation, known_names, translate
 from inweave.training.config.presets import KINDS, PRESETS
-from inweave.training.config.toml import at_most, flatten_sections, format_toml_value, parse_toml, read_text_file
+from inweave.training.config.toml import (
+    at_most,
+    flatten_sections,
+    format_toml_tables,
+    format_toml_value,
+    parse_toml,
+    read_text_file,
+)
 from inweave.training.config.types import memory_bytes, warmup_in_steps
 from inweave.training.config.validation import (
     ensure_consistent,
@@ -66,6 +73,7 @@ class TrainConfig(Settings):
             *translation.problems,
             *(f"{name}: there is no such setting{did_you_mean(name, names)}" for name in unknown),
             *(f"{line} (no equivalent here)" for line in translation.no_equivalent),
+            *(f"{name}: {why} (no equivalent here)" for name, why in translation.refused.items()),
         ]
         labels = {ours: theirs for theirs, ours in reversed(translation.mapping.items()) if ours != theirs}
         config = cls.__new__(cls)
@@ -79,7 +87,7 @@ class TrainConfig(Settings):
         Problems name the file, and the line where it is known.
         """
         text = read_text_file(path)
-        fields, problems = flatten_sections(parse_toml(text, str(path)), keep=("parts", "optimizer_args"))
+        fields, problems = flatten_sections(parse_toml(text, str(path)), keep=("parts", "optimizer_args", "dataset"))
         translation, more = _translate(fields), _translate(overrides)
         replaced = {*more.fields, *(_LENGTH if _LENGTH & more.fields.keys() else ())}
         from_overrides = [problem for problem in more.problems if problem not in translation.problems]
@@ -98,14 +106,18 @@ class TrainConfig(Settings):
     def to_toml(self, *, everything: bool = False, without: Collection[str] = ()) -> str:
         """The fields that were set (or ``everything``), as `load` reads them."""
         lines: list[str] = []
+        tables = ""
         for name in (each for each in type(self).model_fields if each not in without):
             value = getattr(self, name)
             if value is None and name in CLEARED_BY_NONE:
                 value = "none"
             if value is not None and (everything or name in self.model_fields_set):
+                if name == "dataset" and isinstance(value, dict):
+                    tables = format_toml_tables(value, name)  # after everything else, as TOML wants it
+                    continue
                 plain = [rule.model_dump(exclude_defaults=True) for rule in value] if name == "rules" else value
                 lines.append(f"{name} = {format_toml_value(plain)}")
-        return "\n".join([*lines, ""])
+        return "\n".join([*lines, ""]) + (f"\n[dataset]\n{tables}" if tables else "")
 
     def with_preset(self, family: str) -> TrainConfig:
         """Fields the user did not set, from the family's preset; settings that do not suit the family are an error."""

@@ -120,3 +120,26 @@ def format_toml_value(value: Any) -> str:
             + "}"
         )
     return "[" + ", ".join(format_toml_value(each) for each in value) + "]"
+
+
+def format_toml_tables(table: Mapping[str, Any], name: str) -> str:
+    """A table of tables as sections: [name.key] for a table, [[name.key]] for each of a list of tables."""
+    plain = {key: value for key, value in table.items() if not _has_tables(value)}
+    lines = [f"{_toml_key(key)} = {format_toml_value(value)}" for key, value in plain.items()]
+    text = "".join(f"{line}\n" for line in lines)
+    for key, value in table.items():
+        inner = f"{name}.{_toml_key(key)}"
+        if isinstance(value, Mapping):
+            text += f"\n[{inner}]\n{format_toml_tables(value, inner)}"
+        elif _has_tables(value):
+            text += "".join(f"\n[[{inner}]]\n{format_toml_tables(each, inner)}" for each in value)
+    return text
+
+
+def _has_tables(value: Any) -> bool:
+    listed = isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) for each in value)
+    return isinstance(value, Mapping) or listed
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else format_toml_value(key)

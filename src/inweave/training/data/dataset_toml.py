@@ -54,6 +54,17 @@ KINDS = {
 }  # fmt: skip
 
 
+#: kohya's settings that are not supported: the values at which they ask for nothing
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "color_aug": (False,), "face_crop_aug_range": (None, "", 0), "token_warmup_min": (0, 1), "token_warmup_step": (0,),
+    "secondary_separator": ("",), "caption_dropout_every_n_epochs": (0,), "validation_split": (0,), "network_multiplier": (1,),
+    "custom_attributes": ({},), "skip_image_resolution": ("", 0), "metadata_file": ("",), "conditioning_data_dir": ("",),
+    "in_json": ("",),
+}  # fmt: skip
+#: kohya's settings that change nothing that is trained
+_HARMLESS = frozenset({"cache_info", "validation_seed", "resize_interpolation", "debug_dataset", "num_workers"})
+
+
 def toml_field(name: str, default: Any, kind: str, tables: str = "gds") -> Any:
     """A dataclass field that a dataset file may set, in the tables whose initials are given."""
     return field(default=default, metadata={"name": name, "kind": KINDS[kind], "tables": tables})
@@ -71,6 +82,11 @@ def parse_table(
     values = {}
     for name, value in table.items():
         if name in other_keys:
+            continue
+        if name in _HARMLESS or (name in _UNSUPPORTED and value in _UNSUPPORTED[name]):
+            continue
+        if name in _UNSUPPORTED:
+            problems.append(f"{where}.{name}: {for_message(value)} is not supported; remove it")
             continue
         if name not in known:
             near = difflib.get_close_matches(name[:100], allowed, 1)

@@ -41,16 +41,22 @@ METADATA = "metadata.jsonl"
 
 
 def read_dataset(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Mapping[str, Any],
     *,
     caption: str | None = None,
     caption_extensions: Sequence[str] = (".txt", ".caption"),
     skip_unreadable: bool = False,
 ) -> Dataset:
-    """Read and check a dataset; ``caption`` is for images without one, regularization images excepted."""
-    path, scanner = Path(path), _Scanner()
+    """Read and check a dataset; ``caption`` is for images without one, regularization images excepted.
+
+    ``path`` may be the tables of a dataset file; their paths start from the current folder.
+    """
+    scanner = _Scanner()
     base = Subset(caption_extensions=tuple(map(normalize_extension, caption_extensions)))
-    if is_folder(path):
+    if isinstance(path, Mapping):
+        tables, path = dict(path), Path()
+        scanner.scan_tables(tables, path, base, "dataset")
+    elif is_folder(path := Path(path)):
         scanner.scan_tree(path, base)
     elif path.suffix.lower() == ".toml":
         scanner.scan_toml(path, base)
@@ -215,6 +221,10 @@ class _Scanner:
             data = parse_toml(read_text_file(file), printable_path(file))
         except ConfigError as error:
             raise FormatError(f"{error} (not a readable TOML file)") from None
+        self.scan_tables(data, file.parent, base, printable_path(file))
+
+    def scan_tables(self, data: dict[str, Any], root: Path, base: Subset, where_from: str) -> None:
+        """The tables of a dataset file, whose paths start at ``root``."""
         known = ("general", "datasets")
         problems = [
             f"{key}: there is no such table; known are {' and '.join(known)}" for key in data if key not in known
@@ -224,9 +234,9 @@ class _Scanner:
             settings = parse_table(block, "d", where, general, problems, ("subsets",))
             for here, table in iter_tables(block, "subsets", where + ".", problems):
                 subset = parse_table(table, "s", here, settings, problems, ("image_dir",))
-                self._scan_subset(file.parent, table.get("image_dir"), here, subset, problems)
+                self._scan_subset(root, table.get("image_dir"), here, subset, problems)
         if problems:
-            raise ConfigError([f"{printable_path(file)}: {problem}" for problem in problems])
+            raise ConfigError([f"{where_from}: {problem}" for problem in problems])
 
     def _scan_subset(self, root: Path, value: Any, where: str, subset: Subset, problems: list[str]) -> None:
         folder = root / expand_home(value) if isinstance(value, str) and value else None
@@ -234,7 +244,7 @@ class _Scanner:
             problems.append(f"{where}.image_dir: expected the path of a folder, got {for_message(value)}")
             return
         before = len(self.examples) + len(self.unreadable)
-        self.scan_folder(folder, subset)
+        (self.scan_tree if subset.numbered else self.scan_folder)(folder, subset)
         if len(self.examples) + len(self.unreadable) == before:
             subs = ", ".join(sub.name for sub in _entries(folder)[1][:3])
             hint = f"; it has subfolders ({subs}), and each needs a table of its own" if subs else ""

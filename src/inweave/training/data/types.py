@@ -23,6 +23,7 @@ class Subset:
     repeats: int = toml_field("num_repeats", 1, "positive")
     regularization: bool = toml_field("is_reg", False, "flag", "s")
     class_tokens: str = toml_field("class_tokens", "", "text", "s")
+    numbered: bool = toml_field("numbered_folders", False, "flag", "s")  # image_dir holds folders such as 10_name
     caption_extensions: tuple[str, ...] = toml_field("caption_extension", (".txt", ".caption"), "extension")
     shuffle_tags: bool | None = toml_field("shuffle_caption", None, "flag")
     keep_tokens: int | None = toml_field("keep_tokens", None, "natural")
@@ -61,7 +62,9 @@ def with_defaults(subset: Subset, defaults: Mapping[str, Any]) -> Subset:
 
 def fingerprint_fields(subset: Subset, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a subset as a fingerprint of the data holds them: those that count."""
-    return asdict(with_defaults(subset, defaults))
+    fields = asdict(with_defaults(subset, defaults))
+    del fields["numbered"]  # says where images are, not what they are
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,15 @@ def _public(config: TrainConfig) -> TrainConfig:
     def last_part(value: str) -> str:
         return Path(value).name if exists(value) or Path(value).is_absolute() else value
 
+    def public(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: last_part(each) if key == "image_dir" else public(each) for key, each in value.items()}
+        return [public(each) for each in value] if isinstance(value, list) else value
+
     paths: dict[str, Any] = {
-        name: last_part(value) for name in ("model", "dataset", "start_from") if (value := getattr(config, name))
+        name: last_part(value) for name in ("model", "start_from") if (value := getattr(config, name))
     }
+    paths["dataset"] = last_part(config.dataset) if isinstance(config.dataset, str) else public(config.dataset)
     if config.parts:
         paths["parts"] = {part: last_part(value) for part, value in config.parts.items()}
     if config.sample_prompts:

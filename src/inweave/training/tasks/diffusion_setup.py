@@ -159,10 +159,12 @@ def with_defaults(config: TrainConfig, blueprint: Blueprint, device: torch.devic
 
 
 def read(config: TrainConfig) -> Dataset:
-    """Read the dataset of a folder, a dataset file, or one that is bundled."""
-    bundled = config.dataset.startswith("inweave/") and not exists(config.dataset)
+    """Read the dataset of a folder, a dataset file or its tables, or one that is bundled."""
+    source = config.dataset
+    if isinstance(source, str) and source.startswith("inweave/") and not exists(source):
+        source = str(embedded.style_folder(source))
     return read_dataset(
-        embedded.style_folder(config.dataset) if bundled else config.dataset,
+        source,
         caption=config.caption,
         caption_extensions=config.caption_extensions,
         skip_unreadable=config.skip_unreadable,

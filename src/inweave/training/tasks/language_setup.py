@@ -52,6 +52,10 @@ class LanguageSetup:
         """``folder``: where the model is, if its name is not the path."""
         _check_settings(config)
         self.device, self._folder = device, folder or Path(config.model)
+        if not isinstance(config.dataset, str):
+            raise ConfigError(
+                "dataset: tables are for images; a language model is trained on a .txt or .jsonl of texts"
+            )
         self._texts = read_texts(Path(config.dataset))
         dtype = choose_dtype(config.precision if "precision" in config.model_fields_set else None, device)
         self.config = config.with_preset("llm").model_copy(update={"dialect": "peft", "precision": PRECISIONS[dtype]})

@@ -1,163 +1,240 @@
-"""Imports the training file of another trainer: kohya's TOML, OneTrainer's JSON, ai-toolkit's YAML.
+"""Imports the training file of another trainer: kohya's TOML and command lines, kohya_ss's JSON, OneTrainer's JSON,
+ai-toolkit's YAML, SimpleTuner's JSON.
 
-    file ──text──► JSON | TOML | YAML ──► leaves: {"network.linear": 16, ...} ──tables──► TrainConfig
+    file ──text──► table ──the tool that wrote it──► settings + its defaults ──tables──► fields ──settle──► TrainConfig
 
-The tool that wrote it is recognized by its contents. Every leaf is translated, noted as harmless, or listed as having no
-equivalent; nothing is lost silently. Where a file leaves out a setting whose default differs between the tools (an alpha
-of 1, say), their default is written down too, so that the run stays the same.
+The tool is recognized by its contents. Every setting is translated, noted as harmless, reported as done in another way
+here, or refused by name; nothing is lost silently. Where a file leaves out a setting, the tool's own default is written
+down, and every other setting at our neutral value, so that no preset of ours changes the run.
 
 Secrets in such a file are neither read nor printed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, InweaveError
-from inweave.training.config.importers import ai_toolkit, kohya, onetrainer
-from inweave.training.config.importers.translate import SettingsDialect, translate
+from inweave.training.config.fields import setting_facts
+from inweave.training.config.importers import ai_toolkit, kohya, kohya_gui, kohya_import, onetrainer, simpletuner
+from inweave.training.config.importers.files import leaves_of, parse_text
+from inweave.training.config.importers.translate import Translation, translate
+from inweave.training.config.importers.values import OFF
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import at_most, ensure_plain, flatten_sections, parse_json, parse_toml, read_text_file
+from inweave.training.config.toml import MAX_FILE, at_most, flatten_sections, parse_json, read_text_file
 
-MAX_LEAVES = 20_000
-MAX_YAML = 2**16  # bytes; real ones have a few thousand, and the parser is slow
-MAX_BRACKETS = 64  # open at once; the parser takes the square of their number
+#: groups whose settings an import writes in full
+_WRITTEN = ("Adapter", "Optimization", "Images", "Captions", "Loss")
+#: settings of these that have no neutral value, or are chosen by the run
+_LEFT_OPEN = frozenset({"steps", "epochs", "resolution", "seed", "start_from", "caption", "caption_variants"})
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """``mapping``: their setting -> ours; ``no_equivalent``: "setting: why"; ``notes``: what was not needed."""
+    """``mapping``: their setting -> ours; ``defaults``: those of the tool that were written; ``no_equivalent``: "setting:
+    why", done in another way here or unknown; ``notes``: what has no effect."""
 
     config: TrainConfig
     mapping: dict[str, str]
     no_equivalent: list[str]
     notes: list[str]
     kind: str = ""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    unset: list[str] = field(default_factory=list)  # settings that are off or empty
+
+    def report(self) -> list[str]:
+        """What became of the file, in lines."""
+        quiet = {*(f"{name}:" for name in self.defaults), *(f"{name}:" for name in self.unset)}
+        lines = [f"{self.kind}: {len(self.mapping)} settings were translated"]
+        lines += [f"no equivalent: {line}" for line in self.no_equivalent]
+        if self.defaults:
+            values = ", ".join(f"{name} = {for_message(value)}" for name, value in self.defaults.items())
+            lines.append(f"not in the file, written at {self.kind}'s defaults: {values}")
+        lines += [f"note: {line}" for line in self.notes if not any(line.startswith(each) for each in quiet)]
+        return lines + ([f"off or empty: {', '.join(self.unset)}"] if self.unset else [])
 
 
-def import_config(path: str | Path, **overrides: Any) -> Imported:
-    """The file at ``path``; ``overrides`` are settings of ours that replace what it sets, or lacks (such as ``dataset``)."""
-    table = _parse(read_text_file(path), Path(path))
+def import_config(path: str | Path, *, without: Collection[str] = (), **overrides: Any) -> Imported:
+    """The file at ``path``; ``overrides`` are settings of ours that replace what it sets, or lacks (such as ``dataset``).
+
+    ``without``: settings of the file to leave out, which would have it refused.
+    """
+    table = parse_text(read_text_file(path), Path(path))
+    return import_table(table, Path(path), without=without, **overrides)
+
+
+def import_text(text: str, name: str, *, without: Collection[str] = (), **overrides: Any) -> Imported:
+    """A text that is in no file, such as a command line; ``name`` stands for it in messages."""
+    if len(text) > MAX_FILE or "\0" in text:
+        raise FormatError(f"{name}: is not a configuration: {len(text)} letters")
+    return import_table(parse_text(text, Path(name)), Path(name), without=without, **overrides)
+
+
+def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] = (), **overrides: Any) -> Imported:
+    """A table that was read from ``path``."""
     try:
         kind, settings = _recognize(table)
-        if kind == "OneTrainer":
-            settings = _with_concepts(settings, Path(path))
-        dialect, implied = _DIALECTS[kind]
-        defaults = {name: value for name, value in implied(settings).items() if settings.get(name) is None}
-        own = frozenset(TrainConfig.model_fields) if kind in ("kohya", "inweave") else frozenset()
-        empty = [name for name in settings if name in own and settings[name] in (None, "")]
-        translation = translate(
-            {name: value for name, value in {**settings, **defaults}.items() if name not in empty}, dialect, own
-        )
-        translation.fields.update(overrides)
-        unknown = translation.unknown
-        no_equivalent = translation.no_equivalent + [
-            f"{name[:200]}: is not known here" for name in unknown if settings.get(name) not in _OFF
-        ]
-        unset = translation.unset + empty + [name for name in unknown if settings.get(name) in _OFF]
-        translation.no_equivalent, translation.unknown = [], []
-        config = TrainConfig.from_translation(translation)
+        out = Translation(exact=True, without=frozenset(without))
+        if kind == "kohya":
+            out.notes += [f"{each}; the last one counts" for each in _sections(table)[1]]
+        try:
+            implied = _translate(kind, settings, path, out)
+        except (ValueError, TypeError, OverflowError, ArithmeticError, AttributeError) as error:
+            raise ConfigError([*out.problems, str(error)]) from None
+        unknown = [name for name in out.unknown if settings.get(name) not in OFF]
+        out.unset += [name for name in out.unknown if settings.get(name) in OFF]
+        out.no_equivalent += [f"{name[:200]}: is not known here" for name in unknown]
+        no_equivalent, out.no_equivalent, out.unknown = out.no_equivalent, [], []
+        if kind != "inweave":
+            _settle(out, overrides)
+        replaced = {*overrides, *({"steps", "epochs"} if {"steps", "epochs"} & overrides.keys() else ())}
+        out.fields = {name: value for name, value in out.fields.items() if name not in replaced} | overrides
+        _refuse(out)
+        config = TrainConfig.from_translation(out)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     notes = [
-        *translation.notes,
-        *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in defaults.items()),
-        *(f"{name}: is off, empty or the same here" for name in unset),
+        *dict.fromkeys(out.notes),
+        *(f"{name}: not in the file; {kind}'s default, {for_message(v)}, is used" for name, v in implied.items()),
+        *(f"{name}: is off, empty or the same here" for name in dict.fromkeys(out.unset)),
     ]
-    mapping = {name: ours for name, ours in translation.mapping.items() if name not in defaults}
-    return Imported(config, mapping, no_equivalent, notes, kind)
+    mapping = {name: ours for name, ours in out.mapping.items() if name not in implied}
+    unset = [name for name in dict.fromkeys(out.unset) if name not in mapping]
+    return Imported(config, mapping, list(dict.fromkeys(no_equivalent)), notes, kind, implied, unset)
 
 
-# --- files ---------------------------------------------------------------------------------------------------------
-
-_OFF: tuple[Any, ...] = (None, "", 0, [], {})
-
-
-def _parse(text: str, path: Path) -> dict[str, Any]:
-    """By its looks: JSON starts with a brace, TOML has `name = value`, the rest may be YAML."""
-    table: Any
-    if text.lstrip()[:1] == "{":
-        table = parse_json(text, str(path))
-    elif re.search(r"^\s*[\w\"'.-]+\s*=", text, re.MULTILINE) and path.suffix not in (".yaml", ".yml"):
-        table = parse_toml(text, str(path))
-    else:
-        table = _yaml(text, path)
-    if not isinstance(table, dict) or not table:
-        raise ConfigError(f"{path}: contains no settings")
-    return table
-
-
-def _yaml(text: str, path: Path) -> Any:
-    if len(text) > MAX_YAML:
-        raise FormatError(f"{path}: is larger than {MAX_YAML} bytes, too large for a configuration in YAML")
-    depth = 0
-    for letter in re.findall(r"[\[\]{}]", text):
-        depth += 1 if letter in "[{" else -1
-        if depth > MAX_BRACKETS:
-            raise FormatError(f"{path}: is nested too deeply")
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ImportError:
-        raise ConfigError(f"{path}: reading YAML needs PyYAML: pip install 'inweave[train]'") from None
-    from inweave.training.config.importers.yaml_loader import BoundedLoader
-
-    try:
-        table = yaml.load(text, BoundedLoader)  # it is a safe one
-    except RecursionError:
-        raise FormatError(f"{path}: is nested too deeply") from None
-    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError, LookupError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{path}: is neither TOML, JSON nor YAML: {reason}") from None
-    ensure_plain(table, str(path))
-    return table
+def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation) -> dict[str, Any]:
+    own = frozenset(TrainConfig.model_fields)
+    if kind == "OneTrainer":
+        return onetrainer.import_onetrainer(_with_concepts(settings, path), out)
+    if kind == "ai-toolkit":
+        return ai_toolkit.import_toolkit(settings, out)
+    if kind == "SimpleTuner":
+        return simpletuner.import_simpletuner(settings, out, lambda name: _file_beside(name, path))
+    if kind == "inweave":
+        out.exact = False
+        translate({name: value for name, value in settings.items() if value not in (None, "")}, kohya.KOHYA, own, out)
+        return {}
+    implied: dict[str, Any] = {}
+    if kind == "kohya_ss":
+        settings, implied = kohya_gui.from_gui(settings, out)
+    elif isinstance(settings.get("config_file"), str):
+        settings = _with_config_file(settings, path)
+    return {**kohya_import.import_kohya(settings, out, own), **implied}
 
 
-def _leaves(table: Mapping[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": [{"c": 1}]}} as {"a.b.0.c": 1}; lists of plain values are leaves. Bounded, since YAML may repeat itself."""
-    leaves: dict[str, Any] = {}
-    todo: list[tuple[str, Any]] = [("", table)]
-    seen = 0
-    while todo:
-        name, value = todo.pop()
-        seen += 1
-        if seen > MAX_LEAVES or len(name) > 1000:
-            raise ConfigError("has too many settings, or too deep ones, for a training run")
-        if isinstance(value, Mapping) and value:
-            inside = [(key if isinstance(key, str) else for_message(key), each) for key, each in value.items()]
-        elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
-            inside = [(str(index), each) for index, each in enumerate(value)]
-        else:
-            leaves[name] = value
-            continue
-        todo += [(f"{name}.{key}" if name else key, each) for key, each in reversed(inside)]
-    return leaves
+def _refuse(out: Translation) -> None:
+    """One reason: what the file asks for and cannot be trained here."""
+    if out.refused:
+        listed = "; ".join(f"{name}: {why}" for name, why in list(out.refused.items())[:20])
+        names = ",".join(list(out.refused)[:20])
+        raise ConfigError(f"cannot be trained here as it is: {listed} (to import the rest: --without {names})")
+
+
+def _settle(out: Translation, overrides: Mapping[str, Any]) -> None:
+    """Every setting that neither the file nor its tool's defaults decide, at the value that changes nothing."""
+    fields = out.fields
+    open_fields = set(_LEFT_OPEN)
+    if fields.get("start_from"):
+        open_fields |= {"targets", "conv_rank", "conv_alpha"}
+    if fields.get("optimizer") not in ("adamw", "adamw8bit", "prodigy", "schedulefree"):
+        open_fields |= {"betas", "epsilon"} - fields.keys()
+    for name, info in TrainConfig.model_fields.items():
+        if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
+            fields.setdefault(name, info.get_default(call_default_factory=True))
+    if fields.get("network") != "lokr":
+        fields["lokr_factor"] = -1
+    if fields.get("network") == "lora":
+        fields.pop("conv_rank", None)
+        fields.pop("conv_alpha", None)
+
+
+# --- recognition ---------------------------------------------------------------------------------------------------
 
 
 def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """(the tool that wrote the file, its leaves)."""
+    """(the tool that wrote the file, its settings)."""
     config = table.get("config")
     if isinstance(config, Mapping) and isinstance(config.get("process"), list):
-        leaves = _leaves(table)
+        leaves = leaves_of(table)
         return "ai-toolkit", {name.removeprefix("config.process.0."): value for name, value in leaves.items()}
     if "training_method" in table or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table)):
-        return "OneTrainer", _leaves(table)
+        if not {"model_family", "--model_family"} & table.keys():
+            return "OneTrainer", leaves_of(table)
+    if kohya_gui.is_gui(table):
+        return "kohya_ss", dict(table)
+    plain = {name.lstrip("-") for name in table}
+    if "model_family" in plain or ({"model_type", "data_backend_config"} <= plain):
+        return "SimpleTuner", dict(table)
     if isinstance(table.get("datasets"), list) and not table.keys() - {"general", "datasets"}:
         raise ConfigError("is a dataset, not a training run; set `dataset` to it")
-    fields, problems = flatten_sections(table, keep=("parts", "optimizer_args"))
-    if problems:
-        raise ConfigError(problems)
-    if {*kohya.KOHYA.plain, *kohya.KOHYA.readers} & fields.keys() - TrainConfig.model_fields.keys():
+    for marks, what in _OTHER_FILES:
+        if marks & table.keys():
+            raise ConfigError(
+                f"is {what}; files of kohya, kohya_ss, OneTrainer, ai-toolkit and SimpleTuner can be imported"
+            )
+    fields, twice = _sections(table)
+    if {
+        *kohya.KOHYA.plain,
+        *kohya.KOHYA.readers,
+        "script",
+        "model_train_type",
+    } & fields.keys() - TrainConfig.model_fields.keys():
         return "kohya", fields
     if TrainConfig.model_fields.keys() & fields.keys():
+        if twice:
+            raise ConfigError(twice)
         return "inweave", fields
-    raise ConfigError("is not recognized; files of kohya, OneTrainer and ai-toolkit can be imported")
+    raise ConfigError(
+        "is not recognized; files of kohya, kohya_ss, OneTrainer, ai-toolkit and SimpleTuner can be imported"
+    )
+
+
+_OTHER_FILES = (
+    ({"plugin_unet", "plugin_TE", "_base_", "tokenizer_pt"}, "a configuration of HCP-Diffusion"),
+    ({"enable_conv", "unet_target_module", "unet_target_name", "text_encoder_target_module"}, "a preset of LyCORIS"),
+    ({"micro_batch_size_per_gpu", "pipeline_stages"}, "a configuration of diffusion-pipe"),
+    ({"peft_type", "target_modules", "base_model_name_or_path"}, "the description of a PEFT adapter"),
+)
+
+
+def _sections(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(settings, those that are set twice): sections only group, and kohya takes the last of two values."""
+    fields: dict[str, Any] = {}
+    twice: list[str] = []
+    for name, value in table.items():
+        inside, _ = flatten_sections({name: value}, keep=("parts", "optimizer_args", "dataset"))
+        for key, each in inside.items():
+            if key in fields and fields[key] != each:
+                twice.append(
+                    f"{key}: is set twice, to {for_message(fields[key])} and, in [{name}], {for_message(each)}"
+                )
+            fields[key] = each
+    return fields, twice
+
+
+# --- files that a file names -----------------------------------------------------------------------------------------
+
+
+def _file_beside(name: str, path: Path) -> Any:
+    """The JSON of a file that the configuration names, next to it or below the folder it runs in; None without one."""
+    if not name or "\0" in name or Path(name).is_absolute():
+        return None
+    for folder in (path.parent, path.parent.parent, Path()):
+        for place in (folder / name, folder / Path(name).name):
+            try:
+                file, root = place.resolve(), folder.resolve()
+                if file.is_relative_to(root):
+                    return parse_json(read_text_file(file), name)
+            except (InweaveError, ValueError, OSError, RuntimeError):
+                continue
+    return None
 
 
 def _with_concepts(settings: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -173,13 +250,17 @@ def _with_concepts(settings: dict[str, Any], path: Path) -> dict[str, Any]:
             concepts = parse_json(read_text_file(file), name)
         except (InweaveError, ValueError, OSError, RuntimeError):
             continue
-        return {**settings, **_leaves({"concepts": concepts})}
+        return {**settings, **leaves_of({"concepts": concepts})}
     return settings
 
 
-_DIALECTS: Final[dict[str, tuple[SettingsDialect, Callable[[Mapping[str, Any]], dict[str, Any]]]]] = {
-    "kohya": (kohya.KOHYA, kohya.implied),
-    "inweave": (kohya.KOHYA, lambda settings: {}),
-    "OneTrainer": (onetrainer.ONE_TRAINER, onetrainer.implied),
-    "ai-toolkit": (ai_toolkit.AI_TOOLKIT, ai_toolkit.implied),
-}
+def _with_config_file(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A command that takes its settings from a file: those of the command override them."""
+    name = str(settings["config_file"])
+    for place in (path.parent / name, path.parent / Path(name).name):
+        try:
+            inner, _ = _sections(parse_text(read_text_file(place), place))
+        except (InweaveError, ValueError, OSError):
+            continue
+        return {**inner, **{key: value for key, value in settings.items() if key != "config_file"}}
+    raise ConfigError(f"config_file: {for_message(name)} is not next to this file; import that file instead")

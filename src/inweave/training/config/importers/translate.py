@@ -3,16 +3,17 @@
     name = value ──► plain      another name, the same value
                      readers    another name and another notation; may look at the other settings
                      harmless   does not change what is trained; noted
-                     missing    has no equivalent here, and why
+                     refused    changes what is trained and cannot be expressed here: refused by name where it is on
+                     missing    is done in another way here, and how; reported where it is on
                      otherwise  unknown
 
 A `SettingsDialect` is such a set of tables; `translate` is the one way through them, so that no setting is passed over.
-Names in tables may contain `*`.
+Names in tables may contain `*`. A setting of `refused` and `missing` that is off, or at a value of `neutral`, asks for
+nothing.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,21 +21,29 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from inweave.checked import for_message
-
-_OFF: tuple[Any, ...] = (None, "", 0, [], {}, ())  # 0 stands for False and 0.0 too
+from inweave.training.config.fields import Settings
+from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_sizes
 
 
 @dataclass(slots=True)
 class Translation:
-    """Our fields, and what became of every setting."""
+    """Our fields, and what became of every setting.
+
+    ``exact``: an import, which trains exactly what the other trainer would; else its names stand for ours.
+    ``without``: settings that the user asked to leave out instead of having the file refused.
+    """
 
     fields: dict[str, Any] = field(default_factory=dict)
     mapping: dict[str, str] = field(default_factory=dict)  # their name -> ours
     no_equivalent: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)  # their name -> why
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     unset: list[str] = field(default_factory=list)
+    exact: bool = False
+    family: str = ""
+    without: frozenset[str] = frozenset()
 
     def put(self, theirs: str, ours: str, value: Any) -> None:
         if ours in self.fields and self.fields[ours] != value:
@@ -44,11 +53,22 @@ class Translation:
         self.fields.setdefault(ours, value)
         self.mapping[theirs] = ours
 
+    def refuse(self, theirs: str, why: str) -> None:
+        """What cannot be trained here; left out where the user asked for that."""
+        if theirs in self.without or theirs.partition(".")[0] in self.without:
+            self.no_equivalent.append(f"{theirs}: left out; {why}")
+        else:
+            self.refused.setdefault(theirs, why)
+
     def unsupported(self, theirs: str, why: str) -> None:
         self.no_equivalent.append(f"{theirs}: {why}")
 
     def note(self, theirs: str, why: str) -> None:
         self.notes.append(f"{theirs}: {why}")
+
+    def add_rules(self, theirs: str, rules: list[dict[str, Any]]) -> None:
+        self.fields["rules"] = [*self.fields.get("rules", ()), *rules]
+        self.mapping[theirs] = "rules"
 
     def override(self, other: Translation, replaced: Collection[str]) -> None:
         """Take over another translation, whose fields replace those of the names in ``replaced``."""
@@ -57,6 +77,7 @@ class Translation:
         self.problems += other.problems
         self.unknown += other.unknown
         self.no_equivalent += other.no_equivalent
+        self.refused |= other.refused
         self.notes += other.notes
 
 
@@ -69,13 +90,19 @@ class SettingsDialect:
     readers: Mapping[str, Reader]
     harmless: Mapping[str, str]
     missing: Mapping[str, str]
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values of `missing` that change nothing
+    refused: Mapping[str, str] = field(default_factory=dict)
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that change nothing
     finish: Callable[[Translation, Mapping[str, Any]], None] | None = None
 
 
-def translate(settings: Mapping[str, Any], dialect: SettingsDialect, own: frozenset[str] = frozenset()) -> Translation:
+def translate(
+    settings: Mapping[str, Any],
+    dialect: SettingsDialect,
+    own: frozenset[str] = frozenset(),
+    out: Translation | None = None,
+) -> Translation:
     """Every setting under our name for it; ``own``: names that are ours already."""
-    out = Translation()
+    out = out or Translation()
     for name, value in settings.items():
         if name in own and (value is None or name not in dialect.readers):
             out.put(name, name, value)
@@ -91,9 +118,11 @@ def translate(settings: Mapping[str, Any], dialect: SettingsDialect, own: frozen
                     out.problems.append(f"{name}: {error}")
         elif why := _entry(dialect.harmless, name):
             out.note(name, why)
-        elif why := _entry(dialect.missing, name):
-            if value in _OFF or value in (_entry(dialect.neutral, name) or ()):
+        elif why := _entry(dialect.refused, name) or _entry(dialect.missing, name):
+            if is_off(value) or value in (_entry(dialect.neutral, name) or ()):
                 out.unset.append(name)
+            elif _entry(dialect.refused, name):
+                out.refuse(name, f"{for_message(value)}: {why}")
             else:
                 out.unsupported(name, why)
         else:
@@ -111,51 +140,17 @@ def known_names(dialect: SettingsDialect) -> list[str]:
     return [name for name in (*dialect.plain, *dialect.readers, *dialect.harmless) if "*" not in name]
 
 
-# --- notations of a value -------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------------------------
 
 
-def normalize_name(value: Any) -> str:
-    """A name without its case and punctuation: AdamW8bit, ADAMW_8BIT and adamw-8bit are one."""
-    return "".join(
-        letter for letter in (value if isinstance(value, str) else for_message(value))[:100].lower() if letter.isalnum()
-    )
+def choice(ours: str, table: Mapping[str, str]) -> Reader:
+    """One of a list of names; another one is refused by name."""
 
-
-def parse_bool(value: Any) -> bool:
-    text = normalize_name(value)
-    if text in ("true", "1", "yes", "on"):
-        return True
-    if text in ("false", "0", "no", "off", "none"):
-        return False
-    raise ValueError(f"expected true or false, got {for_message(value)}")
-
-
-def parse_number(value: Any) -> float:
-    try:
-        if (
-            isinstance(value, int | float | str)
-            and not isinstance(value, bool)
-            and math.isfinite(parsed := float(value))
-        ):
-            return parsed
-    except (ValueError, OverflowError):
-        pass
-    raise ValueError(f"expected a number, got {for_message(value)}")
-
-
-def parse_int(value: Any) -> int:
-    if (parsed := parse_number(value)) != int(parsed):
-        raise ValueError(f"expected a whole number, got {for_message(value)}")
-    return int(parsed)
-
-
-def choice(ours: str, table: Mapping[str, str], otherwise: str) -> Reader:
     def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
         if normalize_name(value) in table:
             out.put(name, ours, table[normalize_name(value)])
         else:
-            supported = ", ".join(dict.fromkeys(table.values()))
-            out.unsupported(name, f"{for_message(value)} is not supported, only {supported}; {otherwise}")
+            out.refuse(name, f"{for_message(value)} is not supported, only {', '.join(dict.fromkeys(table.values()))}")
 
     return read
 
@@ -164,76 +159,62 @@ def switch(ours: str, on: Any, off: Any) -> Reader:
     return lambda out, name, value, settings: out.put(name, ours, on if parse_bool(value) else off)
 
 
-def parse_pairs(value: Any) -> dict[str, str]:
-    """["a=1", "b=2"], "a=1 b=2" or a table."""
-    if isinstance(value, Mapping):
-        return {str(name): each for name, each in value.items()}
-    listed = value.split() if isinstance(value, str) else value
-    if not isinstance(listed, list | tuple) or not all(isinstance(each, str) and "=" in each for each in listed):
-        raise ValueError(f'expected a list such as ["name=value"], got {for_message(value)}')
-    return {name.strip(): text.strip() for name, _, text in (each.partition("=") for each in listed)}
+def only(ours: str, value: Any, when: bool = True) -> Reader:
+    """A switch that has a meaning in one position only."""
+
+    def read(out: Translation, name: str, switch: Any, settings: Mapping[str, Any]) -> None:
+        out.put(name, ours, value) if parse_bool(switch) is when else out.unset.append(name)
+
+    return read
 
 
-def parse_scalar(value: Any) -> Any:
-    """true, 3, 0.5 out of text; other text as it is."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    for kind in (int, float):
-        try:
-            parsed = kind(value)
-        except ValueError:
-            continue
-        return parsed if math.isfinite(parsed) else value
-    return value
+def optional(ours: str, parse: Callable[[Any], Any], instead: str = "") -> Reader:
+    """A value that is off at zero; refused while there is no such setting here, or done ``instead``."""
+
+    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+        if is_own(out, name):
+            out.put(name, name, value)
+        elif is_off(value):
+            out.unset.append(name)
+        elif ours in Settings.model_fields:
+            out.put(name, ours, parse(value))
+        elif instead:
+            out.unsupported(name, instead)
+        else:
+            out.refuse(name, f"{for_message(value)}: there is no such setting here")
+
+    return read
 
 
-def parse_sizes(value: Any) -> list[int]:
-    """1024, "1024,1024", "512x768" or [512, 768]: the sides."""
-    listed = value.replace("x", ",").split(",") if isinstance(value, str) else value
-    sides = [parse_int(each) for each in (listed if isinstance(listed, list | tuple) else [listed])]
-    if not sides or min(sides) < 1:
-        raise ValueError(f"expected a size, got {for_message(value)}")
-    return sides
+def is_own(out: Translation, name: str) -> bool:
+    """Whether a name means our own setting, outside of an import."""
+    return not out.exact and name in Settings.model_fields
 
 
-OPTIMIZERS = {
-    "adamw": "adamw", "adamw8bit": "adamw8bit", "pagedadamw8bit": "adamw8bit", "adam8bit": "adamw8bit",
-    "adafactor": "adafactor", "prodigy": "prodigy", "schedulefree": "schedulefree",
-    "adamwschedulefree": "schedulefree", "schedulefreeadamw": "schedulefree",
-}  # fmt: skip
-SCHEDULES = {
-    "constant": "constant", "constantwithwarmup": "constant", "linear": "linear", "polynomial": "polynomial",
-    "cosine": "cosine", "cosinewithrestarts": "cosine", "cosinewithhardrestarts": "cosine",
-}  # fmt: skip
+def used_if(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
+    """Used where the switch it belongs to is on."""
+
+    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+        out.put(name, ours, value) if enabled(settings) else out.note(name, why)
+
+    return read
+
+
 PRECISIONS = {
     "no": "fp32", "fp32": "fp32", "float": "fp32", "float32": "fp32", "fp16": "fp16", "float16": "fp16",
-    "bf16": "bf16", "bfloat16": "bf16",
+    "half": "fp16", "bf16": "bf16", "bfloat16": "bf16",
 }  # fmt: skip
-optimizer = choice(
-    "optimizer", OPTIMIZERS, "an import uses adamw, at the learning rate of the file, which may not suit it"
-)
-lr_scheduler = choice("lr_scheduler", SCHEDULES, "an import keeps the rate constant")
-precision = choice("precision", PRECISIONS, "an import leaves it to the model's preset")
-save_dtype = choice("save_dtype", PRECISIONS, "an import writes fp16")
+precision = choice("precision", PRECISIONS)
+save_dtype = choice("save_dtype", PRECISIONS)
 
-
-def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    rest: dict[str, Any] = {}
-    for key, argument in parse_pairs(value).items():
-        if key == "betas":
-            listed = argument.strip("()[] ").split(",") if isinstance(argument, str) else argument
-            out.put(f"{name}.betas", "betas", tuple(parse_number(each) for each in listed))
-        elif key in ("weight_decay", "eps"):
-            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), parse_number(argument))
-        else:
-            rest[key] = (
-                argument if isinstance(value, Mapping) else parse_scalar(argument)
-            )  # a table has types of its own
-    out.mapping[name] = "optimizer_args"
-    if rest or not value:
-        out.put(name, "optimizer_args", rest)
+SPEED = "only affects speed or memory, which are handled automatically"
+MEMORY = "set vram, a memory limit, instead; the base model keeps its precision"
+OWN_FILE = "is read from the model's own files"
+ELSEWHERE = "is covered by the settings around it"
+NO_PART = "is not used by this run"
+UPLOAD = "nothing is uploaded"
+LOGS = "logs are written into output"
+METADATA = "is not written into the adapter"
 
 
 def cosine_cycles(kind: str) -> Reader:
@@ -248,46 +229,20 @@ def cosine_cycles(kind: str) -> Reader:
     return read
 
 
-SPEED = "only affects speed or memory, which are handled automatically"
-MEMORY = "set vram, a memory limit, instead"
-OWN_FILE = "is read from the model's own files"
-ELSEWHERE = "is covered by the settings around it"
-NO_PART = "is not used by this run"
-LOSS = "the loss is plain MSE"
-
-
-def largest_resolution(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    """Their tools train several resolutions together; here the largest is trained."""
+def parse_resolutions(value: Any) -> list[int]:
+    """A size, or a list of them that are trained together; a rectangle counts as the square of its area."""
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
-    areas = sorted(
-        round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in map(parse_sizes, listed)
-    )
+    sides = [parse_sizes(each) for each in listed]
+    areas = dict.fromkeys(round(side[0] if len(side) == 1 else (side[0] * side[1]) ** 0.5) for side in sides)
     if not areas:
         raise ValueError("expected a size, got none")
-    out.put(name, "resolution", areas[-1])
-    if len(areas) > 1:
-        out.unsupported(f"{name}.others", f"one resolution is trained: {areas[-1]}, the largest; not {areas[:-1]}")
+    return sorted(areas)
 
 
-def used_if(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
-    """Used where the switch it belongs to is on."""
-
-    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-        out.put(name, ours, value) if enabled(settings) else out.note(name, why)
-
-    return read
-
-
-def substring_patterns(out: Translation, name: str, value: Any, ours: str) -> None:
-    """Substrings of module names, as patterns."""
-    listed = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str) and each]
-    patterns = [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]
-    if not patterns:
-        out.unset.append(name)
-    elif ours == "rules":
-        out.put(name, "rules", [{"pattern": pattern, "skip": True} for pattern in patterns])
-    else:
-        out.put(name, "targets", patterns)
+def substring_patterns(values: Any) -> list[str]:
+    """Substrings of module names, as patterns for whole names."""
+    listed = [each for each in (values if isinstance(values, list) else [values]) if isinstance(each, str) and each]
+    return [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]
 
 
 def sample_prompt(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:

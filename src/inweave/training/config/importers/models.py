@@ -1,0 +1,73 @@
+"""The models that other trainers name, and which of them can be trained here.
+
+    name of a model, script or network module ──► a family of ours, or the reason why the file is refused
+
+A file for a model that cannot be trained is refused for that reason alone, whatever else it asks for.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from inweave.checked import for_message
+from inweave.errors import ConfigError
+
+KNOWN: Final = "SD 1.5, SD 2.1, SDXL, SD 3 and 3.5, FLUX.1, Qwen-Image and Z-Image"
+
+#: OneTrainer's model types
+ONE_TRAINER: Final = {
+    "STABLE_DIFFUSION_15": "sd", "STABLE_DIFFUSION_20_BASE": "sd", "STABLE_DIFFUSION_20": "sd", "STABLE_DIFFUSION_21": "sd",
+    "STABLE_DIFFUSION_21_BASE": "sd", "STABLE_DIFFUSION_XL_10_BASE": "sdxl", "STABLE_DIFFUSION_3": "sd3",
+    "STABLE_DIFFUSION_35": "sd3", "FLUX_DEV_1": "flux", "QWEN": "qwen_image", "Z_IMAGE": "z_image",
+}  # fmt: skip
+#: ai-toolkit's architectures, and the switches that came before them
+AI_TOOLKIT: Final = {
+    "sd1": "sd", "sd15": "sd", "sd2": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
+    "zimage": "z_image", "zimageturbo": "z_image", "zimagedeturbo": "z_image",
+}  # fmt: skip
+AI_TOOLKIT_SWITCHES: Final = {
+    "is_v2": "sd2", "is_xl": "sdxl", "is_v3": "sd3", "is_flux": "flux", "is_pixart": "pixart",
+    "is_pixart_sigma": "pixart_sigma", "is_auraflow": "auraflow", "is_lumina2": "lumina2", "is_ssd": "ssd",
+    "is_vega": "vega",
+}  # fmt: skip
+#: SimpleTuner's families
+SIMPLE_TUNER: Final = {
+    "sd1x": "sd", "sd2x": "sd", "legacy": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image",
+    "zimage": "z_image", "zimageturbo": "z_image",
+}  # fmt: skip
+#: network modules and scripts of kohya's repositories, without what they have in common
+KOHYA: Final = {
+    "": "sd", "sdxl": "sdxl", "sd3": "sd3", "flux": "flux", "qwenimage": "qwen_image", "zimage": "z_image", "sd": "sd",
+}  # fmt: skip
+#: their own words for what they train, where a name alone would say little
+_NAMES: Final = {
+    "lumina": "Lumina Image 2", "lumina2": "Lumina Image 2", "hunyuanimage": "HunyuanImage", "anima": "Anima", "wan": "Wan",
+    "wan21": "Wan 2.1", "hv": "HunyuanVideo", "fpack": "FramePack", "framepack": "FramePack", "flux2": "FLUX.2",
+    "fluxkontext": "FLUX.1 Kontext", "chroma": "Chroma", "hunyuan": "HunyuanVideo", "kandinsky5": "Kandinsky 5",
+}  # fmt: skip
+
+
+def ensure_trainable(family: str | None, name: Any, where: str) -> str:
+    """The family, or an error that names the model."""
+    if family is None:
+        text = for_message(name)
+        known_as = _NAMES.get("".join(letter for letter in str(name).lower() if letter.isalnum()))
+        label = f"{text} ({known_as})" if known_as else text
+        raise ConfigError(f"{where}: {label} is a model that cannot be trained here; {KNOWN} can")
+    return family
+
+
+def refuse_method(where: str, method: str) -> ConfigError:
+    """The error for a file that trains something other than an adapter."""
+    return ConfigError(f"{where}: {method}; only LoRA and its relatives (LoCon, LoHa, LoKr, DoRA) are trained here")
+
+
+def ensure_plain_base(name: Any, where: str) -> None:
+    """Refuse inpainting, depth and editing models by the names that their publishers give them."""
+    text = str(name).lower()
+    for word, kind in (("inpaint", "an inpainting model"), ("kontext", "FLUX.1 Kontext, an editing model"),
+                       ("-fill", "an inpainting model"), ("image-edit", "an editing model"), ("chroma", "Chroma"),
+                       ("flux.2", "FLUX.2"), ("flux2", "FLUX.2"), ("refiner", "the refiner of SDXL"),
+                       ("depth", "a depth model")):  # fmt: skip
+        if word in text.rsplit("/", 1)[-1].rsplit("\\", 1)[-1] and not (word == "depth" and "dev" in text):
+            raise ConfigError(f"{where}: {for_message(name)} is {kind}, which cannot be trained here; {KNOWN} can")

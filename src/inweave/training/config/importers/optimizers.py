@@ -1,0 +1,138 @@
+"""Optimizers and schedules of other trainers, with the options they have there unless a file sets them.
+
+Each library gives an optimizer its own betas, epsilon and weight decay. What a trainer leaves to the library is written
+down by `with_library_defaults`, so that ours are never used in its place. bitsandbytes' 8-bit and paged variants are one
+algorithm with the plain ones; they differ in how the state is stored.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from inweave.checked import for_message
+from inweave.training.config.fields import Settings
+from inweave.training.config.importers.translate import Translation, choice
+from inweave.training.config.importers.values import is_off, normalize_name, parse_number, parse_pairs, parse_scalar
+
+#: their name -> ours, the one that keeps the state in the same way first
+_NAMES: dict[str, tuple[str, ...]] = {
+    "adamw": ("adamw",), "adamwbf16": ("adamw",), "adamwfused": ("adamw",), "optimiadamw": ("adamw",),
+    "bnbadamw": ("adamw",), "pagedadamw": ("adamw",), "pagedadamw32bit": ("adamw",), "bnbadamwpaged": ("adamw",),
+    "torchadamw": ("adamw",), "torchoptimadamw": ("adamw",),
+    "adamw8bit": ("adamw8bit",), "pagedadamw8bit": ("adamw8bit",), "bnbadamw8bit": ("adamw8bit",),
+    "bnbadamw8bitpaged": ("adamw8bit",), "aoadamw8bit": ("adamw8bit",), "adamw8": ("adamw8bit",),
+    "adafactor": ("adafactor",), "prodigy": ("prodigy",), "schedulefree": ("schedulefree",),
+    "adamwschedulefree": ("schedulefree",), "schedulefreeadamw": ("schedulefree",),
+    "lion": ("lion",), "lion8bit": ("lion8bit", "lion"), "pagedlion8bit": ("lion8bit", "lion"), "optimilion": ("lion",),
+    "bnblion": ("lion",), "bnblion8bit": ("lion8bit", "lion"), "bnblionpaged": ("lion",),
+    "bnblion8bitpaged": ("lion8bit", "lion"),
+    "came": ("came",), "came8bit": ("came8bit", "came"),
+    "dadaptation": ("dadapt_adam", "dadaptation", "dadaptadam"), "dadapt": ("dadapt_adam", "dadaptation", "dadaptadam"),
+    "dadaptadam": ("dadapt_adam", "dadaptation", "dadaptadam"), "dadaptlion": ("dadapt_lion", "dadaptlion"),
+    "dadaptsgd": ("dadapt_sgd", "dadaptsgd"), "dadaptadan": ("dadapt_adan", "dadaptadan"),
+    "dadaptadagrad": ("dadapt_adagrad", "dadaptadagrad"),
+    "sgdnesterov": ("torch.optim.SGD", "sgd"), "sgd": ("torch.optim.SGD", "sgd"), "adam": ("torch.optim.Adam", "adam"),
+    "radam": ("torch.optim.RAdam",), "nadam": ("torch.optim.NAdam",), "adagrad": ("torch.optim.Adagrad",),
+    "rmsprop": ("torch.optim.RMSprop",),
+}  # fmt: skip
+
+#: (weight decay, betas, epsilon) of the library that an optimizer comes from
+_LIBRARY: dict[str, tuple[float, tuple[float, float], float]] = {
+    "adamw": (0.01, (0.9, 0.999), 1e-8), "adamw8bit": (0.01, (0.9, 0.999), 1e-8), "prodigy": (0.0, (0.9, 0.999), 1e-8),
+    "schedulefree": (0.0, (0.9, 0.999), 1e-8), "adafactor": (0.0, (0.9, 0.999), 1e-8), "lion": (0.0, (0.9, 0.99), 1e-8),
+    "lion8bit": (0.0, (0.9, 0.99), 1e-8), "came": (0.0, (0.9, 0.999), 1e-8), "dadapt_adam": (0.0, (0.9, 0.999), 1e-8),
+}  # fmt: skip
+
+SCHEDULES = {
+    "constant": "constant", "constantwithwarmup": "constant", "linear": "linear", "polynomial": "polynomial",
+    "cosine": "cosine", "cosinewithrestarts": "cosine", "cosinewithhardrestarts": "cosine",
+}  # fmt: skip
+lr_scheduler = choice("lr_scheduler", SCHEDULES)
+#: switches of a library's implementation that do not change the numbers
+_IMPLEMENTATION = frozenset({
+    "foreach", "fused", "capturable", "differentiable", "is_paged", "block_wise", "min_8bit_size", "percentile_clipping",
+    "optim_bits", "fsdp_in_use", "log_every", "quant_block_size", "use_triton", "stochastic_rounding", "compile",
+    "fused_back_pass", "slice_p", "state_precision",
+})  # fmt: skip
+_NEUTRAL_VALUES = {"percentile_clipping": 100, "maximize": False, "amsgrad": False}
+
+
+def our_optimizer(name: Any) -> str | None:
+    """Our name of another trainer's optimizer; None where there is none."""
+    annotation = Settings.model_fields["optimizer"].annotation
+    known = typing.get_args(annotation)
+    candidates = _NAMES.get(normalize_name(str(name).rpartition(".")[2]), ()) + _NAMES.get(normalize_name(name), ())
+    for candidate in candidates:
+        if candidate in known or (annotation is str and _accepted(candidate)):
+            return candidate
+    return None
+
+
+def _accepted(name: str) -> bool:
+    """Whether the field itself takes a name, where it is not a list of them."""
+    try:
+        values: dict[str, Any] = {"dataset": "-", "optimizer": name}
+        Settings(**values)
+    except Exception:  # whatever the field refuses it with
+        return False
+    return True
+
+
+def optimizer(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    if ours := our_optimizer(value):
+        out.put(name, "optimizer", ours)
+    else:
+        out.refuse(name, f"{for_message(value)} is not supported")
+
+
+def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    """name=value pairs of an optimizer: those that are settings of their own here, and the others."""
+    rest: dict[str, Any] = {}
+    for key, argument in parse_pairs(value).items():
+        if key == "betas":
+            listed = argument.strip("()[] ").split(",") if isinstance(argument, str) else argument
+            out.put(f"{name}.betas", "betas", tuple(parse_number(each) for each in listed)[:2])
+        elif key == "weight_decay" or (
+            key == "eps" and not isinstance(argument, tuple | list) and "," not in str(argument)
+        ):
+            out.put(f"{name}.{key}", {"eps": "epsilon"}.get(key, key), parse_number(argument))
+        elif out.exact and key in _IMPLEMENTATION:
+            out.note(f"{name}.{key}", "only affects how the optimizer computes")
+        else:
+            rest[key] = (
+                argument if isinstance(value, Mapping) else parse_scalar(argument)
+            )  # a table has types of its own
+    out.mapping[name] = "optimizer_args"
+    if out.exact:
+        rest = _known_args(out, name, rest)
+    if rest or not value:
+        out.put(name, "optimizer_args", rest)
+
+
+def _known_args(out: Translation, name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that our optimizer has too; adafactor's relative steps are another algorithm."""
+    kind = out.fields.get("optimizer", "")
+    options: dict[str, Any] = {}
+    for key, value in rest.items():
+        if kind == "adafactor" and key in ("relative_step", "scale_parameter", "warmup_init"):
+            if key in ("relative_step", "warmup_init") and value:
+                out.refuse(
+                    f"{name}.{key}", f"{for_message(value)}: adafactor uses the learning rate of the configuration"
+                )
+            else:
+                out.note(f"{name}.{key}", "adafactor uses the learning rate as it is")
+        elif kind in ("adamw", "adamw8bit") and (is_off(value) or key in ("decouple", "use_bias_correction")):
+            out.note(f"{name}.{key}", "is always the case here")
+        else:
+            options[key] = value
+    return options
+
+
+def with_library_defaults(out: Translation) -> None:
+    """What a file leaves to the library: its weight decay, betas and epsilon."""
+    decay, betas, epsilon = _LIBRARY.get(str(out.fields.get("optimizer", "adamw")), _LIBRARY["adamw"])
+    out.fields.setdefault("weight_decay", decay)
+    out.fields.setdefault("betas", betas)
+    out.fields.setdefault("epsilon", epsilon)

@@ -176,6 +176,11 @@ class Branch(nn.Module, ABC):
         """(out, all inputs), in float32 (float64 where the factors are), with a gradient."""
         return type(self).formula(**{role: exact(value) for role, value in self.roles().items()}).flatten(1)
 
+    def product_norm(self) -> torch.Tensor:
+        """The Frobenius norm of the product."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.product())
+        return norm
+
     def output(self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """What it adds to the module's output, before the scale; the product is rounded once to ``dtype``."""
         out, into = kind.shape(module.weight)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from inweave.adapter import Factors, Lora
-from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, kaiming
+from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
 from inweave.ops.decode import Reader
 from inweave.ops.delta import lora
 from inweave.ops.kinds import LayerKind
@@ -99,6 +99,13 @@ class LoraBranch(Branch):
         if self.mid is None:
             return self.down
         return torch.einsum("ab...,bi->ai...", self.mid, self.down.flatten(1))
+
+    def product_norm(self) -> torch.Tensor:
+        """|up down|^2 = sum of (up^T up) * (down down^T): two small matrices in place of the product."""
+        if self.mid is not None or self.blocks > 1:
+            return super().product_norm()
+        up, down = exact(self.up).flatten(1), exact(self.down).flatten(1)
+        return ((up.T @ up) * (down @ down.T)).sum().clamp_min(0).sqrt()
 
     def output(self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return kind.apply_low_rank(module, x, self.effective_down(), self.up, self.blocks, dtype)

@@ -4,17 +4,18 @@ No random state outlives a step: every random number depends on (seed, epoch, ex
 (seed, epoch). So how a batch is split changes rounding only, a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
 same bits as 40.
 
-    after a step    log (log_every), validate, save (save_every), sample (sample_every), in this order
-    validate        whenever a checkpoint is due; without checkpoints once per epoch; and at the end
+    after a step    log (log_every), validate, save, sample, in this order, each by steps or by epochs (`intervals`)
+    validate        by itself, or whenever a checkpoint is due; without checkpoints once per epoch; and at the end
+    a checkpoint    and its adapter stay while they are among the last keep_last, or a milestone (keep_every)
     samples, validation and files use the EMA weights if there are any, without dropout
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +33,29 @@ from inweave.training.checkpoint.resume import (
     state_folder,
 )
 from inweave.training.checkpoint.store import State, save_state
+from inweave.training.checkpoint.store import checkpoints as existing_checkpoints
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.validation import run_problems
 from inweave.training.data.batches import Position, total_steps
+from inweave.training.data.intervals import Interval
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at
-from inweave.training.output.adapter_file import adapter_exists, save_adapter
+from inweave.training.output.adapter_file import adapter_exists, prune_adapters, save_adapter
 from inweave.training.output.log import OnRecord, Throughput, TrainLog
 from inweave.training.output.metadata import training_metadata
+from inweave.training.output.progress import Progress
 from inweave.training.output.result import DONE, STOPPED, TrainResult
-from inweave.training.output.samples import SampleImage
 from inweave.training.output.signals import GracefulStop
 from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
+from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events, weighted_mean
 
 SHORTEST_RECORDED_RUN = 20  # steps; recording takes about as long as two of them
 VALIDATION = -2  # in the place of an epoch
-Sample = Callable[[int], list[SampleImage]]
 
 
 class Run:
@@ -60,8 +64,9 @@ class Run:
     def __init__(
         self, task: Task, model: Any, index: ModelIndex, config: TrainConfig, world: World | None = None
     ) -> None:
-        if config.validation_split and not task.held_out:
-            raise ConfigError(no_validation(config))
+        problems = [no_validation(config)] if config.validation_split and not task.held_out else []
+        if problems := [*run_problems(config), *problems]:
+            raise ConfigError(problems)
         self.task, self.model, self.index, self.config = task, model, index, config
         self.world = world or World()
         self.base = base_digest(getattr(model, "networks", task.networks))
@@ -80,13 +85,22 @@ class Run:
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
-        self._validate_every = config.save_every or -(-len(task.order) // self._batches_per_step)
+        self._save_interval = self._interval(config.save_every, config.save_every_epochs)
+        self._sample_interval = self._interval(config.sample_every, config.sample_every_epochs)
+        self._validate_interval = (
+            self._interval(config.validate_every, config.validate_every_epochs)
+            or self._save_interval
+            or self._interval(-(-len(task.order) // self._batches_per_step), 0)
+        )
         self.meter: StepMeter | None = None  # compares a step's memory with its plan
         self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
         self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) that the log begins with
         self._resume_point: ResumePoint | None = None
         self.stop = StopVote(self.world, task.device)
-        self._losses: list[torch.Tensor] = []
+        self.progress = Progress()
+
+    def _interval(self, steps: int, epochs: int) -> Interval:
+        return Interval(steps, epochs, self._batches_per_step, len(self.task.order))
 
     # resume and save
 
@@ -113,6 +127,7 @@ class Run:
             raise FormatError(f"{state_folder(self.config)}: the checkpoint of step {state.step}: {error}") from None
         self.number = state.step
         self.started = state.facts.get("started", self.started)
+        self.progress.load(state.facts.get("losses", []))
         self.validation = [(int(step), float(loss)) for step, loss in state.facts.get("validation", [])]
 
     def _ensure_same_step(self) -> None:
@@ -132,14 +147,14 @@ class Run:
         config["gradient_accumulation"] = self._batches_per_step  # of all processes together
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
-            "validation": self.validation,
+            "validation": self.validation, "losses": self.progress.recent,
         }  # fmt: skip
 
     def save_checkpoint(self) -> None:
         """Save the current step; only the first process writes."""
         if self.world.first:
             state = State(self.number, self.step.state(), self._facts())
-            save_state(state_folder(self.config), state, self.config.keep_last)
+            save_state(state_folder(self.config), state, self.config.keep_last, keep_every=self.config.keep_every)
         self.world.wait()
 
     def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
@@ -159,6 +174,17 @@ class Run:
         self.world.wait()
         return path
 
+    def _save(self) -> None:
+        """A checkpoint and its adapter; then adapters without a checkpoint go, where `keep_last` is set."""
+        self.save_checkpoint()
+        self.save_adapter(self._step_suffix)
+        self._prune_adapters()
+
+    def _prune_adapters(self) -> None:
+        if self.world.first and self.config.keep_last and "keep_last" in self.config.explicit_fields:
+            suffixes = {path.name.removeprefix("step") for path in existing_checkpoints(state_folder(self.config))}
+            prune_adapters(self.output, self.config.name, suffixes, since=self.started)
+
     def _adapter_path(self, suffix: str = "") -> Path:
         return self.output / f"{self.config.name}{suffix}.safetensors"
 
@@ -174,7 +200,6 @@ class Run:
         if self._resume_point is None:
             self.resume(self.config.resume)
         assert self._resume_point is not None
-        losses: list[float] = []
         devices = [self.task.device] if self.task.device.type == "cuda" else []
         log: TrainLog | None = None
         try:
@@ -183,10 +208,10 @@ class Run:
                 GracefulStop(self.stop.request),
                 torch.random.fork_rng(devices),
             ):  # the caller's generator is not touched
-                reason = self._train_steps(log, sample, losses)
-                losses += self._read_losses()
+                reason = self._train_steps(log, sample)
                 self.save_checkpoint()
                 path = self.save_adapter("" if reason != STOPPED else self._step_suffix)
+                self._prune_adapters()
             if log is not None:
                 log.write({"event": "finished", "step": self.number, "text": reason, "path": str(path)})
         finally:
@@ -194,9 +219,10 @@ class Run:
                 log.close()
             self._resume_point.release()
         seconds = time.perf_counter() - start
-        return TrainResult(path, self.number, losses, reason, seconds, int(self.step.skipped), list(self.validation))
+        losses, skipped = self.progress.losses, int(self.step.skipped)
+        return TrainResult(path, self.number, losses, reason, seconds, skipped, list(self.validation))
 
-    def _train_steps(self, log: TrainLog | None, sample: Sample | None, losses: list[float]) -> str:
+    def _train_steps(self, log: TrainLog | None, sample: Sample | None) -> str:
         """Train until there is a reason to stop, and return it."""
         config, throughput = self.config, Throughput(self.total, self.number)
         if self._save_due() and self.world.any(
@@ -209,17 +235,16 @@ class Run:
             self._train_step_measured(log)
             last, log_due = self.number == self.total, self.number % config.log_every == 0
             if last or log_due:
-                losses += self._read_losses()
+                self.progress.read()
                 if log is not None:
-                    log.write(self._record(losses[-1], throughput))
+                    log.write(self.progress.record(self.number, self.total, throughput, self.step.figures()))
             if last or log_due or self.task.device.type == "cpu":  # elsewhere reading a counter makes the host wait
                 self._ensure_finite_steps(log, config.max_skipped_steps)
-            if config.validation_split and (last or self.number % self._validate_every == 0):
+            if config.validation_split and (last or self._validate_interval.due(self.number)):
                 self._validate(log)
             if self._save_due():
-                self.save_checkpoint()
-                self.save_adapter(self._step_suffix)
-            if sample is not None and config.sample_every and self.number % config.sample_every == 0:
+                self._save()
+            if sample is not None and self._sample_interval.due(self.number):
                 self._sample(sample, log)
 
     def train_step(self) -> None:
@@ -231,7 +256,7 @@ class Run:
         inputs = [self._sample_batch(batch) for batch in batches]
         self.step.run(self.number, config.learning_rate * learning_rate_at(config, self.number, self.total), inputs)
         self.number += 1
-        self._losses.append(self.step.loss.clone())
+        self.progress.add(self.step.loss)
 
     def _sample_batch(self, positions: Sequence[Position]) -> Tensors:
         """The tensors of a batch; every example's randomness depends on its own position."""
@@ -261,8 +286,7 @@ class Run:
 
     def _save_due(self) -> bool:
         """Whether a checkpoint and its adapter belong to the step just done."""
-        every = self.config.save_every
-        return bool(every) and 0 < self.number < self.total and self.number % every == 0
+        return 0 < self.number < self.total and self._save_interval.due(self.number)
 
     def _stop_reason(self, log: TrainLog | None) -> str:
         """Why to stop before the next step; empty to continue."""
@@ -317,8 +341,7 @@ class Run:
                 if counts:
                     losses[number] = loss
         self.world.add_up(losses)  # the other processes' entries are zero: the same number as of one process
-        sizes = torch.tensor([float(len(batch)) for batch in batches], device=losses.device)
-        return float((losses * sizes).sum() / sizes.sum())
+        return weighted_mean(losses, [len(batch) for batch in batches])
 
     def _validate(self, log: TrainLog | None) -> None:
         loss = self.validate()
@@ -329,16 +352,8 @@ class Run:
             log.write({"event": "validation", "step": self.number, "validation": loss})
 
     def _sample(self, sample: Sample, log: TrainLog | None) -> None:
-        """Generate samples; they are worth less than the run: one that fails is reported and left out."""
         if self.world.first or self.config.shard:
-            events: list[dict[str, Any]]
-            try:
-                with self._evaluation():
-                    events = [image.record() for image in sample(self.number)]
-            except Exception as error:
-                if self.config.shard and not isinstance(error, OSError):
-                    raise  # the other processes wait inside the network for this one
-                events = [{"event": "sample failed", "text": f"{type(error).__name__}: {' '.join(str(error).split())}"}]
+            events = sample_events(sample, self.number, self._evaluation(), shard=self.config.shard)
             if log is not None:
                 for event in events:
                     log.write({"step": self.number, **event})
@@ -346,20 +361,10 @@ class Run:
                 torch.cuda.empty_cache()
         self.world.wait()
 
-    @contextmanager
-    def _evaluation(self) -> Iterator[None]:
-        """Inside the block the networks are in evaluation mode, with the weights that are saved."""
-        modes = [(module, module.training) for network in self.task.networks.values() for module in network.modules()]
-        with self._eval_weights():
-            for network in self.task.networks.values():
-                network.eval()
-            try:
-                yield
-            finally:
-                for module, mode in modes:
-                    module.training = mode
+    def _evaluation(self) -> AbstractContextManager[None]:
+        return evaluation_mode(self.task.networks, self._eval_weights())
 
-    def _eval_weights(self) -> Any:
+    def _eval_weights(self) -> AbstractContextManager[None]:
         return (self.step.ema or self.step.optimizer).eval_weights()
 
     # the log
@@ -375,24 +380,3 @@ class Run:
         for event, text in (*self.notes, *((resumed, note) for note in self._resume_point.notes)):
             log.write({"event": event, "step": self.number, "text": text})
         return log
-
-    def _read_losses(self) -> list[float]:
-        """Move the losses of the last steps to the host."""
-        losses: list[float] = torch.stack(self._losses).tolist() if self._losses else []
-        self._losses.clear()
-        return losses
-
-    def _record(self, loss: float, throughput: Throughput) -> dict[str, Any]:
-        speed, eta = throughput.at(self.number)
-        device = self.task.device
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        record: dict[str, Any] = {
-            "step": self.number, "total": self.total, "loss": loss, "lr": float(self.step.rate),
-            "grad_norm": float(self.step.norm), "steps_per_second": speed, "eta": eta, "memory": memory,
-            "skipped_steps": int(self.step.skipped), "time": time.time(),
-        }  # fmt: skip
-        if self.step.scaler is not None:
-            record["loss_scale"] = float(self.step.scaler.scale)
-        if self.step.split > 1:
-            record["split"] = self.step.split
-        return record

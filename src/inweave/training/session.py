@@ -19,9 +19,10 @@ from inweave.exchange.load import load
 from inweave.ops.device import DTYPES, choose_device
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.validation import run_problems
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
-from inweave.training.loop import Run, Sample
+from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate, seconds_for
 from inweave.training.memory.meter import StepMeter
@@ -32,6 +33,7 @@ from inweave.training.output.log import OnRecord, require_tensorboard
 from inweave.training.output.metadata import base_hashes
 from inweave.training.output.result import TrainResult
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
+from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
 from inweave.training.tasks.setup import OnProgress, Report, Setup
 
@@ -145,8 +147,8 @@ def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | N
 
 
 def check_libraries(config: TrainConfig) -> None:
-    """Refuse settings that need a library which is not installed."""
-    problems: list[str] = []
+    """Refuse settings that do not go together in a run, or that need a library which is not installed."""
+    problems = run_problems(config)
     for needed, check_one in (
         (config.tensorboard, require_tensorboard),
         (True, lambda: require_library(config.optimizer)),

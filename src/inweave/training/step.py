@@ -3,7 +3,8 @@
     for each micro-batch   stage its tensors in static buffers, the rows' seeds of dropout among them, then `micro_step`:
                            loss = task.loss(inputs);  (loss_scale * share * loss).backward()    share = 1 / all micro-batches
     all processes          sum gradients and losses
-    once                   `apply_gradients`: norm, clip, optimizer, loss scale, EMA; skipped where the norm is not finite
+    once                   `apply_gradients`: norm, clip, optimizer, norms of the weights, loss scale, EMA; skipped where the
+                           gradients' norm is not finite
 
 `micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
 and counters stay where they are, no number comes to the host, and nothing is decided there. What is decided on the host is
@@ -30,6 +31,7 @@ from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.loss_scale import LossScaler, clip
+from inweave.training.optim.weight_norms import limit_norms
 from inweave.training.tasks.base import Task, Tensors, seed_for
 
 DROPOUT = "dropout_seeds"  # the input that seeds the adapter's dropout: two numbers per row
@@ -120,6 +122,8 @@ class Step:
         ok = ok & self.loss.isfinite()
         self.norm.copy_(norm)
         self.optimizer.step(self.rate, grad_scale, ok)
+        if self.config.scale_weight_norms:
+            limit_norms(self._branches, self.config.scale_weight_norms, ok)
         if self.scaler is not None:
             self.scaler.update(ok)
         if self.ema is not None:
@@ -140,6 +144,21 @@ class Step:
 
         self._retry_split(evaluate, [batch])
         return total
+
+    def figures(self) -> dict[str, float | int | None]:
+        """What the log says about the update that was just done; reading it makes the host wait."""
+        device = self.task.device
+        figures = {
+            "lr": float(self.rate),
+            "grad_norm": float(self.norm),
+            "memory": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+            "skipped_steps": int(self.skipped),
+        }
+        if self.scaler is not None:
+            figures["loss_scale"] = float(self.scaler.scale)
+        if self.split > 1:
+            figures["split"] = self.split
+        return figures
 
     # what the host decides
 

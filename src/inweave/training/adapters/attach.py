@@ -4,6 +4,8 @@
     alpha     the rule's; its rank where the rule names one; conv_alpha, or conv_rank, for those convolutions; else alpha
     start_from: the adapter brings its own kind, ranks, alphas and modules; a setting that contradicts it is an error, and
               rules may only set learning rates
+    learning rate   the rule's, else text_encoder_learning_rate for text encoders, else learning_rate; the factors `up` (B)
+              train at loraplus_lr_ratio times that: Hayou et al., "LoRA+", arXiv 2402.12354
 
 All parameters are fp32 master weights, named `<component>.<module>.<factor>`.
 """
@@ -84,6 +86,10 @@ def attach_adapters(
                     parameter.data = parameter.data.float()
                 parameters[name] = parameter
                 multipliers[name] = rate / config.learning_rate
+                if leaf == "up" and config.loraplus_lr_ratio is not None:
+                    multipliers[name] *= config.loraplus_lr_ratio
+    if config.loraplus_lr_ratio is not None and (kinds := shape_of(networks, NAME).kinds.keys() & {"loha", "lokr"}):
+        raise ConfigError(f"loraplus_lr_ratio: LoRA+ is for LoRA's two factors, and start_from has {', '.join(kinds)}")
     candidates = modules + [f"{component}.{name}" for component, names in selected.items() for name in names]
     check_rules(config.rules, list(dict.fromkeys(candidates)))
     if index is None:

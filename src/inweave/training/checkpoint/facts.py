@@ -2,6 +2,7 @@
 
     step, steps, batch_size, gradient_accumulation     whole numbers        config       a table of settings
     data, base                                         digests              validation   [[step, loss], ...]
+    losses                                             of the last steps, a list of numbers
     skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
 
 A file can be whole, with all its checksums, and still hold something else. The tensors of parameters and optimizer are
@@ -20,7 +21,7 @@ from inweave.errors import FormatError
 from inweave.training.checkpoint.store import State
 
 COUNTERS = ("skipped", "skipped_in_a_row", "split")
-_DEFAULTS: dict[str, Any] = {"config": {}, "data": "", "base": "", "started": 0, "validation": []}
+_DEFAULTS: dict[str, Any] = {"config": {}, "data": "", "base": "", "started": 0, "validation": [], "losses": []}
 
 
 def ensure_run_state(state: State) -> State:
@@ -40,6 +41,9 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
         ("started", facts["started"], "a time", _is_time(facts["started"])),
         ("validation", rows, "a list of steps and losses", isinstance(rows, list) and all(map(_is_validation, rows))),
     ]
+    losses = facts["losses"]
+    fits = isinstance(losses, list) and all(type(loss) in (int, float) for loss in losses)
+    expected.append(("losses", losses, "a list of losses", fits))
     if isinstance(config, dict):
         counts = [name for name in ("steps", "batch_size", "gradient_accumulation") if name in config]
         expected += [(name, config[name], "a whole number of 1 or more", _is_count(config[name], 1)) for name in counts]

@@ -8,7 +8,8 @@
 A checkpoint is written into a hidden folder, every file and the folder are flushed to the disk, and the folder is then
 renamed: a process that dies at any moment leaves the previous checkpoint complete. A checkpoint of the same step is
 moved aside first and removed last. The next run recovers what is left behind: a hidden folder that is complete takes its
-name if that is free, everything else is removed. Old checkpoints are removed only after the new one has its name.
+name if that is free, everything else is removed. Old checkpoints are removed only after the new one has its name; those
+that are milestones stay.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class State:
     facts: dict[str, Any]
 
 
-def save_state(folder: Path, state: State, keep: int) -> Path:
-    """Write a checkpoint and remove all but the last ``keep``; 0 keeps all."""
+def save_state(folder: Path, state: State, keep: int, *, keep_every: int = 0) -> Path:
+    """Write a checkpoint and remove all but the last ``keep``, 0 keeps all, and those of `milestones`."""
     target = folder / f"step-{state.step:06d}"
     aside = folder / f".{target.name}.{secrets.token_hex(8)}.old"
 
@@ -65,10 +66,28 @@ def save_state(folder: Path, state: State, keep: int) -> Path:
     with new_folder(target, error=unwritable) as hidden:
         _write_and_rename(hidden, target, aside, state, unwritable)
     shutil.rmtree(aside, ignore_errors=True)
-    for path in checkpoints(folder)[keep:] if keep else ():
-        if path != target:  # the one just written is good, whatever the others are
+    existing = checkpoints(folder)
+    # the one just written is good, whatever the others are
+    retained_paths = {target, *existing[:keep], *milestones(existing, keep_every)} if keep else set(existing)
+    for path in existing:
+        if path not in retained_paths:
             shutil.rmtree(path, ignore_errors=True)
     return target
+
+
+def milestones(existing: list[Path], every: int) -> list[Path]:
+    """The first checkpoint at or after each multiple of ``every`` steps, and before the next; 0: none.
+
+    It is there when the second one of its range comes, since the newest is never removed, and stays from then on.
+    """
+    first: dict[int, Path] = {}
+    for path in existing if every else ():  # newest first, so that the last one to be set is the earliest
+        first[_step_of(path) // every] = path
+    return [path for number, path in first.items() if number > 0]
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _write_and_rename(

@@ -91,6 +91,9 @@ class Settings(CheckedModel):
     train_denoiser: bool = _adapter(True, "train the UNet or transformer", task="image")
     train_text_encoders: bool = _adapter(False, "train the text encoders too")
     start_from: str | None = _adapter(None, "adapter file, in any dialect, to continue training from")
+    scale_weight_norms: NonNegativeFloat = _adapter(
+        0.0, "max-norm regularization: largest norm of a module's change, 1 is usual; 0 disables it"
+    )
 
     steps: PositiveInt | None = _optimization(None, "optimizer steps; or set epochs")
     epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
@@ -99,6 +102,9 @@ class Settings(CheckedModel):
     learning_rate: PositiveFloat = _optimization(1e-4, "learning rate of the denoiser; 1 with prodigy")
     text_encoder_learning_rate: PositiveFloat | None = _optimization(
         None, "learning rate of the text encoders; none: same as learning_rate", task="image"
+    )
+    loraplus_lr_ratio: PositiveFloat | None = _optimization(
+        None, "LoRA+: learning rate of the up factors (B), as a multiple of that of the down factors; 16 is usual"
     )
     optimizer: Literal["adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor"] = _optimization(
         "adamw", "adamw, adamw8bit (8-bit state), prodigy (adapts its learning rate), schedulefree or adafactor"
@@ -146,9 +152,27 @@ class Settings(CheckedModel):
     objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss(
         "auto", "prediction type: epsilon, v_prediction or flow; auto: the model's own"
     )
+    loss: Literal["mse", "l1", "huber", "smooth_l1"] = _loss(
+        "mse", "mse, l1, huber (pseudo-Huber, robust against outliers) or smooth_l1"
+    )
+    huber_c: Annotated[float, Field(gt=0, le=1)] = _loss(0.1, "huber and smooth_l1: where the loss becomes linear")
+    huber_schedule: Literal["constant", "exponential", "snr"] = _loss(
+        "constant", "how huber_c depends on the timestep: constant, exponential or snr (not for flow models)"
+    )
     min_snr_gamma: PositiveFloat | None = _loss(None, "min-SNR loss weighting; 5 is usual; not for flow models")
     noise_offset: NonNegativeFloat = _loss(
         0.0, "noise offset, for darker darks and brighter lights; not for flow models"
+    )
+    multires_noise_iterations: NonNegativeInt = _loss(
+        0, "multi-resolution (pyramid) noise: number of resolutions, 6 to 10 is usual; 0: off; not for flow models"
+    )
+    multires_noise_discount: Fraction = _loss(0.3, "multi-resolution noise: factor of each coarser resolution")
+    debiased_estimation: bool = _loss(False, "debiased estimation loss weighting; not for flow models")
+    min_timestep: NonNegativeInt | None = _loss(
+        None, "first timestep to train, 0 is almost clean; none: the schedule's first"
+    )
+    max_timestep: PositiveInt | None = _loss(
+        None, "timesteps below this are trained, 1000 is pure noise; none: to the schedule's last"
     )
     timestep_sampling: Literal["auto", "uniform", "logit_normal", "sigmoid", "shift"] = _loss(
         "auto", "uniform, logit_normal, sigmoid, or shift: logit-normal, shifted by timestep_shift or by resolution"
@@ -179,7 +203,13 @@ class Settings(CheckedModel):
     vram: str | None = _memory(None, 'memory limit, such as "12GiB", or "auto" for what is free')
 
     save_every: NonNegativeInt = _checkpoints(0, "steps between checkpoints; 0: only at the end")
-    keep_last: NonNegativeInt = _checkpoints(3, "number of checkpoints to keep; 0: all")
+    save_every_epochs: NonNegativeInt = _checkpoints(0, "epochs between checkpoints; 0: none")
+    keep_last: NonNegativeInt = _checkpoints(
+        3, "number of checkpoints and of their adapters to keep, 0: all; where it is not set, all adapters are kept"
+    )
+    keep_every: NonNegativeInt = _checkpoints(
+        0, "milestones that keep_last does not remove: the first checkpoint of every so many steps; 0: none"
+    )
     save_dtype: Literal["fp16", "bf16", "fp32"] = _checkpoints("fp16", "data type of the adapter file")
     dialect: Literal["kohya", "onetrainer", "diffusers", "peft"] = _checkpoints(
         "kohya",
@@ -193,6 +223,7 @@ class Settings(CheckedModel):
     )
 
     sample_every: NonNegativeInt = _sample(0, "steps between sample images; 0: none")
+    sample_every_epochs: NonNegativeInt = _sample(0, "epochs between sample images; 0: none")
     sample_prompts: tuple[str, ...] = _sample(
         (), "prompts to sample, with kohya's flags; or a .txt file of them", task="image"
     )
@@ -201,6 +232,10 @@ class Settings(CheckedModel):
     sample_guidance: NonNegativeFloat | None = _sample(None, "guidance scale; none: the model's own", task="image")
 
     validation_split: FractionBelowOne = _validation(0.0, "fraction of the dataset held out for validation")
+    validate_every: NonNegativeInt = _validation(
+        0, "steps between validations; 0: at every checkpoint, or once per epoch where there are none", resume="free"
+    )
+    validate_every_epochs: NonNegativeInt = _validation(0, "epochs between validations; 0: see above", resume="free")
     patience: NonNegativeInt = _validation(
         0, "early stopping: validations without improvement before the run stops; 0 disables it", resume="free"
     )
@@ -247,6 +282,11 @@ class Settings(CheckedModel):
         if isinstance(data, dict) and data.get("train_text_encoders") is True and "cache_text" not in data:
             return {**data, "cache_text": False}
         return data
+
+    @property
+    def samples(self) -> bool:
+        """Whether sample images are generated."""
+        return bool(self.sample_every or self.sample_every_epochs)
 
     @property
     def objective_kind(self) -> Literal["noise", "flow"] | None:

@@ -20,6 +20,13 @@ from inweave.training.config.presets import TARGETS
 from inweave.training.config.types import Rule, memory_bytes, regex_problem
 
 ObjectiveKind = Literal["noise", "flow"]
+#: settings that have a meaning for one kind of objective only
+OBJECTIVE_SETTINGS = (
+    "timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset", "multires_noise_iterations",
+    "debiased_estimation", "huber_schedule",
+)  # fmt: skip
+#: optimizers that estimate one learning rate for everything
+ADAPTIVE = ("prodigy",)
 
 
 class Contradictions(ValueError):
@@ -85,7 +92,7 @@ def ensure_consistent(config: Settings) -> None:
         c.timestep_shift is not None and c.timestep_sampling not in ("auto", "shift"), "timestep_shift timestep_sampling",
         f'timestep_shift: needs timestep_sampling = "shift", not "{c.timestep_sampling}"',
     )  # fmt: skip
-    for name in ("timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset"):
+    for name in OBJECTIVE_SETTINGS:
         reject_if(
             is_for_other_objective(name, getattr(c, name), c.objective_kind), f"{name} objective",
             f'{name}: {objective_hint(c.objective_kind)}, not for objective = "{c.objective}"',
@@ -104,6 +111,28 @@ def ensure_consistent(config: Settings) -> None:
         raise Contradictions(pairs)
 
 
+def run_problems(config: Settings) -> list[str]:
+    """What a run is refused for although each setting is valid: one of them would do nothing, or something else."""
+    c, problems = config, []
+    for name in ("validate_every", "validate_every_epochs"):
+        if getattr(c, name) and not c.validation_split:
+            problems.append(f"{name}: nothing is held out to validate on; set validation_split, such as 0.05")
+    if c.loraplus_lr_ratio is not None and c.network in ("loha", "lokr"):
+        problems.append(f'loraplus_lr_ratio: LoRA+ is for lora, locon and dora, not for network = "{c.network}"')
+    if c.loraplus_lr_ratio not in (None, 1.0) and c.optimizer in ADAPTIVE:
+        problems.append(
+            f'loraplus_lr_ratio: optimizer = "{c.optimizer}" estimates one learning rate for all parameters; leave it out'
+        )
+    if c.scale_weight_norms and c.optimizer == "schedulefree":
+        problems.append(
+            'scale_weight_norms: optimizer = "schedulefree" saves an average of the weights, which is not scaled with them; '
+            "leave it out, or choose another optimizer"
+        )
+    if c.min_timestep is not None and c.max_timestep is not None and c.min_timestep >= c.max_timestep:
+        problems.append(f"max_timestep: {c.max_timestep} is not above min_timestep, {c.min_timestep}")
+    return problems
+
+
 def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) -> bool:
     """Whether a value has a meaning for the other kind of objective only."""
     flow_only = {
@@ -111,7 +140,13 @@ def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) ->
         "timestep_sampling": value not in ("auto", "uniform"),
         "guidance": value != 1.0,
     }
-    noise_only = {"min_snr_gamma": value is not None, "noise_offset": value != 0.0}
+    noise_only = {
+        "min_snr_gamma": value is not None,
+        "noise_offset": value != 0.0,
+        "multires_noise_iterations": value != 0,
+        "debiased_estimation": value is True,
+        "huber_schedule": value == "snr",
+    }
     return bool(flow_only.get(name) if kind == "noise" else noise_only.get(name) if kind == "flow" else False)
 
 

@@ -13,7 +13,8 @@ import hashlib
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,25 @@ def _keep(written: Path, target: Path, adapter: Adapter) -> Path:
 def adapter_exists(path: Path) -> bool:
     """Whether there is an adapter of this name, as a file or as a PEFT folder."""
     return is_file(path) or is_file(path.with_suffix("") / "adapter_model.safetensors")
+
+
+def prune_adapters(output: Path, name: str, suffixes: Collection[str], *, since: float) -> None:
+    """Remove the adapters of steps, files or PEFT folders, whose suffix (-000120) is not among ``suffixes``.
+
+    ``since``: when the run started; older ones belong to another run.
+    """
+    numbered = re.compile(rf"{re.escape(name)}(-\d{{6,}})(\.safetensors)?")
+    for path in sorted(output.iterdir()):
+        match = numbered.fullmatch(path.name)
+        if match is None or match[1] in suffixes:
+            continue
+        with suppress(OSError):
+            if path.stat().st_mtime < int(since):
+                continue
+            if match[2] and is_file(path):
+                path.unlink()
+            elif not match[2] and is_file(path / "adapter_model.safetensors"):
+                shutil.rmtree(path)
 
 
 def remove_leftovers(output: Path, name: str) -> None:

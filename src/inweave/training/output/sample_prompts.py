@@ -51,7 +51,8 @@ Fields = dict[str, tuple[str, Any]]  # field of a request -> (its name where it 
 def sample_requests(config: TrainConfig) -> list[tuple[str, GenerateConfig]]:
     """Return (where it was written, the request) for every prompt; all problems are raised in one error."""
     if not config.sample_prompts:
-        raise ConfigError("sample_every is set, but there are no sample_prompts")
+        name = "sample_every" if config.sample_every else "sample_every_epochs"
+        raise ConfigError(f"{name} is set, but there are no sample_prompts")
     defaults: Fields = {
         "seed": ("sample_seed", config.sample_seed),
         "steps": ("sample_steps", config.sample_steps),

@@ -48,7 +48,7 @@ from inweave.training.data.types import (
 )
 from inweave.training.memory.oom import oom_hint
 from inweave.training.tasks.base import Tensors, generator_for
-from inweave.training.tasks.objective import Objective, make_objective, mse_loss
+from inweave.training.tasks.objective import Objective, make_objective
 from inweave.training.tasks.offload import Offloader
 
 _ENCODERS_TOO_LARGE = "set `vram`, so that encoders take turns on the device"
@@ -66,7 +66,10 @@ class DiffusionTask:
         self.objective: Objective = make_objective(
             model, config.objective, model.device, timesteps=config.timestep_sampling, shift=config.timestep_shift,
             logit_mean=config.logit_mean, logit_std=config.logit_std, min_snr_gamma=config.min_snr_gamma,
-            noise_offset=config.noise_offset,
+            noise_offset=config.noise_offset, multires_noise_iterations=config.multires_noise_iterations,
+            multires_noise_discount=config.multires_noise_discount, debiased_estimation=config.debiased_estimation,
+            min_timestep=config.min_timestep, max_timestep=config.max_timestep, loss=config.loss, huber_c=config.huber_c,
+            huber_schedule=config.huber_schedule,
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
         self.places, whole = arrange(dataset, self.rules, batch_size=config.batch_size, seed=config.seed)
@@ -159,7 +162,7 @@ class DiffusionTask:
         prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
         weights = self.objective.weights(times)
         weights = inputs["weights"] if weights is None else weights * inputs["weights"]
-        return mse_loss(prediction, target, weights, inputs.get("mask"))
+        return self.objective.loss_of(prediction, target, times, weights, inputs.get("mask"))
 
     # what is cached
 

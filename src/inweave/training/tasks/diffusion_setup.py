@@ -60,7 +60,7 @@ class DiffusionSetup:
         return {"side": largest_side(self.config, self.measurable, self.dataset), "chunks": self._captions[0]}
 
     def validate(self, config: TrainConfig) -> None:
-        if config.sample_every:
+        if config.samples:
             sample_requests(config)
         if problems := check_masks(config, self.dataset.examples):
             raise ConfigError(problems)
@@ -86,7 +86,7 @@ class DiffusionSetup:
         if staged:
             model.release_weaver()
         folder = Path(config.cache_dir) if config.cache_dir else Path.home() / ".cache" / "inweave" / "train"
-        sampler = Sampler(model, config, writes=world.first) if config.sample_every else None
+        sampler = Sampler(model, config, writes=world.first) if config.samples else None
         task = DiffusionTask(model, self.dataset, config, TensorCache(folder))
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged)
 

@@ -140,8 +140,9 @@ def _check_settings(config: TrainConfig) -> None:
         problems.append(
             f'dialect: a language model cannot be saved as "{config.dialect}"; leave it out, or set it to "peft"'
         )
-    if config.sample_every:
-        problems.append("sample_every: samples are images, and a language model generates none; leave it out")
+    for name in ("sample_every", "sample_every_epochs"):
+        if getattr(config, name):
+            problems.append(f"{name}: samples are images, and a language model generates none; leave it out")
     if config.train_text_encoders:
         problems.append("train_text_encoders: a language model has none; leave it out")
     defaults = TrainConfig.model_fields

@@ -1,8 +1,11 @@
-"""What the denoiser is trained to predict, and the loss of a prediction.
+"""What the denoiser is trained to predict, at which noise levels, and how much each counts.
 
     diffusion   x_t = sqrt(a_t) z + sqrt(1 - a_t) e          a_t: the scheduler's own alphas, zero terminal SNR included
                 target  epsilon: e      v_prediction: sqrt(a_t) e - sqrt(1 - a_t) z
                 min-SNR: each image's loss times min(snr, gamma) / snr (epsilon) or / (snr + 1) (v_prediction)
+                         Hang et al., "Efficient Diffusion Training via Min-SNR Weighting Strategy", arXiv 2303.09556
+                debiased estimation: times 1 / sqrt(snr) (epsilon) or 1 / (snr + 1) (v_prediction), snr at most 1000
+                         Yu et al., "Debias the Training of Diffusion Models", arXiv 2310.08442
     flow        x_s = (1 - s) z + s e,  t = 1000 s           target  e - z
 
     s is sampled   uniform        u
@@ -11,7 +14,9 @@
                    shift          f s / (1 + (f - 1) s) of the sigmoid sample; without a setting f is the model's own: the
                                   schedule's, or exp(mu) where the schedule shifts by size (`samplers.DynamicShift`)
 
-Everything random is sampled on the CPU from one generator per example, before the step; the step itself is a function
+    min_timestep, max_timestep     a whole t from min .. max - 1; of a flow, s becomes (min + (max - min) s) / 1000
+
+The loss itself is in `losses`, noise in `noise`. Everything random is sampled on the CPU from one generator per example, before the step; the step itself is a function
 of static tensors.
 """
 
@@ -26,8 +31,14 @@ import torch
 from inweave.errors import ConfigError
 from inweave.models.model import Model
 from inweave.models.samplers import DynamicShift, training_alphas
+from inweave.training.tasks.losses import huber_thresholds, image_loss, mse_loss
+from inweave.training.tasks.noise import draw_noise
+
+__all__ = ["KINDS", "Objective", "make_objective", "mse_loss"]
 
 KINDS = ("epsilon", "v_prediction", "flow")
+FLOW_STEPS = 1000  # a flow's timestep is its noise level times this
+MAX_DEBIASED_SNR = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,14 @@ class Objective:
     logit_std: float = 1.0
     min_snr_gamma: float | None = None
     noise_offset: float = 0.0
+    multires_noise_iterations: int = 0
+    multires_noise_discount: float = 0.3
+    debiased_estimation: bool = False
+    min_timestep: int | None = None
+    max_timestep: int | None = None
+    loss: str = "mse"
+    huber_c: float = 0.1
+    huber_schedule: str = "constant"
     dynamic_shift: DynamicShift = field(default_factory=DynamicShift)
 
     @property
@@ -51,8 +70,8 @@ class Objective:
     def draw_times(self, count: int, tokens: int, generator: torch.Generator) -> torch.Tensor:
         """Whole timesteps of the schedule, or noise levels of a flow in 0..1."""
         if not self.flow:
-            assert self.alphas is not None
-            return torch.randint(len(self.alphas), (count,), generator=generator)
+            first, end = self._timestep_range
+            return torch.randint(first, end, (count,), generator=generator)
         if self.timesteps == "uniform":
             level = torch.rand(count, generator=generator)
         else:
@@ -61,14 +80,26 @@ class Objective:
         if self.timesteps == "shift":
             factor = self.shift if self.shift is not None else math.exp(self.dynamic_shift.mu(tokens))
             level = factor * level / (1 + (factor - 1) * level)
+        if self.min_timestep is not None or self.max_timestep is not None:
+            first, end = self._timestep_range
+            level = (first + (end - first) * level) / FLOW_STEPS
         return level
 
+    @property
+    def _timestep_range(self) -> tuple[int, int]:
+        """The first timestep that is sampled, and the one after the last."""
+        end = self.schedule_length if self.max_timestep is None else self.max_timestep
+        return self.min_timestep or 0, end
+
+    @property
+    def schedule_length(self) -> int:
+        return FLOW_STEPS if self.alphas is None else len(self.alphas)
+
     def draw_noise(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Noise, with one more number per channel where there is a noise offset."""
-        noise = torch.randn(shape, generator=generator)
-        if self.noise_offset:
-            noise += self.noise_offset * torch.randn(*shape[:2], 1, 1, generator=generator)
-        return noise
+        return draw_noise(
+            shape, generator, offset=self.noise_offset, iterations=self.multires_noise_iterations,
+            discount=self.multires_noise_discount,
+        )  # fmt: skip
 
     def noised(
         self, latents: torch.Tensor, noise: torch.Tensor, times: torch.Tensor
@@ -88,31 +119,42 @@ class Objective:
 
     def weights(self, times: torch.Tensor) -> torch.Tensor | None:
         """The weight of each image's loss; None: all the same."""
-        if self.min_snr_gamma is None or self.flow:
+        if self.flow or (self.min_snr_gamma is None and not self.debiased_estimation):
             return None
         alpha = self._alphas_at(times)
         ratio = alpha / (1 - alpha).clamp_min(1e-12)
-        if self.kind == "v_prediction":
-            return ratio.clamp_max(self.min_snr_gamma) / (ratio + 1)
-        return (self.min_snr_gamma / ratio).clamp_max(1.0)  # 1 where the ratio is 0, not 0 / 0
+        velocity = self.kind == "v_prediction"
+        weights = None
+        if self.min_snr_gamma is not None and velocity:
+            weights = ratio.clamp_max(self.min_snr_gamma) / (ratio + 1)
+        elif self.min_snr_gamma is not None:
+            weights = (self.min_snr_gamma / ratio).clamp_max(1.0)  # 1 where the ratio is 0, not 0 / 0
+        if self.debiased_estimation:
+            ratio = ratio.clamp_max(MAX_DEBIASED_SNR)
+            debiased = 1 / (ratio + 1) if velocity else ratio.rsqrt()
+            weights = debiased if weights is None else weights * debiased
+        return weights
+
+    def loss_of(
+        self,
+        prediction: torch.Tensor,
+        target: torch.Tensor,
+        times: torch.Tensor,
+        weights: torch.Tensor | None,
+        mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The loss of a batch; ``weights``: one per image, `weights` among them; a mask selects where it counts."""
+        if self.loss in ("mse", "l1"):
+            return image_loss(prediction, target, weights, mask, kind=self.loss)
+        alphas = self._alphas_at(times) if self.huber_schedule == "snr" else None
+        thresholds = huber_thresholds(
+            self.huber_schedule, self.huber_c, self.timestep(times), self.schedule_length, alphas
+        )
+        return image_loss(prediction, target, weights, mask, kind=self.loss, thresholds=thresholds)
 
     def _alphas_at(self, times: torch.Tensor) -> torch.Tensor:
         assert self.alphas is not None
         return self.alphas[times]
-
-
-def mse_loss(
-    prediction: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None, mask: torch.Tensor | None
-) -> torch.Tensor:
-    """The mean squared error, in float32 at least; a mask selects where it counts, weights are one per image."""
-    wide = torch.promote_types(prediction.dtype, torch.float32)
-    error = (prediction.to(wide) - target.to(wide)).square()
-    if mask is not None:
-        error = error * mask
-        each = error.flatten(1).sum(1) / (mask.expand_as(error).flatten(1).sum(1)).clamp_min(1e-6)
-    else:
-        each = error.flatten(1).mean(1)
-    return (each if weights is None else each * weights).mean()
 
 
 def make_objective(model: Model, objective: str, device: torch.device, **options: Any) -> Objective:
@@ -130,7 +172,34 @@ def make_objective(model: Model, objective: str, device: torch.device, **options
         raise ConfigError(f"timestep_sampling: {timesteps} is for flow matching; {model.name} samples them uniformly")
     schedule = model.scheduler.config
     if not model.flow:
-        return Objective(kind, training_alphas(schedule).to(device, torch.float32), timesteps, **options)
+        alphas = training_alphas(schedule).to(device, torch.float32)
+        return _ensure_possible(Objective(kind, alphas, timesteps, **options), model)
     if options.get("shift") is None and not schedule.get("use_dynamic_shifting"):
         options["shift"] = float(schedule.get("shift", 1.0))
-    return Objective(kind, None, timesteps, dynamic_shift=DynamicShift.of(schedule), **options)
+    return _ensure_possible(Objective(kind, None, timesteps, dynamic_shift=DynamicShift.of(schedule), **options), model)
+
+
+def _ensure_possible(objective: Objective, model: Model) -> Objective:
+    """Refuse what the model's schedule cannot do."""
+    problems: list[str] = []
+    first, end = objective._timestep_range
+    if not 0 <= first < end <= objective.schedule_length:
+        problems.append(
+            f"min_timestep, max_timestep: {first} .. {end} leaves no timestep of {model.name}, which has "
+            f"0 .. {objective.schedule_length}; min_timestep must be below max_timestep"
+        )
+    if objective.flow and objective.loss in ("huber", "smooth_l1") and objective.huber_schedule == "snr":
+        problems.append('huber_schedule: "snr" is for models that predict noise; set "constant" or "exponential"')
+    if (
+        objective.debiased_estimation
+        and objective.kind == "epsilon"
+        and objective.alphas is not None
+        and float(objective.alphas[first:end].min()) <= 0
+    ):
+        problems.append(
+            "debiased_estimation: its weight 1 / sqrt(SNR) is infinite at the last timestep of a schedule with zero terminal "
+            f"SNR, which {model.name} has; set max_timestep = {end - 1}, or debiased_estimation = false"
+        )
+    if problems:
+        raise ConfigError(problems)
+    return objective

@@ -1,0 +1,50 @@
+"""What a run does with its networks besides training them: the validation loss, and sample images.
+
+Networks are in evaluation mode meanwhile, without dropout, and have the weights that are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.training.output.samples import SampleImage
+
+Sample = Callable[[int], list[SampleImage]]
+
+
+@contextmanager
+def evaluation_mode(networks: Mapping[str, nn.Module], weights: AbstractContextManager[None]) -> Iterator[None]:
+    """Inside the block the networks are in evaluation mode, with ``weights``."""
+    modes = [(module, module.training) for network in networks.values() for module in network.modules()]
+    with weights:
+        for network in networks.values():
+            network.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def weighted_mean(losses: torch.Tensor, sizes: list[int]) -> float:
+    """The mean loss of batches of these sizes."""
+    rows = torch.tensor([float(size) for size in sizes], device=losses.device)
+    return float((losses * rows).sum() / rows.sum())
+
+
+def sample_events(
+    sample: Sample, step: int, mode: AbstractContextManager[None], *, shard: bool
+) -> list[dict[str, Any]]:
+    """Generate samples and return their lines of the log; one that fails is reported: it is worth less than the run."""
+    try:
+        with mode:
+            return [image.record() for image in sample(step)]
+    except Exception as error:
+        if shard and not isinstance(error, OSError):
+            raise  # the other processes wait inside the network for this one
+        return [{"event": "sample failed", "text": f"{type(error).__name__}: {' '.join(str(error).split())}"}]

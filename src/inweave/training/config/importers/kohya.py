@@ -192,11 +192,9 @@ def _later(out: Translation, name: str, value: Any, settings: Mapping[str, Any])
 
 def _loss(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     ours = {"l2": "mse", "mse": "mse", "l1": "l1", "huber": "huber", "smoothl1": "smooth_l1"}.get(normalize_name(value))
-    if ours == "mse":
-        out.note(name, "is always the case here") if "loss" not in Settings.model_fields else out.put(
-            name, "loss", ours
-        )
-    elif ours is None or "loss" not in Settings.model_fields:
+    if ours == "mse" and not out.exact:
+        out.note(name, "is the default here")
+    elif ours is None:
         out.refuse(name, f"{for_message(value)} is not supported")
     else:
         out.put(name, "loss", ours)

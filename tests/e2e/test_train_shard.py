@@ -31,41 +31,47 @@ from inweave.training.session import prepare
 from inweave.training.distributed.fsdp import frozen_bytes
 from inweave.training.distributed.world import join
 
-said = json.loads(sys.argv[1])
-dies = said.pop("dies", None)
-config = TrainConfig.of(**said)
 world = join("cpu")
-run, sample = prepare(config, world)
+for settings in json.loads(sys.argv[1]):
+    dies = settings.pop("dies", None)
+    config = TrainConfig.of(**settings)
+    run, sample = prepare(config, world)
 
-def tell(record):
-    if record.get("step") == dies:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def kill_at(record):
+        if record.get("step") == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-done = run.train(sample=sample, on_record=tell)
-gc.collect()
-storages = [t.untyped_storage() for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
-alive = sum({each.data_ptr(): each.nbytes() for each in storages}.values())
-network = run.task.networks.get("unet", run.task.networks.get("model"))
-Path(config.output, f"told-{world.rank}.json").write_text(json.dumps(
-    [*frozen_bytes(network), alive, done.losses, done.validation, len(run.task.held_out)]))
+    summary = run.train(sample=sample, on_record=kill_at)
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    network = run.task.networks.get("unet", run.task.networks.get("model"))
+    Path(config.output, f"report-{world.rank}.json").write_text(json.dumps(
+        [*frozen_bytes(network), sum(storages.values()), summary.losses, summary.validation, len(run.task.held_out)]))
+    del run, sample, summary, tensors, network
+    gc.collect()
 world.leave()
 """
 
 
-def launched(folder: Path, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    folder.mkdir(parents=True, exist_ok=True)
+def launched(settings: dict[Path, dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    """One run after the other in the same two processes, each with an output folder of its own."""
+    for folder in settings:
+        folder.mkdir(parents=True, exist_ok=True)
     script = folder / "worker.py"
     script.write_text(WORKER)
+    common = {"name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1}
+    runs = [{"output": str(folder), **common, **each} for folder, each in settings.items()]
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         json.dumps({"output": str(folder), "name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1, **settings})],
+         json.dumps(runs)],
         cwd=folder, capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip
 
 
 def reports(folder: Path) -> list[list[Any]]:
-    return [json.loads((folder / f"told-{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((folder / f"report-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def bits(file: Path) -> dict[str, bytes]:
@@ -88,9 +94,10 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
         "steps": 3, "batch_size": 1, "resolution": 64, "cache_dir": str(tmp_path / "cache"), "ema_decay": 0.5, "dropout": 0.1,
         "validation_split": 0.4, "learning_rate": 1e-2, **CASES[variant],
     }  # fmt: skip
-    for name, shard in (("whole", False), ("spread", True)):
-        result = launched(tmp_path / name, {**settings, "shard": shard})
-        assert result.returncode == 0, result.stderr[-3000:]
+    result = launched(
+        {tmp_path / "whole": {**settings, "shard": False}, tmp_path / "spread": {**settings, "shard": True}}
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
     whole, sharded = reports(tmp_path / "whole"), reports(tmp_path / "spread")
     assert bits(tmp_path / "spread" / "t.safetensors") == bits(tmp_path / "whole" / "t.safetensors")
     assert [each[3:] for each in sharded] == [each[3:] for each in whole]
@@ -121,11 +128,11 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
         "model": str(llama(tmp_path / "llama")), "dataset": str(texts), "steps": 6, "rank": 2, "batch_size": 1,
         "save_every": 2, "learning_rate": 1e-2, "targets": "attention-mlp", "gradient_checkpointing": "full",
     }  # fmt: skip
-    straight = launched(tmp_path / "whole", settings)
+    straight = launched({tmp_path / "whole": settings})
     assert straight.returncode == 0, straight.stderr[-3000:]
-    killed = launched(tmp_path / "spread", {**settings, "shard": True, "dies": 3})
+    killed = launched({tmp_path / "spread": {**settings, "shard": True, "dies": 3}})
     assert killed.returncode != 0 and [p.name for p in checkpoints(tmp_path / "spread" / "t-state")] == ["step-000002"]
-    again = launched(tmp_path / "spread", {**settings, "shard": True, "resume": "auto"})
+    again = launched({tmp_path / "spread": {**settings, "shard": True, "resume": "auto"}})
     assert again.returncode == 0, again.stderr[-3000:]
     files = [tmp_path / name / "t" / "adapter_model.safetensors" for name in ("whole", "spread")]
     assert bits(files[0]) == bits(files[1])

@@ -25,7 +25,7 @@ from inweave.weights.offline import bake as baking
 from inweave.weights.offline.bake import Baked, Layer, write_merged
 from inweave.weights.source import FileSource
 from inweave.weights.stack import Strength
-from tests.support import random, summation_error, tensor, write, write_sparse
+from tests.support import random, sized, summation_error, tensor, write, write_sparse
 from tests.unit.weights.models import (
     DENOISER,
     adapter,
@@ -373,10 +373,10 @@ print(before, high())
 
 @pytest.fixture(scope="module")
 def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """3 GB that take no disk, made like the largest checkpoints: one tensor of 680 MB (FLUX.2's linear1 in
+    """1.7 GB (3 at full size) that take no disk, made like the largest checkpoints: one tensor of 680 MB (FLUX.2's linear1 in
     bfloat16, 1.36 GB as float32) among many of 64 MB; and a rank-16 adapter for the large one and two others."""
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {"huge.weight": ("BF16", (55296, 6144))}
-    shapes |= {f"blocks.{number}.weight": ("BF16", (8192, 4096)) for number in range(36)}
+    shapes |= {f"blocks.{number}.weight": ("BF16", (8192, 4096)) for number in range(sized(16, 36))}
     folder = tmp_path_factory.mktemp("sparse")
     base = write_sparse(folder / "base.safetensors", shapes)
     lora = pair("huge", 55296, 6144, 16) | pair("blocks.0", 8192, 4096, 16) | pair("blocks.7", 8192, 4096, 16)
@@ -385,17 +385,18 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_stays_far_below_the_checkpoint(tmp_path: Path, sparse: tuple[Path, Path]) -> None:
-    """A whole process with torch in it peaks below 1.25 GB over a 3 GB base; a larger base changes nothing, since
+    """A whole process with torch in it peaks below 1.25 GB over a base of 1.7 or 3 GB; a larger base changes nothing, since
     one tensor (or one run of its rows) is in memory at a time. So 24 GB stay under 2 GB."""
     base, lora = sparse
-    assert base.stat().st_size > 3_000_000_000
+    size = sized(1_700_000_000, 3_000_000_000)
+    assert base.stat().st_size > size
     out = tmp_path / "out.safetensors"
     try:
         report = subprocess.run([sys.executable, "-c", CHILD, str(base), str(lora), str(out)],
                               capture_output=True, text=True, check=False)  # fmt: skip
         assert report.returncode == 0, report.stderr
         before, peak = (int(number) * 1024 for number in report.stdout.split())
-        assert out.stat().st_size > 3_000_000_000
+        assert out.stat().st_size > size
         assert peak < 1250 * MIB, f"{peak / MIB:.0f} MiB"
         assert peak - before < 900 * MIB, f"{(peak - before) / MIB:.0f} MiB"
     finally:

@@ -172,9 +172,13 @@ def test_a1111_survives_wrong_types_in_every_field(worker: Worker) -> None:
             }
             body["steps"] = value if field == "steps" and value not in (True,) else 0
             refused(worker.http.post(f"/sdapi/v1/{'img2img' if field in FIELDS[17:23] else 'txt2img'}", json=body))
-    for route in ("options", "png-info"):
+    for route, field in (
+        ("options", "sd_model_checkpoint"),
+        ("options", "CLIP_stop_at_last_layers"),
+        ("png-info", "image"),
+    ):
         for value in WRONG:
-            answer = worker.http.post(f"/sdapi/v1/{route}", json={"sd_model_checkpoint": value, "image": value})
+            answer = worker.http.post(f"/sdapi/v1/{route}", json={field: value})
             assert answer.status_code < 500, answer.text
     for value in WRONG:
         assert (

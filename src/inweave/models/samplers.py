@@ -36,6 +36,9 @@ SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform")
 MAX_TIMESTEPS = 100_000
 FLOW_SAMPLERS = ("euler", "dpm_solver_multistep", "uni_pc")
 
+#: those that take any list of noise levels
+_SIGMA_SAMPLERS = ("euler", "dpm_solver_multistep", "uni_pc")
+
 _CLASSES = {
     "euler": "EulerDiscreteScheduler",
     "euler_ancestral": "EulerAncestralDiscreteScheduler",
@@ -79,6 +82,13 @@ def schedule_name(text: str) -> str:
     """A schedule of any spelling in use; an unknown name comes back as it is."""
     label = text.strip().lower()
     return _SCHEDULE_ALIASES.get(label, label)
+
+
+def schedules_of(sampler: str) -> tuple[str, ...]:
+    """The schedules that a sampler has, for models that predict noise or velocity; flows have fewer."""
+    return (
+        SCHEDULES if sampler in _SIGMA_SAMPLERS else tuple(s for s in SCHEDULES if s not in ("karras", "exponential"))
+    )
 
 
 def own_sampler(config: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from inweave.serve import (
 )
 from inweave.serve.errors import StorageError
 from inweave.serve.failures import code_of, message_of, public, status_of
+from inweave.serve.sdapi_options import SdOptions
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
 from inweave.serve.settings import ServeSettings, model_name
@@ -55,7 +56,7 @@ def create_app(
     app = FastAPI(title="inweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.identity = {"port": settings.port, **(identity or {})}
-    app.state.sd_model = model_name(settings.model)
+    app.state.sd_options = SdOptions(model_name(settings.model))
     app.state.tasks = {}
     app.state.settings = settings
     app.state.page = page_files.Page()

@@ -13,7 +13,8 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -85,6 +86,19 @@ class ImageRequest(CheckedModel):
             if not needed and value is not None:
                 problems.append(f"{name}: {self.operation} does not use it")
         return problems
+
+
+@contextmanager
+def named_as(names: Mapping[str, str]) -> Iterator[None]:
+    """Problems with our fields under the names that the caller's API has for them."""
+    try:
+        yield
+    except ConfigError as error:
+        renamed = []
+        for problem in error.problems:
+            name, colon, rest = problem.partition(":")
+            renamed.append(f"{names[name]}{colon}{rest}" if colon and name in names else problem)
+        raise ConfigError(renamed) from None
 
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:

@@ -1,4 +1,8 @@
-"""A1111's fields in our words; clients send numbers as 20 or 20.0, and null for what they leave out."""
+"""A1111's fields in our words; clients send numbers as 20 or 20.0, and null for what they leave out.
+
+Every field works, or its effect is nil, or the answer names it in a warning: nothing that would change a picture elsewhere is
+dropped in silence. Scripts that were chosen by name are refused, as A1111 refuses those it does not have.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,85 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.errors import ConfigError
-from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
+from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name, schedules_of
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
-#: fields that change a picture elsewhere and have no effect here -> their values that mean "off"
+#: fields that change a picture elsewhere and have no effect here -> their values that mean "off" or "as always"
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "subseed_strength": (0,), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "restore_faces": (False,),
-    "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"), "s_churn": (0,), "s_tmin": (0,),
-    "s_noise": (1,), "s_min_uncond": (0,), "eta": (0,), "styles": ([],), "alwayson_scripts": ({},),
-    "firstpass_image": ("",), "initial_noise_multiplier": (1,), "image_cfg_scale": (), "latent_mask": ("",),
+    "subseed_strength": (0, -1), "seed_resize_from_h": (-1, 0), "seed_resize_from_w": (-1, 0), "restore_faces": (False,),
+    "tiling": (False,), "enable_hr": (False,), "refiner_checkpoint": ("", "None"), "s_churn": (0,), "s_tmin": (0,), "s_tmax": (0,),
+    "s_noise": (1,), "s_min_uncond": (0,), "eta": (0, 1), "styles": ([],), "firstpass_image": ("",),
+    "initial_noise_multiplier": (1,), "image_cfg_scale": (0, 1, 1.5), "latent_mask": ("",), "mask_round": (True,),
+    "save_images": (False,),
 }  # fmt: skip
+#: settings of the web UI that requests may override -> their values that mean what this worker does
+_OVERRIDES: dict[str, tuple[Any, ...] | None] = {
+    "sd_model_checkpoint": None, "CLIP_stop_at_last_layers": None, "sd_vae": ("", "None", "Automatic"),
+    "samples_format": ("png",), "live_previews_enable": (True,), "sd_checkpoint_hash": ("",),
+}  # fmt: skip
+#: fields that work, or that have no effect on a picture anywhere
+_KNOWN = frozenset(
+    [
+        "prompt",
+        "negative_prompt",
+        "seed",
+        "subseed",
+        "sampler_name",
+        "sampler_index",
+        "scheduler",
+        "batch_size",
+        "n_iter",
+        "steps",
+        "cfg_scale",
+        "width",
+        "height",
+        "do_not_save_samples",
+        "do_not_save_grid",
+        "denoising_strength",
+        "override_settings",
+        "override_settings_restore_afterwards",
+        "refiner_switch_at",
+        "disable_extra_networks",
+        "comments",
+        "script_name",
+        "script_args",
+        "alwayson_scripts",
+        "send_images",
+        "force_task_id",
+        "infotext",
+        "firstphase_width",
+        "firstphase_height",
+        "hr_scale",
+        "hr_upscaler",
+        "hr_second_pass_steps",
+        "hr_resize_x",
+        "hr_resize_y",
+        "hr_checkpoint_name",
+        "hr_sampler_name",
+        "hr_scheduler",
+        "hr_prompt",
+        "hr_negative_prompt",
+        "init_images",
+        "resize_mode",
+        "mask",
+        "mask_blur",
+        "mask_blur_x",
+        "mask_blur_y",
+        "inpainting_fill",
+        "inpaint_full_res",
+        "inpaint_full_res_padding",
+        "inpainting_mask_invert",
+        "include_init_images",
+        "clip_skip",
+        "on_mismatch",
+        "loras",
+        "url",
+        "auth",
+    ]
+)
+#: our names in problems -> A1111's
+FIELD_NAMES = {"guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
+               "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur"}  # fmt: skip
 
 
 def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]:
@@ -29,45 +102,92 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
         if isinstance(fields.get(name), float) and fields[name].is_integer():
             fields[name] = int(fields[name])
     if body.get("disable_extra_networks"):
-        fields["prompt"] = _TAG.sub("", str(fields.get("prompt", "")))
+        for name in ("prompt", "negative_prompt"):
+            if isinstance(fields.get(name), str):
+                fields[name] = _TAG.sub("", fields[name])
     seed = body.get("seed", -1)
     fields["seed"] = int(seed) if isinstance(seed, float) and seed.is_integer() else seed
-    batches = (whole_number(body, "batch_size") or 1) * (whole_number(body, "n_iter") or 1)
-    fields["count"] = batches
-    sampler = str(body.get("sampler_name") or body.get("sampler_index") or "")
-    if sampler:
-        known, schedule = sampler_name(sampler)
-        if known in SAMPLERS:
-            fields["sampler"] = known
-            if schedule is not None:
-                fields["schedule"] = schedule
-        else:
-            warnings.append(f"sampler {sampler[:60]!r} is unknown; the model's own was used")
-    if scheduler := str(body.get("scheduler") or ""):
-        if schedule_name(scheduler) in SCHEDULES:
-            fields["schedule"] = schedule_name(scheduler)
-        else:
-            warnings.append(f"scheduler {scheduler[:60]!r} is unknown; the default was used")
+    fields["count"] = (whole_number(body, "batch_size") or 1) * (whole_number(body, "n_iter") or 1)
+    fields |= _sampler(body, warnings)
     if script := body.get("script_name"):
         raise ConfigError(f"script_name: script {str(script)[:60]!r} not found; scripts are not supported")
     return fields
 
 
-def unsupported_fields(body: Mapping[str, Any]) -> list[str]:
+def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
+    """Sampler and schedule; A1111 takes its default for what it does not know, and so does this, with a warning."""
+    label = str(body.get("sampler_name") or body.get("sampler_index") or "")
+    sampler, schedule = sampler_name(label)
+    scheduler = str(body.get("scheduler") or "")
+    if scheduler and schedule_name(scheduler) not in SCHEDULES:
+        warnings.append(f"scheduler {scheduler[:60]!r} is unknown; the default was used")
+    elif scheduler:
+        schedule = schedule_name(scheduler)
+    if label and sampler not in SAMPLERS:
+        warnings.append(f"sampler {label[:60]!r} is unknown; the model's own was used, with its own schedule")
+        return {}
+    if not label and schedule in (None, "simple"):
+        return {}
+    sampler = sampler or "euler"  # A1111's own, where only a schedule was chosen
+    if schedule is not None and schedule not in schedules_of(sampler):
+        warnings.append(f"scheduler {scheduler or schedule!r} does not work with {sampler}; the default was used")
+        schedule = "simple"
+    return {"sampler": sampler} | ({} if schedule is None else {"schedule": schedule})
+
+
+def ignored_fields(body: Mapping[str, Any]) -> list[str]:
     """One line per field that has no effect here and is not off."""
-    return [
-        f"{name} has no effect here"
-        for name, off in _UNSUPPORTED.items()
-        if name in body and body[name] not in off and body[name] is not None
+    lines = [
+        f"{name} has no effect here" for name, off in _UNSUPPORTED.items() if name in body and body[name] not in off
     ]
+    if body.get("save_images"):
+        lines[lines.index("save_images has no effect here")] += "; results are kept under the job's id for a while"
+    scripts = body.get("alwayson_scripts")
+    if isinstance(scripts, Mapping):
+        active = [name for name, script in scripts.items() if _is_on(script)]
+        lines += [f"alwayson_scripts: script {str(name)[:60]!r} has no effect here" for name in active[:50]]
+    elif scripts:
+        lines.append("alwayson_scripts has no effect here")
+    overrides = body.get("override_settings")
+    if isinstance(overrides, Mapping):
+        lines += [f"override_settings: {line}" for line in ignored_options(overrides)[:50]]
+    elif overrides:
+        raise ConfigError("override_settings: expected an object")
+    if unknown := [name for name in body if name not in _KNOWN and name not in _UNSUPPORTED]:
+        lines.append(f"unknown fields were ignored: {', '.join(str(name)[:60] for name in unknown[:20])}")
+    return lines
 
 
-def whole_number(body: Mapping[str, Any], name: str) -> int | None:
+def _is_on(script: object) -> bool:
+    """A script without arguments, or whose only one is false, is switched off."""
+    arguments = script.get("args") if isinstance(script, Mapping) else script
+    return bool(arguments) and arguments != [False]
+
+
+def ignored_options(options: Mapping[str, Any]) -> list[str]:
+    """One line per setting of the web UI that has no effect here."""
+    lines = []
+    for name, value in options.items():
+        same = _OVERRIDES.get(name, ())
+        if same is not None and value is not None and value not in same:
+            lines.append(f"{str(name)[:60]} has no effect here")
+    return lines
+
+
+def clip_skip_option(options: Mapping[str, Any]) -> int | None:
+    """`CLIP_stop_at_last_layers` of the web UI's settings."""
+    value = whole_number(options, "CLIP_stop_at_last_layers")
+    if value is not None and not 1 <= value <= 12:
+        raise ConfigError(f"CLIP_stop_at_last_layers: expected 1 to 12, got {value}")
+    return value
+
+
+def whole_number(body: Mapping[str, Any], name: str, most: int = 100_000) -> int | None:
     value = number(body, name)
     if value is None:
         return None
-    if value != int(value) or not 0 <= value <= 100_000:
-        raise ConfigError(f"{name}: expected a whole number, got {value:g}")
+    if value != int(value) or not 0 <= value <= most:
+        raise ConfigError(f"{name}: expected a whole number from 0 to {most:,}, got {value:g}")
     return int(value)
 
 
@@ -78,6 +198,14 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or abs(value) > 2**62:
         raise ConfigError(f"{name}: expected a number")
     return float(value)
+
+
+def switch(body: Mapping[str, Any], name: str, default: bool) -> bool:
+    """A field that clients send as true or as 1."""
+    value = body.get(name, default)
+    if value not in (0, 1):
+        raise ConfigError(f"{name}: expected true or false")
+    return bool(value)
 
 
 def echoed(body: Mapping[str, Any]) -> dict[str, Any]:

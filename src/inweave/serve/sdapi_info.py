@@ -9,7 +9,7 @@ from inweave.generate.infotext import SAMPLER_LABELS, infotext
 from inweave.serve.jobs import Job
 
 
-def generation_info(job: Job, warnings: list[str]) -> dict[str, Any]:
+def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str, Any]:
     """The JSON text that A1111 sends beside the pictures."""
     result = job.result or {"images": [], "loras": [], "warnings": [], "model": {"name": job.model}}
     images = result["images"]
@@ -32,7 +32,7 @@ def generation_info(job: Job, warnings: list[str]) -> dict[str, Any]:
         "all_seeds": seeds, "subseed": -1, "all_subseeds": [-1] * len(images), "subseed_strength": 0,
         "width": first.get("width"), "height": first.get("height"),
         "sampler_name": SAMPLER_LABELS.get(first.get("sampler", ""), first.get("sampler")), "cfg_scale": first.get("guidance"),
-        "steps": first.get("steps"), "batch_size": len(images), "restore_faces": False, "face_restoration_model": None,
+        "steps": first.get("steps"), "batch_size": batch_size, "restore_faces": False, "face_restoration_model": None,
         "sd_model_name": job.model, "sd_model_hash": None, "sd_vae_name": None, "sd_vae_hash": None,
         "seed_resize_from_w": -1, "seed_resize_from_h": -1, "denoising_strength": first.get("strength"),
         "extra_generation_params": extra, "index_of_first_image": 0, "infotexts": [infotext(record) for record in records],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,26 +14,27 @@ from inweave.generate.infotext import SAMPLER_LABELS, SCHEDULE_LABELS, from_info
 from inweave.serve.bodies import json_body
 from inweave.serve.native import service_of
 from inweave.serve.requests import decode_base64
+from inweave.serve.sdapi_options import SdOptions
 
 router = APIRouter(prefix="/sdapi/v1")
 
 
 @router.get("/options")
 async def options(request: Request) -> dict[str, Any]:
+    current: SdOptions = request.app.state.sd_options
     return {
-        "sd_model_checkpoint": request.app.state.sd_model, "sd_checkpoint_hash": "", "sd_vae": "Automatic",
-        "samples_format": "png", "CLIP_stop_at_last_layers": 1, "live_previews_enable": True,
+        "sd_model_checkpoint": current.model, "sd_checkpoint_hash": "", "sd_vae": "Automatic",
+        "samples_format": "png", "CLIP_stop_at_last_layers": current.clip_skip or 1, "live_previews_enable": True,
     }  # fmt: skip
 
 
 @router.post("/options")
 async def change_options(request: Request) -> None:
+    """Change the checkpoint or CLIP's layer; other settings are named in the warnings of later answers."""
     body = await json_body(request)
     if not isinstance(body, Mapping):
         raise ConfigError("expected a JSON object")
-    name = body.get("sd_model_checkpoint")
-    if isinstance(name, str) and name:
-        request.app.state.sd_model = service_of(request).model(name)
+    request.app.state.sd_options = request.app.state.sd_options.set(body, service_of(request))
 
 
 @router.get("/sd-models")
@@ -95,7 +97,9 @@ async def png_info(request: Request) -> dict[str, Any]:
 
 @router.get("/memory")
 async def memory() -> dict[str, Any]:
-    return {"ram": {}, "cuda": {}}
+    total, free = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    ram = {"free": free, "used": total - free, "total": total}
+    return {"ram": ram, "cuda": {"error": "not measured by the web process"}}
 
 
 @router.get("/sd-vae")

@@ -98,3 +98,10 @@ def test_problems_name_what_would_work() -> None:
     assert "unknown" in samplers.problems("euler", "nonsense", flow=False)[0]
     with pytest.raises(ConfigError, match="known are"):
         samplers.own_scheduler({"_class_name": "os.system"})
+
+
+def test_the_schedules_of_a_sampler_are_those_that_its_scheduler_takes() -> None:
+    for sampler in samplers.SAMPLERS:
+        assert samplers.schedules_of(sampler) == tuple(
+            schedule for schedule in samplers.SCHEDULES if samplers._supports(sampler, schedule, False)
+        )

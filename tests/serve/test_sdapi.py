@@ -1,0 +1,213 @@
+"""A1111's fields: each works, or is named in the answer."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import webuiapi
+from PIL import Image
+
+from inweave.errors import ConfigError
+from inweave.serve.sdapi_fields import ignored_fields, image_fields
+from inweave.serve.sdapi_images import MaskSettings, crop_region, fill_masked, prepare_inpainting
+from tests.serve.worker import Worker
+
+BODY = {"prompt": "a red apple", "steps": 1, "width": 64, "height": 64, "seed": 1}
+
+
+def png(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, format="PNG")
+    return content.getvalue()
+
+
+def text(image: Image.Image) -> str:
+    return base64.b64encode(png(image)).decode()
+
+
+def opened(content: bytes | str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(content) if isinstance(content, str) else content))
+
+
+def noise(size: tuple[int, int] = (128, 128)) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8))
+
+
+def box_mask(box: tuple[int, int, int, int], size: tuple[int, int] = (128, 128)) -> Image.Image:
+    mask = Image.new("L", size, 0)
+    mask.paste(255, box)
+    return mask
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"override_settings": {"sd_vae": "other.vae"}}, "sd_vae"),
+        ({"override_settings": {"eta_noise_seed_delta": 31337}}, "eta_noise_seed_delta"),
+        ({"override_settings": {"samples_format": "jpg"}}, "samples_format"),
+        ({"alwayson_scripts": {"ADetailer": {"args": [True]}}}, "ADetailer"),
+        ({"enable_hr": True, "hr_scale": 2}, "enable_hr"),
+        ({"restore_faces": True}, "restore_faces"),
+        ({"tiling": True}, "tiling"),
+        ({"styles": ["cinematic"]}, "styles"),
+        ({"subseed_strength": 0.3}, "subseed_strength"),
+        ({"s_tmax": 5}, "s_tmax"),
+        ({"save_images": True}, "save_images"),
+        ({"refiner_checkpoint": "x"}, "refiner_checkpoint"),
+        ({"mask_round": False}, "mask_round"),
+        ({"nosuch": 1}, "nosuch"),
+    ],
+)
+def test_what_has_no_effect_is_named(fields: dict[str, Any], name: str) -> None:
+    (line,) = ignored_fields(BODY | fields)
+    assert name in line
+
+
+def test_what_clients_always_send_gives_no_warning() -> None:
+    """The defaults of webuiapi, SillyTavern and Open WebUI."""
+    quiet = {
+        "enable_hr": False, "hr_scale": 2, "hr_upscaler": "Latent", "hr_second_pass_steps": 0, "hr_resize_x": 0, "hr_prompt": "",
+        "denoising_strength": 0.7, "firstphase_width": 0, "styles": [], "subseed": -1, "subseed_strength": 0.0,
+        "seed_resize_from_h": 0, "restore_faces": False, "tiling": False, "do_not_save_samples": False, "eta": 1.0, "s_churn": 0,
+        "s_tmax": 0, "s_tmin": 0, "s_noise": 1, "override_settings": {"sd_model_checkpoint": "x", "CLIP_stop_at_last_layers": 1},
+        "override_settings_restore_afterwards": True, "sampler_index": "Euler", "script_args": [], "send_images": True,
+        "save_images": False, "alwayson_scripts": {"ControlNet": {"args": []}, "ADetailer": {"args": [False]}}, "image_cfg_scale": 1.5,
+        "initial_noise_multiplier": 1, "include_init_images": False, "url": "http://x", "auth": "y",
+    }  # fmt: skip
+    assert ignored_fields(BODY | quiet) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "expected", "warns"),
+    [
+        ({"sampler_name": "DPM++ 2M Karras"}, {"sampler": "dpm_solver_multistep", "schedule": "karras"}, False),
+        ({"sampler_name": "DPM++ 2M", "scheduler": "Karras"}, {"sampler": "dpm_solver_multistep", "schedule": "karras"}, False),
+        ({"sampler_index": "Euler a", "scheduler": "Automatic"}, {"sampler": "euler_ancestral", "schedule": "simple"}, False),
+        ({"scheduler": "SGM Uniform"}, {"sampler": "euler", "schedule": "sgm_uniform"}, False),
+        ({"scheduler": "Automatic"}, {}, False),
+        ({"sampler_name": "Nosuch", "scheduler": "Karras"}, {}, True),
+        ({"sampler_name": "DDIM", "scheduler": "Karras"}, {"sampler": "ddim", "schedule": "simple"}, True),
+        ({"sampler_name": "Euler", "scheduler": "Beta57"}, {"sampler": "euler"}, True),
+    ],
+)  # fmt: skip
+def test_samplers_and_schedulers_in_every_combination(
+    body: dict[str, Any], expected: dict[str, Any], warns: bool
+) -> None:
+    warnings: list[str] = []
+    fields = image_fields({"prompt": "x"} | body, warnings)
+    assert {name: fields[name] for name in ("sampler", "schedule") if name in fields} == expected
+    assert bool(warnings) == warns
+
+
+def test_a_script_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="X/Y/Z plot"):
+        image_fields({"prompt": "x", "script_name": "X/Y/Z plot"}, [])
+
+
+def test_a_disabled_network_is_disabled_in_both_prompts() -> None:
+    body = {"prompt": "a <lora:pixel:1>", "negative_prompt": "b <lora:ink:1>", "disable_extra_networks": True}
+    fields = image_fields(body, [])
+    assert (fields["prompt"].strip(), fields["negative_prompt"].strip()) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("box", "padding", "target"),
+    [((40, 40, 80, 60), 0, (64, 64)), ((0, 0, 5, 5), 32, (64, 128)), ((100, 120, 128, 128), 3, (128, 64)), ((0, 0, 128, 128), 0, (64, 64)),
+     ((64, 0, 65, 128), 0, (64, 64))],
+)  # fmt: skip
+def test_the_region_holds_the_mask_and_has_the_shape_of_the_target(
+    box: tuple[int, int, int, int], padding: int, target: tuple[int, int]
+) -> None:
+    left, top, right, bottom = crop_region(box_mask(box), padding, target) or (0, 0, 0, 0)
+    assert 0 <= left <= max(0, box[0] - padding) and min(128, box[2] + padding) <= right <= 128
+    assert 0 <= top <= max(0, box[1] - padding) and min(128, box[3] + padding) <= bottom <= 128
+    wide, high = right - left, bottom - top
+    assert abs(wide * target[1] - high * target[0]) <= 2 * max(target) or wide == 128 or high == 128
+    assert crop_region(Image.new("L", (128, 128)), 0, target) is None
+
+
+def test_masked_content_is_filled_from_around_it() -> None:
+    image = Image.new("RGB", (128, 96), (10, 200, 30))
+    image.paste((255, 0, 255), (40, 30, 70, 60))
+    mask = box_mask((38, 28, 72, 62), (128, 96))
+    filled = np.asarray(fill_masked(image, mask), np.int16)
+    assert abs(filled - (10, 200, 30)).max() <= 2
+    every = Image.new("L", (128, 96), 255)
+    assert fill_masked(image, every).tobytes() == image.tobytes(), "there is nothing around it"
+
+
+def test_only_the_masked_part_is_repainted_and_put_back() -> None:
+    image, mask = noise(), box_mask((40, 40, 60, 60))
+    settings = MaskSettings(blur=0, padding=4, fill=False)
+    inpainting = prepare_inpainting(png(image), png(mask), (64, 64), 0, settings)
+    assert inpainting.region == (36, 36, 64, 64) and opened(inpainting.image).size == (64, 64)
+    painted = opened(inpainting.restore(png(Image.new("RGB", (64, 64), "red")))).convert("RGB")
+    expected = image.copy()
+    expected.paste((255, 0, 0), (40, 40, 60, 60))
+    assert painted.tobytes() == expected.tobytes()
+    inverted = prepare_inpainting(png(image), png(mask), (64, 64), 0, MaskSettings(invert=True, blur=0))
+    assert inverted.region == (0, 0, 128, 128)
+    whole = prepare_inpainting(png(image), png(mask), (64, 64), 0, MaskSettings(only_masked=False, fill=False))
+    assert whole.region is None and opened(whole.image).size == opened(whole.mask).size == (64, 64)
+
+
+def test_a_webui_client_inpaints_only_the_masked_part_by_default(worker: Worker) -> None:
+    webui = webuiapi.WebUIApi(host="127.0.0.1", port=int(worker.url.rpartition(":")[2]), sampler="Euler", steps=2)
+    image, mask = noise(), box_mask((40, 40, 80, 80))
+    result = webui.img2img(images=[image], mask_image=mask, prompt="a pear", width=64, height=64, seed=1)
+    assert result.json["warnings"] == [] and result.image.size == (128, 128) and result.info["steps"] == 2
+    difference = np.asarray(result.image.convert("RGB"), np.int16) - np.asarray(image, np.int16)
+    assert not difference[np.asarray(mask) == 0].any() and difference[50:70, 50:70].any()
+    assert "a pear" in webui.png_info(result.image).info
+
+
+def test_every_setting_of_a_mask_changes_the_result_or_is_named(worker: Worker) -> None:
+    body = BODY | {"init_images": [text(noise((64, 64)))], "mask": text(box_mask((16, 16, 48, 48), (64, 64)))}
+
+    def ask(**fields: Any) -> tuple[str, list[str]]:
+        answer = worker.http.post("/sdapi/v1/img2img", json=body | fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["images"][0], answer.json()["warnings"]
+
+    plain = ask()[0]
+    assert ask(mask_blur=4, inpainting_fill=0, inpaint_full_res=True, resize_mode=0)[0] == plain, "A1111's defaults"
+    others = [ask(mask_blur=0)[0], ask(inpainting_fill=1)[0], ask(inpaint_full_res=0)[0], ask(inpaint_full_res_padding=8)[0],
+              ask(inpainting_mask_invert=1)[0]]  # fmt: skip
+    assert len({plain, *others}) == 6
+    for fields in ({"inpainting_fill": 2}, {"resize_mode": 3}, {"mask_blur_x": 2, "mask_blur_y": 9}):
+        assert list(fields)[-1] in ask(**fields)[1][0]
+    for wrong in ({"resize_mode": 4}, {"inpainting_fill": 9}, {"inpaint_full_res": "x"}, {"mask_blur": -1}):
+        answer = worker.http.post("/sdapi/v1/img2img", json=body | wrong)
+        assert answer.status_code == 400 and next(iter(wrong)) in answer.json()["detail"]
+
+
+def test_options_are_followed_or_named(worker: Worker) -> None:
+    try:
+        for name in ("inweave/emoji", "inweave/emoji [1a2b3c4d5e]", "inweave/emoji.safetensors [ab12]"):
+            assert worker.http.post("/sdapi/v1/options", json={"sd_model_checkpoint": name}).json() is None
+        options = {"CLIP_stop_at_last_layers": 2, "face_restoration_unload": True}
+        worker.http.post("/sdapi/v1/options", json=options)
+        assert worker.http.get("/sdapi/v1/options").json()["CLIP_stop_at_last_layers"] == 2
+        answer = worker.http.post("/sdapi/v1/txt2img", json=BODY | {"batch_size": 2}).json()
+        info = json.loads(answer["info"])
+        assert info["clip_skip"] == 2 and info["batch_size"] == 2
+        assert answer["warnings"] == ["option face_restoration_unload has no effect here"]
+        override = {"override_settings": {"CLIP_stop_at_last_layers": 1}, "override_settings_restore_afterwards": False}
+        assert json.loads(worker.http.post("/sdapi/v1/txt2img", json=BODY | override).json()["info"])["clip_skip"] == 1
+        assert worker.http.get("/sdapi/v1/options").json()["CLIP_stop_at_last_layers"] == 1
+        for wrong in ({"sd_model_checkpoint": "nosuch"}, {"CLIP_stop_at_last_layers": 99}):
+            assert worker.http.post("/sdapi/v1/options", json=wrong).status_code in (400, 404)
+    finally:
+        worker.http.post("/sdapi/v1/options", json={"CLIP_stop_at_last_layers": 1, "face_restoration_unload": None})
+
+
+@pytest.mark.parametrize("field", ["cfg_scale", "batch_size", "denoising_strength", "width"])
+def test_problems_have_the_names_of_the_caller(worker: Worker, field: str) -> None:
+    body = BODY | {"init_images": [text(noise((64, 64)))], field: 99}
+    answer = worker.http.post("/sdapi/v1/img2img", json=body)
+    assert answer.status_code == 400 and answer.json()["detail"].startswith(f"{field}:")

@@ -158,4 +158,6 @@ def make_optimizer(
     settings = {"weight_decay": weight_decay, **args}
     if name != "adafactor":
         settings = {"betas": betas, "eps": epsilon, **settings}
+    elif settings.pop("scale_parameter", True) is False:
+        settings["eps"] = (None, 1.0)  # a step is max(this, the parameter's RMS), and that of an adapter stays below 1
     return third_party.make(name, flat, settings)

@@ -160,7 +160,7 @@ def _optimizer(out: Translation, settings: OtherSettings) -> None:
     elif ours := our_optimizer(name):
         out.fields["optimizer"] = ours
     else:
-        out.refuse("train.optimizer", f"{for_message(name)} is not supported")
+        out.refuse("train.optimizer", f"{for_message(name)} is not supported", "optimizer")
     out.mapping["train.optimizer"] = "optimizer"
     if (kind.startswith(("prodigy", "dadapt"))) and parse_number(out.fields.get("learning_rate", 1)) < 0.1:
         out.fields["learning_rate"] = 1.0
@@ -278,7 +278,7 @@ def _accumulation(out: Translation, name: str, value: Any, settings: OtherSettin
 
 def _schedule(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     if normalize_name(value) in ("linear", "step", "cosinewithrestarts"):
-        out.refuse(name, f"{for_message(value)} is another curve in ai-toolkit")
+        out.refuse(name, f"{for_message(value)} is another curve in ai-toolkit", "lr_scheduler")
         return
     lr_scheduler(out, name, value, settings)
     if normalize_name(value) == "constantwithwarmup":

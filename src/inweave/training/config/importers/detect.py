@@ -21,9 +21,10 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.fields import setting_facts
 from inweave.training.config.importers import ai_toolkit, kohya, kohya_gui, kohya_import, onetrainer, simpletuner
+from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.files import leaves_of, parse_text
 from inweave.training.config.importers.translate import Translation, translate
-from inweave.training.config.importers.values import OFF
+from inweave.training.config.importers.values import OFF, is_off
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import MAX_FILE, at_most, flatten_sections, parse_json, read_text_file
 
@@ -90,10 +91,11 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
         out.no_equivalent += [f"{name[:200]}: is not known here" for name in unknown]
         no_equivalent, out.no_equivalent, out.unknown = out.no_equivalent, [], []
         if kind != "inweave":
+            implied |= _base_model(out, settings, overrides)
             _settle(out, overrides)
         replaced = {*overrides, *({"steps", "epochs"} if {"steps", "epochs"} & overrides.keys() else ())}
         out.fields = {name: value for name, value in out.fields.items() if name not in replaced} | overrides
-        _refuse(out)
+        _refuse(out, overrides)
         config = TrainConfig.from_translation(out)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
@@ -129,12 +131,26 @@ def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation
     return {**kohya_import.import_kohya(settings, out, own), **implied}
 
 
-def _refuse(out: Translation) -> None:
+def _refuse(out: Translation, overrides: Mapping[str, Any]) -> None:
     """One reason: what the file asks for and cannot be trained here."""
-    if out.refused:
-        listed = "; ".join(f"{name}: {why}" for name, why in list(out.refused.items())[:20])
-        names = ",".join(list(out.refused)[:20])
-        raise ConfigError(f"cannot be trained here as it is: {listed} (to import the rest: --without {names})")
+    refused = {name: why for name, why in out.refused.items() if out.replaceable.get(name) not in overrides}
+    out.refused = {}
+    if refused:
+        listed = "; ".join(f"{name}: {why}" for name, why in list(refused.items())[:20])
+        removable = [name for name in refused if name not in out.replaceable][:20]
+        others = dict.fromkeys(out.replaceable[name] for name in refused if name in out.replaceable)
+        ways = [f"--set {name}=... to choose another" for name in others]
+        ways += [f"--without {','.join(removable)} to import the rest"] if removable else []
+        raise ConfigError(f"cannot be trained here as it is: {listed} ({'; '.join(ways)})")
+
+
+def _base_model(out: Translation, settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The model of a preset, which names none: the one its family is known for."""
+    if out.fields.get("model") or "model" in overrides:
+        return {}
+    family = "sd2" if out.family == "sd" and not is_off(settings.get("v2")) else out.family
+    out.fields["model"] = defaults("models", "values")[family]
+    return {"model": out.fields["model"]}
 
 
 def _settle(out: Translation, overrides: Mapping[str, Any]) -> None:

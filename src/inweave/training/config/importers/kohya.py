@@ -166,6 +166,13 @@ def _shift(out: Translation, name: str, value: Any, settings: Mapping[str, Any])
         out.note(name, "only used with timestep_sampling = shift")
 
 
+def _scale(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    if out.exact:
+        out.mapping[name] = "logit_std"  # `kohya_import` reads it together with the distribution
+    else:
+        out.put(name, "logit_mean" if name == "logit_mean" else "logit_std", value)
+
+
 def _power(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     if normalize_name(settings.get("lr_scheduler")) == "polynomial":
         out.put(name, "polynomial_power", value)
@@ -235,7 +242,7 @@ def _timestep_limit(ours: str, neutral: int) -> Reader:
 
 def _resume(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """A path, or false, which kohya's configurations write for none."""
-    if is_off(value):
+    if value is False or (out.exact and is_off(value)):
         out.put(name, "resume", "never")
     elif out.exact:
         out.put(name, "resume", "never")
@@ -270,7 +277,7 @@ KOHYA: Final = SettingsDialect(
         "bucket_reso_steps": "bucket_step", "output_dir": "output", "output_name": "name",
         "save_every_n_steps": "save_every", "sample_every_n_steps": "sample_every", "dit": "model",
         "train_data_dir": "dataset", "dataset_config": "dataset", "pretrained_model_name_or_path": "model",
-        "sigmoid_scale": "logit_std", "guidance_scale": "guidance",
+        "guidance_scale": "guidance",
         "cache_text_encoder_outputs": "cache_text",
     },
     readers={
@@ -305,7 +312,7 @@ KOHYA: Final = SettingsDialect(
         "multires_noise_discount": _multires_discount,
         "debiased_estimation_loss": optional("debiased_estimation", parse_bool),
         "scale_weight_norms": optional("scale_weight_norms", parse_number),
-        "training_shift": _shift, "text_encoder": _part("text_encoder"),
+        "training_shift": _shift, "sigmoid_scale": _scale, "logit_mean": _scale, "logit_std": _scale, "text_encoder": _part("text_encoder"),
     },
     harmless={
         **dict.fromkeys(
@@ -319,7 +326,7 @@ KOHYA: Final = SettingsDialect(
         **dict.fromkeys(["save_state", "save_state_on_train_end", "save_state_to_huggingface", "save_last_n_steps_state",
                          "save_last_n_epochs_state"], "checkpoints always hold everything needed to resume"),
         **dict.fromkeys(["config_file", "output_config", "debug_dataset", "console_log_*", "tokenizer_cache_dir", "script",
-                         "enable_preview", "huber_scale", "token_warmup_min", "ip_noise_gamma_random_strength",
+                         "enable_preview", "huber_scale", "dataset_repeats", "token_warmup_min", "ip_noise_gamma_random_strength",
                          "base_weights_multiplier", "noise_offset_type", "lr_scheduler_params", "sample_at_first", "sample_sampler", "wandb_*", "log_prefix",
                          "log_tracker_*", "log_config", "logging_dir", "gpu_ids", "tensorboard*", "comment",
                          "max_validation_steps", "validation_seed", "clip_g_dropout_rate", "*_attn_mask_type"],
@@ -329,7 +336,7 @@ KOHYA: Final = SettingsDialect(
     },
     missing={
         **dict.fromkeys(["save_last_n_epochs", "save_n_epoch_ratio"], "set keep_last and keep_every"),
-        **dict.fromkeys(["reg_data_dir", "dataset_repeats", "keep_tokens_separator", "enable_wildcard", "caption_prefix",
+        **dict.fromkeys(["reg_data_dir", "keep_tokens_separator", "enable_wildcard", "caption_prefix",
                          "caption_suffix", "alpha_mask"], _DATA),
         **dict.fromkeys(["fp8_base", "fp8_base_unet", "fp8_scaled", "fp8_vl", "fp8_llm", "fp8_t5", "blocks_to_swap", "lowvram",
                          "fused_backward_pass", "double_blocks_to_swap", "single_blocks_to_swap", "split_mode"], MEMORY),

@@ -21,7 +21,14 @@ from inweave.training.config.importers.models import ensure_plain_base, ensure_t
 from inweave.training.config.importers.optimizers import with_library_defaults
 from inweave.training.config.importers.targets import FLOW
 from inweave.training.config.importers.translate import Translation, translate
-from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_number, parse_pairs
+from inweave.training.config.importers.values import (
+    is_off,
+    normalize_name,
+    parse_bool,
+    parse_number,
+    parse_pairs,
+    parse_sizes,
+)
 
 #: ignored by the scripts for transformers
 _UNET_ONLY = (
@@ -60,7 +67,7 @@ def kohya_family(settings: Mapping[str, Any], where: str = "") -> str:
     module = str(settings.get("network_module") or "")
     word = ""
     if match := re.fullmatch(r"(\w*?)_?train_network(_xl)?\w*", name):
-        word = match[1] or ("sdxl" if match[2] else "")
+        word = match[1] or ("sdxl" if match[2] else "sd")
     elif kind:
         word = kind.replace("lora", "")
     if match := re.match(r"networks\.(?:lora|loha|lokr|oft|dylora)_(\w+)", module):
@@ -74,9 +81,15 @@ def kohya_family(settings: Mapping[str, Any], where: str = "") -> str:
 
 
 def _looks_like_sdxl(settings: Mapping[str, Any]) -> bool:
-    """What only its script takes, or a model that is named after it."""
-    name = str(settings.get("pretrained_model_name_or_path") or "").lower()
-    return not is_off(settings.get("no_half_vae")) or bool(re.search(r"sd_?-?xl|stable-diffusion-xl|sdxl", name))
+    """A model that is named after it, its resolution, or what only its script takes."""
+    name = str(settings.get("pretrained_model_name_or_path") or "").lower().replace("\\", "/").rpartition("/")[2]
+    try:
+        sides = parse_sizes(settings.get("resolution") or 512)
+    except ValueError:
+        sides = [512]
+    large = max(sides) * min(sides) >= 1024 * 1024 and is_off(settings.get("v2"))
+    cached = not is_off(settings.get("cache_text_encoder_outputs"))
+    return large or cached or bool(re.search(r"xl|pony|illustrious|noob|animagine", name))
 
 
 def ensure_adapter(settings: Mapping[str, Any]) -> None:
@@ -197,7 +210,7 @@ def _one_schedule(settings: dict[str, Any], out: Translation) -> None:
         except ValueError:
             relative = False
         if relative:
-            out.refuse("optimizer_type", "Adafactor with relative_step=True chooses its own learning rate")
+            out.refuse("optimizer_type", "Adafactor with relative_step=True chooses its own learning rate", "optimizer")
     if not is_off(settings.get("sample_every_n_epochs")) and not is_off(settings.get("sample_every_n_steps")):
         out.note("sample_every_n_steps", "sample_every_n_epochs is used")
         settings["sample_every_n_steps"] = 0
@@ -264,7 +277,7 @@ def _times(out: Translation, settings: Mapping[str, Any]) -> None:
         out.fields |= fields
     else:
         value = f"{for_message(settings.get('timestep_sampling'))}, {for_message(settings.get('weighting_scheme'))}"
-        out.refuse("timestep_sampling", f"{value} with a shift of {shift:g} has no equivalent")
+        out.refuse("timestep_sampling", f"{value} with a shift of {shift:g} has no equivalent", "timestep_sampling")
 
 
 def _checkpoints(out: Translation, entries: Mapping[str, Any]) -> None:

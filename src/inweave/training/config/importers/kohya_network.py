@@ -59,10 +59,12 @@ def network(out: Translation, settings: Mapping[str, Any]) -> None:
     preset = normalize_name(arguments.get("preset", "full"))
     if algorithm not in _ALGORITHMS:
         out.refuse(
-            "network_args.algo", f"{for_message(arguments['algo'])} is not supported, only lora, locon, loha, lokr"
+            "network_args.algo",
+            f"{for_message(arguments['algo'])} is not supported, only lora, locon, loha, lokr",
+            "network",
         )
     elif module and (not module.startswith(_MODULES) or module.startswith(_OTHERS)):
-        out.refuse("network_module", f"{for_message(module)} is not supported")
+        out.refuse("network_module", f"{for_message(module)} is not supported", "network")
     else:
         kind = _ALGORITHMS[algorithm]
         kind = "locon" if kind == "lora" and conv else kind

@@ -149,7 +149,9 @@ def times(out: Translation, settings: OtherSettings) -> None:
     else:
         shifted = " with a shift" if flow and (moves or shift != 1) else ""
         out.refuse(
-            "timestep_distribution", f"{for_message(settings.get('timestep_distribution'))}{shifted} has no equivalent"
+            "timestep_distribution",
+            f"{for_message(settings.get('timestep_distribution'))}{shifted} has no equivalent",
+            "timestep_sampling",
         )
     out.fields.setdefault("objective", "flow" if flow else "auto")
 

@@ -84,7 +84,7 @@ def optimizer(out: Translation, name: str, value: Any, settings: Mapping[str, An
     if ours := our_optimizer(value):
         out.put(name, "optimizer", ours)
     else:
-        out.refuse(name, f"{for_message(value)} is not supported")
+        out.refuse(name, f"{for_message(value)} is not supported", "optimizer")
 
 
 def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
@@ -106,28 +106,37 @@ def optimizer_args(out: Translation, name: str, value: Any, settings: Mapping[st
             )  # a table has types of its own
     out.mapping[name] = "optimizer_args"
     if out.exact:
-        rest = _known_args(out, name, rest)
+        theirs = settings.get("optimizer_type") or settings.get("optimizer")
+        rest = _known_args(out, name, rest, str(out.fields.get("optimizer") or our_optimizer(theirs) or ""))
     if rest or not value:
         out.put(name, "optimizer_args", rest)
 
 
-def _known_args(out: Translation, name: str, rest: Mapping[str, Any]) -> dict[str, Any]:
+def _known_args(out: Translation, name: str, rest: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The options that our optimizer has too; adafactor's relative steps are another algorithm."""
-    kind = out.fields.get("optimizer", "")
     options: dict[str, Any] = {}
     for key, value in rest.items():
-        if kind == "adafactor" and key in ("relative_step", "scale_parameter", "warmup_init"):
-            if key in ("relative_step", "warmup_init") and value:
-                out.refuse(
-                    f"{name}.{key}", f"{for_message(value)}: adafactor uses the learning rate of the configuration"
-                )
-            else:
-                out.note(f"{name}.{key}", "adafactor uses the learning rate as it is")
-        elif kind in ("adamw", "adamw8bit") and (is_off(value) or key in ("decouple", "use_bias_correction")):
+        usual = _USUAL.get(kind, {}).get(key)
+        if usual is not None and (value in usual or (False in usual and is_off(value))):
             out.note(f"{name}.{key}", "is always the case here")
+        elif usual is not None or kind in ("adamw", "adamw8bit"):
+            out.refuse(f"{name}.{key}", f"{for_message(value)}: {kind} has no such option here")
         else:
             options[key] = value
     return options
+
+
+#: options of an optimizer that are fixed here, and their values
+_ADAMW: dict[str, tuple[Any, ...]] = {
+    "amsgrad": (False,),
+    "maximize": (False,),
+    "decouple": (True,),
+    "use_bias_correction": (True,),
+}
+_USUAL: dict[str, dict[str, tuple[Any, ...]]] = {
+    "adamw": _ADAMW, "adamw8bit": _ADAMW,
+    "adafactor": {"relative_step": (False,), "warmup_init": (False,), "clip_threshold": (1.0,), "decay_rate": (-0.8,)},
+}  # fmt: skip
 
 
 def with_library_defaults(out: Translation) -> None:

@@ -90,6 +90,12 @@ def import_simpletuner(settings: OtherSettings, out: Translation, read_file: Rea
     ensure_plain_base(entries.get("pretrained_model_name_or_path", ""), "pretrained_model_name_or_path")
     ensure_plain_base(entries.get("model_flavour", ""), "model_flavour")
     values = defaults("simpletuner", "values", *(("flow",) if out.family in FLOW else ()), out.family)
+    for name, alias in (
+        ("checkpointing_steps", "checkpoint_step_interval"),
+        ("validation_steps", "validation_step_interval"),
+    ):
+        if entries.get(alias) is not None:
+            values.pop(name)
     implied = {name: value for name, value in values.items() if entries.get(name) is None}
     complete = {**entries, **implied}
     translate(complete, SIMPLE_TUNER, out=out)

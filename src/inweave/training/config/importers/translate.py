@@ -37,6 +37,7 @@ class Translation:
     mapping: dict[str, str] = field(default_factory=dict)  # their name -> ours
     no_equivalent: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)  # their name -> why
+    replaceable: dict[str, str] = field(default_factory=dict)  # their name -> our setting that would stand in for it
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -53,12 +54,14 @@ class Translation:
         self.fields.setdefault(ours, value)
         self.mapping[theirs] = ours
 
-    def refuse(self, theirs: str, why: str) -> None:
-        """What cannot be trained here; left out where the user asked for that."""
-        if theirs in self.without or theirs.partition(".")[0] in self.without:
+    def refuse(self, theirs: str, why: str, ours: str = "") -> None:
+        """What cannot be trained here; left out where the user asked for that, or sets ``ours``, which stands in for it."""
+        if not ours and (theirs in self.without or theirs.partition(".")[0] in self.without):
             self.no_equivalent.append(f"{theirs}: left out; {why}")
-        else:
-            self.refused.setdefault(theirs, why)
+            return
+        self.refused.setdefault(theirs, why)
+        if ours:
+            self.replaceable[theirs] = ours
 
     def unsupported(self, theirs: str, why: str) -> None:
         self.no_equivalent.append(f"{theirs}: {why}")
@@ -150,7 +153,8 @@ def choice(ours: str, table: Mapping[str, str]) -> Reader:
         if normalize_name(value) in table:
             out.put(name, ours, table[normalize_name(value)])
         else:
-            out.refuse(name, f"{for_message(value)} is not supported, only {', '.join(dict.fromkeys(table.values()))}")
+            known = ", ".join(dict.fromkeys(table.values()))
+            out.refuse(name, f"{for_message(value)} is not supported, only {known}", ours)
 
     return read
 

@@ -246,8 +246,8 @@ def test_a_sheet_carries_its_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recorded", "words"),
     [
-        ("Sampler: DPM++ 2M SDE, Schedule type: Karras", ("Sampler", "Schedule type")),  # ours has neither
-        ("Sampler: DPM++ 2M SDE Karras", ("Sampler", "Schedule type")),
+        ("Sampler: DPM++ 2S a, Schedule type: Karras", ("Sampler", "Schedule type")),  # ours has neither
+        ("Sampler: DPM++ 2S a Karras", ("Sampler", "Schedule type")),
         ("Sampler: DDIM, Schedule type: Karras", ("Schedule type",)),  # each of them exists, but not together
         ("Sampler: Euler, Schedule type: Karras", ()),
     ],

@@ -20,7 +20,8 @@ from inweave.checked import CheckedModel
 from inweave.errors import ConfigError
 from inweave.files.paths import is_file
 from inweave.generate.prompt import LoraTag, ParsedPrompt, parse
-from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
+from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
+from inweave.models.samplers import SAMPLERS, SCHEDULES
 
 MAX_SEED = 2**64 - 1
 
@@ -106,9 +107,9 @@ class GenerateConfig(CheckedModel):
         default=None, description="pixels, 64 to 4096, a multiple of 8"
     )
     sampler: str | None = Field(
-        default=None, description="euler, euler_ancestral, ddim, ddpm, dpm_solver_multistep, uni_pc"
+        default=None, description=f"{', '.join(SAMPLERS)}, or the name that another program uses"
     )
-    schedule: str = Field(default="simple", description="simple, karras, exponential, sgm_uniform, ddim_uniform")
+    schedule: str = Field(default="simple", description=", ".join(SCHEDULES))
     loras: tuple[LoraChoice, ...] = Field(default=(), description="adapters, applied together")
     clip_skip: Annotated[int, Field(ge=1, le=12)] | None = Field(
         default=None, description="2 uses CLIP's layer before the last"
@@ -138,14 +139,14 @@ class GenerateConfig(CheckedModel):
     @classmethod
     def _known_sampler(cls, value: str | None) -> str | None:
         if value is not None and value not in SAMPLERS:
-            raise ValueError(f"{value!r} is unknown; known are {', '.join(SAMPLERS)}")
+            raise ValueError(sampler_refusal(value))
         return value
 
     @field_validator("schedule")
     @classmethod
     def _known_schedule(cls, value: str) -> str:
         if value not in SCHEDULES:
-            raise ValueError(f"{value!r} is unknown; known are {', '.join(SCHEDULES)}")
+            raise ValueError(schedule_refusal(value))
         return value
 
     @field_validator("prompt")

@@ -85,7 +85,7 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
             tokens=model.family.image_tokens(shape) if model.flow else None,
             even_sigmas=model.family.even_sigmas,
         )
-        first = 0
+        first, order = 0, getattr(scheduler, "order", 1)
         # a model that sees the masked image may start from noise alone; all others need to know the kept part
         from_noise = job.init is None or (model.inpaints and job.mask is not None and job.strength == 1.0)
         original = None if from_noise or job.init is None else _encode(model, job.init, generator)
@@ -93,7 +93,7 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
         else:
-            first = _first_step(len(times), job.strength, model.flow)
+            first = _first_step(len(times), job.strength, model.flow, order)
             if hasattr(scheduler, "set_begin_index"):
                 scheduler.set_begin_index(first)
             latents = _add_noise(scheduler, original, noise, times[first : first + 1])
@@ -110,11 +110,13 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
             rows = rows if channels is None else torch.cat([rows, channels], 1)
             prediction = model.family.predict(model, rows, t, job.conditioning)
             latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
-            if mask is not None and original is not None:
+            # the first half of a step of two ends at no noise level of its own
+            if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
                 following = times[first + step + 1 : first + step + 2]
                 outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                 latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-        _report(model, callbacks, step + 1, len(times) - first, started, latents, number)
+        done, total = (-(-evaluations // order) for evaluations in (step + 1, len(times) - first))
+        _report(model, callbacks, done, total, started, latents, number)
     _ensure_finite(model, latents, "the denoiser", job.loras)
     return _decode(model, latents, callbacks, job.loras)
 
@@ -150,10 +152,14 @@ def _largest_weight(model: Model) -> str:
     return f"the largest number in its weights is {largest:g}, in {place}"
 
 
-def _first_step(steps: int, strength: float, flow: bool) -> int:
-    """Where denoising starts at this strength; a fraction of a step is rounded down, for flows up."""
+def _first_step(evaluations: int, strength: float, flow: bool, order: int = 1) -> int:
+    """Where denoising starts at this strength; a fraction of a step is rounded down, for flows up.
+
+    ``order``: how many evaluations of the model make one step of the sampler; the last step takes one less.
+    """
+    steps = -(-evaluations // order)
     skipped = steps - steps * strength if flow else steps - int(steps * strength)
-    return min(int(skipped), steps - 1)
+    return min(int(skipped), steps - 1) * order
 
 
 def _encode(model: Model, image: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:

@@ -20,17 +20,20 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.errors import RequestError
 from inweave.generate.source import ImageSettings
-from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name
+from inweave.models.sampler_names import nearest_sampler, nearest_schedule, sampler_name, schedule_name
+from inweave.models.samplers import SAMPLERS, SCHEDULES, TABLE
 from inweave.version import __version__
 
 #: our names of samplers and schedules, as front ends show them
-SAMPLER_LABELS = {
-    "euler": "Euler", "euler_ancestral": "Euler a", "ddim": "DDIM", "ddpm": "DDPM", "dpm_solver_multistep": "DPM++ 2M",
-    "uni_pc": "UniPC",
-}  # fmt: skip
+SAMPLER_LABELS = {name: entry.label for name, entry in TABLE.items()}
 SCHEDULE_LABELS = {
     "simple": "Automatic", "karras": "Karras", "exponential": "Exponential", "sgm_uniform": "SGM Uniform",
     "ddim_uniform": "Uniform",
+}  # fmt: skip
+#: what "Automatic" means there for samplers where it is not the plain schedule
+AUTOMATIC = {
+    "dpm_solver_multistep": "karras", "dpmpp_sde": "karras", "dpmpp_2s": "karras", "dpm_2": "karras", "dpm_2_ancestral": "karras",
+    "dpmpp_2m_sde": "exponential", "dpmpp_2m_sde_heun": "exponential", "dpmpp_3m_sde": "exponential",
 }  # fmt: skip
 MAX_FIELDS = 200_000  #: characters of the last line
 _KINDS = {int: "a whole number", float: "a number", str: "text"}
@@ -62,7 +65,7 @@ def infotext(record: Mapping[str, Any]) -> str:
     fields: dict[str, object] = {
         "Steps": config["steps"],
         "Sampler": SAMPLER_LABELS[config["sampler"]],
-        "Schedule type": SCHEDULE_LABELS[config["schedule"]],
+        "Schedule type": _schedule_label(config["sampler"], config["schedule"]),
         "CFG scale": f"{config['guidance']:g}",
         "Seed": config["seed"],
         "Size": f"{config['width']}x{config['height']}",
@@ -110,7 +113,10 @@ def parse_infotext(text: str) -> ImageSettings:
     if match := re.fullmatch(r"(\d{1,9})x(\d{1,9})", fields.get("Size", "")):
         config["width"], config["height"] = int(match[1]), int(match[2])
         del fields["Size"]
-    read_sampler(settings, fields.pop("Sampler", None), fields.pop("Schedule type", None))
+    sampler, schedule = fields.pop("Sampler", None), fields.pop("Schedule type", None)
+    if sampler is not None and schedule == "Automatic":
+        schedule = AUTOMATIC.get(sampler_name(sampler)[0], schedule)
+    read_sampler(settings, sampler, schedule)
     settings.model = {"name": fields.pop("Model", None), "hash": fields.pop("Model hash", None)}
     _read_hashes(settings, fields)
     upscaled = any(name.startswith("Hires") for name in fields)
@@ -163,12 +169,18 @@ def read_sampler(settings: ImageSettings, sampler: object, schedule: object) -> 
     """Sampler and schedule by any name in use; what inweave does not have is a warning, and the model's own is used."""
     if sampler is not None:
         known, own_schedule = sampler_name(str(sampler))
-        if known in SAMPLERS:
+        if known in SAMPLERS and own_schedule in (None, *SCHEDULES):
             settings.config["sampler"] = str(sampler)
+        elif known in SAMPLERS:
+            settings.config["sampler"], schedule = known, schedule if schedule is not None else own_schedule
         else:
             settings.unknown["sampler"] = str(sampler)
             settings.warnings.append(
-                not_reproduced("Sampler", sampler, "the model's own sampler is used; choose one with --sampler")
+                not_reproduced(
+                    "Sampler",
+                    sampler,
+                    f"the model's own sampler is used; {_choice(nearest_sampler(str(sampler)), 'sampler')}",
+                )
             )
         schedule = schedule if schedule is not None or known in SAMPLERS else own_schedule
     if schedule is not None:
@@ -176,7 +188,12 @@ def read_sampler(settings: ImageSettings, sampler: object, schedule: object) -> 
             settings.config["schedule"] = str(schedule)
         else:
             settings.unknown["schedule"] = str(schedule)
-            settings.warnings.append(not_reproduced("Schedule type", schedule, "choose one with --schedule"))
+            hint = _choice(nearest_schedule(str(schedule)), "schedule")
+            settings.warnings.append(not_reproduced("Schedule type", schedule, hint))
+
+
+def _choice(nearest: str | None, option: str) -> str:
+    return f"choose one with --{option}" if nearest is None else f"the nearest is --{option} {nearest}"
 
 
 def not_reproduced(name: str, value: object, hint: str | None = None) -> str:
@@ -237,6 +254,11 @@ def _fraction(text: str, warnings: list[str]) -> float | None:
 def _tag(lora: Mapping[str, Any]) -> str:
     te, unet = lora["te"], lora["unet"]
     return f"<lora:{lora['name']}:{te:g}>" if te == unet else f"<lora:{lora['name']}:{te:g}:{unet:g}>"
+
+
+def _schedule_label(sampler: str, schedule: str) -> str:
+    """What front ends understand as this schedule; "Normal" where "Automatic" would be another one to them."""
+    return "Normal" if schedule == "simple" and sampler in AUTOMATIC else SCHEDULE_LABELS[schedule]
 
 
 def _quoted(value: object) -> str:

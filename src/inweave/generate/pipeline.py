@@ -161,7 +161,7 @@ class Pipeline:
         wrong: list[str] = []
         positive, negative = config.parsed_prompts()
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
-        wrong += problems(sampler, config.schedule, flow=self.model.flow)
+        wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
         loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch)

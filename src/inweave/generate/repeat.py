@@ -84,12 +84,16 @@ def with_possible_sampler(
     own = own_sampler(model.blueprint.scheduler)
     repeats_sampler = "sampler" in settings.config and "sampler" not in options
     repeats_schedule = "schedule" not in options and (repeats_sampler or "schedule" in settings.config)
-    if repeats_sampler and config.sampler and problems(config.sampler, PLAIN_SCHEDULE, flow=model.flow):
+    if (
+        repeats_sampler
+        and config.sampler
+        and problems(config.sampler, PLAIN_SCHEDULE, flow=model.flow, zero_snr=model.zero_snr)
+    ):
         hint = f"{model.blueprint.name} cannot use it, so {own} is used; choose one with --sampler"
         warnings.append(not_reproduced("Sampler", settings.config["sampler"], hint))
         config = config.model_copy(update={"sampler": None})
     sampler = config.sampler or own
-    if repeats_schedule and problems(sampler, config.schedule, flow=model.flow):
+    if repeats_schedule and problems(sampler, config.schedule, flow=model.flow, zero_snr=model.zero_snr):
         hint = f"{sampler} does not have it, so {PLAIN_SCHEDULE} is used; choose another --sampler or --schedule"
         warnings.append(not_reproduced("Schedule type", config.schedule, hint))
         config = config.model_copy(update={"schedule": PLAIN_SCHEDULE})

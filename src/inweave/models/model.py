@@ -122,6 +122,11 @@ class Model:
         """Whether it was trained by flow matching."""
         return self.family.flow
 
+    @property
+    def zero_snr(self) -> bool:
+        """Whether its last training step is pure noise (zero terminal SNR)."""
+        return bool(self.blueprint.scheduler.get("rescale_betas_zero_snr"))
+
     def swap(self, stack: Iterable[Layer]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
         return self._live_weaver().apply(stack)

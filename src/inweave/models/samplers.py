@@ -1,14 +1,18 @@
 """Samplers and schedules by name, all of them diffusers' schedulers.
 
-    sampler     euler  euler_ancestral  ddim  ddpm  dpm_solver_multistep  uni_pc
+    sampler     euler  euler_ancestral  ddim  ddpm  dpm_solver_multistep (DPM++ 2M)  uni_pc  heun  dpm_2  dpm_2_ancestral
+                dpmpp_2s  dpmpp_sde  dpmpp_2m_sde  dpmpp_2m_sde_heun  dpmpp_3m_sde  deis  lcm  plms  sa_solver
     schedule    simple        the spacing the model was trained to be sampled with
                 karras        noise levels after Karras et al., rho 7
                 exponential   evenly spaced logarithms of the noise level
                 sgm_uniform   even, ending on the last trained step ("trailing")
                 ddim_uniform  even, starting on the first ("leading")
 
-Flow-matching models have their own Euler; dpm_solver_multistep and uni_pc run on flow noise levels there. The names
-other programs use ("Euler a", "DPM++ 2M Karras") are understood.
+Flow-matching models have their own Euler; the DPM++ multistep samplers, uni_pc and deis run on flow noise levels there. The
+names other programs use are those of `inweave.models.sampler_names`.
+
+A model whose last training step is pure noise (zero terminal SNR) needs betas that end there. A scheduler that cannot
+rescale them itself is given the rescaled ones.
 
 A flow may shift its noise levels by the size of the image (`use_dynamic_shifting`); sampling and training use the same
 
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,36 +35,58 @@ from inweave.errors import ConfigError, FormatError
 if TYPE_CHECKING:
     import torch
 
-SAMPLERS = ("euler", "euler_ancestral", "ddim", "ddpm", "dpm_solver_multistep", "uni_pc")
 SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform")
 MAX_TIMESTEPS = 100_000
-FLOW_SAMPLERS = ("euler", "dpm_solver_multistep", "uni_pc")
 
-#: those that take any list of noise levels
-_SIGMA_SAMPLERS = ("euler", "dpm_solver_multistep", "uni_pc")
 
-_CLASSES = {
-    "euler": "EulerDiscreteScheduler",
-    "euler_ancestral": "EulerAncestralDiscreteScheduler",
-    "ddim": "DDIMScheduler",
-    "ddpm": "DDPMScheduler",
-    "dpm_solver_multistep": "DPMSolverMultistepScheduler",
-    "uni_pc": "UniPCMultistepScheduler",
+@dataclass(frozen=True, slots=True)
+class SamplerEntry:
+    """The scheduler of diffusers behind a sampler, and the label that front ends show and read."""
+
+    class_name: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    flow: bool = False  # whether it runs on the noise levels of a flow
+    zero_snr: bool = True  # whether it can start from pure noise (zero terminal SNR)
+
+
+_SDE = {"algorithm_type": "sde-dpmsolver++"}
+TABLE = {
+    "euler": SamplerEntry("EulerDiscreteScheduler", "Euler", flow=True),
+    "euler_ancestral": SamplerEntry("EulerAncestralDiscreteScheduler", "Euler a"),
+    "ddim": SamplerEntry("DDIMScheduler", "DDIM"),
+    "ddpm": SamplerEntry("DDPMScheduler", "DDPM"),
+    "dpm_solver_multistep": SamplerEntry("DPMSolverMultistepScheduler", "DPM++ 2M", flow=True),
+    "uni_pc": SamplerEntry("UniPCMultistepScheduler", "UniPC", flow=True),
+    "heun": SamplerEntry("HeunDiscreteScheduler", "Heun"),
+    "dpm_2": SamplerEntry("KDPM2DiscreteScheduler", "DPM2"),
+    "dpm_2_ancestral": SamplerEntry("KDPM2AncestralDiscreteScheduler", "DPM2 a"),
+    "dpmpp_2s": SamplerEntry("DPMSolverSinglestepScheduler", "DPM++ 2S", {"lower_order_final": True}),
+    "dpmpp_sde": SamplerEntry("DPMSolverSinglestepScheduler", "DPM++ SDE", {**_SDE, "lower_order_final": True}),
+    "dpmpp_2m_sde": SamplerEntry("DPMSolverMultistepScheduler", "DPM++ 2M SDE", _SDE, flow=True),
+    "dpmpp_2m_sde_heun": SamplerEntry(
+        "DPMSolverMultistepScheduler", "DPM++ 2M SDE Heun", {**_SDE, "solver_type": "heun"}, flow=True
+    ),
+    "dpmpp_3m_sde": SamplerEntry("DPMSolverMultistepScheduler", "DPM++ 3M SDE", {**_SDE, "solver_order": 3}, flow=True),
+    "deis": SamplerEntry("DEISMultistepScheduler", "DEIS"),
+    "lcm": SamplerEntry("LCMScheduler", "LCM"),
+    "plms": SamplerEntry("PNDMScheduler", "PLMS", {"skip_prk_steps": True}, zero_snr=False),
+    "sa_solver": SamplerEntry("SASolverScheduler", "SA Solver"),
 }
-_OWN = {name: sampler for sampler, name in _CLASSES.items()} | {"FlowMatchEulerDiscreteScheduler": "euler"}
-_KNOWN_SCHEDULERS = (*_OWN, "PNDMScheduler", "LMSDiscreteScheduler", "LCMScheduler", "HeunDiscreteScheduler")
-_ALIASES = {
-    "euler a": "euler_ancestral", "euler_a": "euler_ancestral", "k_euler": "euler", "k_euler_a": "euler_ancestral",
-    "dpm++": "dpm_solver_multistep", "dpmpp": "dpm_solver_multistep", "dpmpp_2m": "dpm_solver_multistep",
-    "dpm++ 2m": "dpm_solver_multistep", "unipc": "uni_pc",
-}  # fmt: skip
-_SCHEDULE_ALIASES = {
-    "automatic": "simple",
-    "uniform": "ddim_uniform",
-    "sgm uniform": "sgm_uniform",
-    "ddim": "ddim_uniform",
-    "normal": "simple",
+#: schedules that diffusers' scheduler does not take: written down, so that a process without diffusers can refuse them
+_MISSING_SCHEDULES = {
+    **dict.fromkeys(("euler_ancestral", "ddim", "ddpm", "lcm", "plms"), ("karras", "exponential")),
+    **dict.fromkeys(("dpmpp_2s", "dpmpp_sde"), ("sgm_uniform", "ddim_uniform")),
 }
+SAMPLERS = tuple(TABLE)
+FLOW_SAMPLERS = tuple(name for name, entry in TABLE.items() if entry.flow)
+
+#: the sampler of a model whose own configuration names this class; all others are sampled with Euler
+_OWN = {
+    TABLE[name].class_name: name
+    for name in ("euler", "euler_ancestral", "ddim", "ddpm", "dpm_solver_multistep", "uni_pc", "lcm")
+} | {"FlowMatchEulerDiscreteScheduler": "euler"}
+_KNOWN_SCHEDULERS = (*_OWN, "PNDMScheduler", "LMSDiscreteScheduler", "HeunDiscreteScheduler")
 _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {
     "simple": {},
     "karras": {"use_karras_sigmas": True},
@@ -68,27 +94,6 @@ _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {
     "sgm_uniform": {"timestep_spacing": "trailing"},
     "ddim_uniform": {"timestep_spacing": "leading"},
 }
-
-
-def sampler_name(text: str) -> tuple[str, str | None]:
-    """(sampler, schedule if the name carries one) of any spelling in use; unknown names come back as they are."""
-    label = text.strip().lower()
-    schedule = next((s for s in ("karras", "exponential") if label.endswith(f" {s}")), None)
-    label = label.removesuffix(f" {schedule}") if schedule else label
-    return _ALIASES.get(label, label), schedule
-
-
-def schedule_name(text: str) -> str:
-    """A schedule of any spelling in use; an unknown name comes back as it is."""
-    label = text.strip().lower()
-    return _SCHEDULE_ALIASES.get(label, label)
-
-
-def schedules_of(sampler: str) -> tuple[str, ...]:
-    """The schedules that a sampler has, for models that predict noise or velocity; flows have fewer."""
-    return (
-        SCHEDULES if sampler in _SIGMA_SAMPLERS else tuple(s for s in SCHEDULES if s not in ("karras", "exponential"))
-    )
 
 
 def own_sampler(config: Mapping[str, Any]) -> str:
@@ -132,14 +137,23 @@ def _known_class(config: Mapping[str, Any]) -> str:
     return str(name)
 
 
-def problems(sampler: str, schedule: str, *, flow: bool) -> list[str]:
-    """What is wrong with a choice, for a model of this kind."""
+def schedules_of(sampler: str) -> tuple[str, ...]:
+    """The schedules that a sampler has, for models that predict noise or velocity; flows have fewer."""
+    missing = _MISSING_SCHEDULES.get(sampler, ())
+    return tuple(schedule for schedule in SCHEDULES if schedule not in missing)
+
+
+def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[str]:
+    """What is wrong with a choice, for a model of this kind; ``zero_snr``: its last training step is pure noise."""
     wrong = []
     offered = FLOW_SAMPLERS if flow else SAMPLERS
     if sampler not in SAMPLERS:
         wrong.append(f"sampler: {sampler!r} is unknown; known are {', '.join(offered)}")
     elif sampler not in offered:
         wrong.append(f"sampler: {sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
+    elif zero_snr and not TABLE[sampler].zero_snr:
+        able = [name for name in offered if TABLE[name].zero_snr]
+        wrong.append(f"sampler: {sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
     if schedule not in SCHEDULES:
         wrong.append(f"schedule: {schedule!r} is unknown; known are {', '.join(SCHEDULES)}")
     if not wrong:
@@ -151,14 +165,48 @@ def problems(sampler: str, schedule: str, *, flow: bool) -> list[str]:
 
 def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, flow: bool) -> Any:
     """A fresh scheduler; one is made for every image, because it carries state."""
-    options = dict(_SCHEDULE_OPTIONS[schedule])
+    kind = _class(_class_name(sampler, flow))
+    known = inspect.signature(kind.__init__).parameters
+    options = {**TABLE[sampler].options, **_SCHEDULE_OPTIONS[schedule]}
     if flow and sampler != "euler":
         options |= {
             "use_flow_sigmas": True,
             "prediction_type": "flow_prediction",
             "flow_shift": config.get("shift", 1.0),
         }
-    return _class(_class_name(sampler, flow)).from_config(dict(config), **options)
+    if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" not in known:
+        options["trained_betas"] = _rescaled_betas(config)
+        kind = _from_pure_noise(kind) if sampler == "heun" else kind
+    return kind.from_config(_declared(config, known), **options)
+
+
+def _declared(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a class declares; those of the class that the file names may mean nothing to it."""
+    return {name: value for name, value in config.items() if name in known or name.startswith("_")}
+
+
+def _from_pure_noise(heun: Any) -> Any:
+    """Heun whose first step is Euler's: from a noise level of thousands, the mean of two slopes leads anywhere."""
+
+    class HeunFromPureNoise(heun):  # type: ignore[misc]
+        def step(self, model_output: Any, timestep: Any, sample: Any, return_dict: bool = True) -> Any:
+            if self.step_index == 1 and not self.state_in_first_order:
+                self.dt = self.prev_derivative = self.sample = None
+                self._step_index += 1
+                return (sample,)
+            return super().step(model_output, timestep, sample, return_dict=return_dict)
+
+    return HeunFromPureNoise
+
+
+def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
+    """Betas with zero terminal SNR, for a scheduler that divides by the last alpha: it ends at 2^-24, as diffusers' own do."""
+    import torch
+
+    alphas = _class("DDPMScheduler").from_config(dict(config)).alphas_cumprod.double()
+    alphas[-1] = 2**-24
+    ratios = torch.cat([alphas[:1], alphas[1:] / alphas[:-1]])
+    return [float(beta) for beta in 1 - ratios]
 
 
 def set_steps(
@@ -172,6 +220,8 @@ def set_steps(
     options: dict[str, Any] = {}
     if tokens is not None and scheduler.config.get("use_dynamic_shifting"):
         options["mu"] = DynamicShift.of(scheduler.config).mu(tokens)
+    if scheduler.__class__.__name__ == "LCMScheduler":  # its steps are some of those it was distilled with
+        options["original_inference_steps"] = max(steps, scheduler.config.original_inference_steps)
     if even_sigmas and scheduler.__class__.__name__ == "FlowMatchEulerDiscreteScheduler":
         scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps), device=device, **options)
     else:
@@ -207,7 +257,7 @@ def training_alphas(config: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _class_name(sampler: str, flow: bool) -> str:
-    return "FlowMatchEulerDiscreteScheduler" if flow and sampler == "euler" else _CLASSES[sampler]
+    return "FlowMatchEulerDiscreteScheduler" if flow and sampler == "euler" else TABLE[sampler].class_name
 
 
 def _supports(sampler: str, schedule: str, flow: bool) -> bool:

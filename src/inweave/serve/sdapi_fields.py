@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.errors import ConfigError
-from inweave.models.samplers import SAMPLERS, SCHEDULES, sampler_name, schedule_name, schedules_of
+from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
+from inweave.models.samplers import SAMPLERS, SCHEDULES, schedules_of
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change a picture elsewhere and have no effect here -> their values that mean "off" or "as always"
@@ -97,7 +98,7 @@ def image_fields(body: Mapping[str, Any], warnings: list[str]) -> dict[str, Any]
     names = {"prompt": "prompt", "negative_prompt": "negative_prompt", "steps": "steps", "cfg_scale": "guidance",
              "width": "width", "height": "height", "clip_skip": "clip_skip", "on_mismatch": "on_mismatch",
              "loras": "loras"}  # fmt: skip
-    fields = {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
+    fields = {"prompt": ""} | {ours: body[theirs] for theirs, ours in names.items() if theirs in body}
     for name in ("steps", "width", "height", "clip_skip"):  # clients send 20.0 for 20
         if isinstance(fields.get(name), float) and fields[name].is_integer():
             fields[name] = int(fields[name])
@@ -120,11 +121,11 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
     sampler, schedule = sampler_name(label)
     scheduler = str(body.get("scheduler") or "")
     if scheduler and schedule_name(scheduler) not in SCHEDULES:
-        warnings.append(f"scheduler {scheduler[:60]!r} is unknown; the default was used")
+        warnings.append(f"scheduler {schedule_refusal(scheduler)}; the default was used")
     elif scheduler:
         schedule = schedule_name(scheduler)
     if label and sampler not in SAMPLERS:
-        warnings.append(f"sampler {label[:60]!r} is unknown; the model's own was used, with its own schedule")
+        warnings.append(f"sampler {sampler_refusal(label)}; the model's own was used, with its own schedule")
         return {}
     if not label and schedule in (None, "simple"):
         return {}

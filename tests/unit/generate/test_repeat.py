@@ -59,7 +59,7 @@ def test_each_field_that_is_not_reproduced_has_a_warning_of_its_own() -> None:
 
 def test_samplers_that_inweave_lacks_are_named_and_the_models_own_is_used() -> None:
     settings = parse_infotext(
-        "a\nSteps: 5, Sampler: DPM++ 3M SDE, Schedule type: Align Your Steps, Denoising strength: 0.3"
+        "a\nSteps: 5, Sampler: DPM adaptive, Schedule type: Align Your Steps, Denoising strength: 0.3"
     )
     assert settings.config == {"prompt": "a", "steps": 5, "strength": 0.3} and settings.inputs == ("init",)
     assert [text.partition(" (")[0] for text in settings.warnings] == ["Sampler", "Schedule type"]

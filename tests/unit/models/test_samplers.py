@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
 from inweave.errors import ConfigError
 from inweave.models import bundled, samplers
+from inweave.models.sampler_names import (
+    NEAREST_SAMPLERS,
+    NEAREST_SCHEDULES,
+    sampler_name,
+    sampler_refusal,
+    schedule_name,
+    schedule_refusal,
+)
 
 CPU = torch.device("cpu")
 
@@ -21,11 +31,26 @@ OFFERED: dict[bool, dict[str, tuple[str, ...]]] = {
         "ddpm": SPACINGS,
         "dpm_solver_multistep": samplers.SCHEDULES,
         "uni_pc": samplers.SCHEDULES,
+        "heun": samplers.SCHEDULES,
+        "dpm_2": samplers.SCHEDULES,
+        "dpm_2_ancestral": samplers.SCHEDULES,
+        "dpmpp_2s": ("simple", "karras", "exponential"),
+        "dpmpp_sde": ("simple", "karras", "exponential"),
+        "dpmpp_2m_sde": samplers.SCHEDULES,
+        "dpmpp_2m_sde_heun": samplers.SCHEDULES,
+        "dpmpp_3m_sde": samplers.SCHEDULES,
+        "deis": samplers.SCHEDULES,
+        "lcm": SPACINGS,
+        "plms": SPACINGS,
+        "sa_solver": samplers.SCHEDULES,
     },
     True: {
         "euler": ("simple", "karras", "exponential"),
         "dpm_solver_multistep": ("simple",),
         "uni_pc": ("simple",),
+        "dpmpp_2m_sde": ("simple",),
+        "dpmpp_2m_sde_heun": ("simple",),
+        "dpmpp_3m_sde": ("simple",),
     },
 }
 VARIANTS = {
@@ -58,10 +83,11 @@ def test_noise_only_falls(sampler: str, schedule: str, variant: str) -> None:
     _, config = bundled.component_config(variant, "scheduler")
     scheduler = samplers.make_scheduler(config, sampler, schedule, flow=flow)
     times = samplers.set_steps(scheduler, 7, CPU, tokens=1024 if flow else None, even_sigmas=variant != "sd3-medium")
-    assert len(times) == 7
-    assert bool((times[1:] < times[:-1]).all())
+    assert len(times) == (13 if scheduler.order == 2 else 8 if sampler == "plms" else 7)
+    whole = times[:: scheduler.order]  # between them, a sampler with noise of its own looks further ahead
+    assert bool((whole[1:] < whole[:-1]).all() or (sampler == "plms" and (whole[1:] <= whole[:-1]).all()))
     if hasattr(scheduler, "sigmas"):
-        levels = scheduler.sigmas
+        levels = scheduler.sigmas.unique_consecutive()
         assert bool((levels[1:] < levels[:-1]).all() and levels.isfinite().all())
         assert not flow or (0.5 < levels[0] <= 1.0 and levels[-1] == 0.0)
 
@@ -85,10 +111,23 @@ def test_the_shift_of_a_flow_grows_with_the_image() -> None:
         ("euler", ("euler", None)),
         ("UniPC", ("uni_pc", None)),
         ("nonsense", ("nonsense", None)),
+        ("DPM++ 2M SDE Heun Exponential", ("dpmpp_2m_sde_heun", "exponential")),
+        ("DPM++ 3M SDE Karras", ("dpmpp_3m_sde", "karras")),
+        ("dpmpp_2m_sde_gpu", ("dpmpp_2m_sde", None)),
+        ("k_dpmpp_2m_ka", ("dpm_solver_multistep", "karras")),
+        ("k_dpm_2_a", ("dpm_2_ancestral", None)),
+        ("DPM2 a Karras", ("dpm_2_ancestral", "karras")),
+        ("dpmpp_2m_sde_k", ("dpmpp_2m_sde", "karras")),
+        ("Euler SGM Uniform", ("euler", "sgm_uniform")),
+        ("UniPCMultistepScheduler", ("uni_pc", None)),
+        ("DPM++ 2M Polyexponential", ("dpm_solver_multistep", "exponential")),
+        ("Euler Beta", ("euler", "beta")),
+        ("LCM", ("lcm", None)),
+        (" ddim ", ("ddim", None)),
     ],
 )
 def test_names_of_other_programs(alias: str, expected: tuple[str, str | None]) -> None:
-    assert samplers.sampler_name(alias) == expected
+    assert sampler_name(alias) == expected
 
 
 def test_problems_name_what_would_work() -> None:
@@ -98,6 +137,131 @@ def test_problems_name_what_would_work() -> None:
     assert "unknown" in samplers.problems("euler", "nonsense", flow=False)[0]
     with pytest.raises(ConfigError, match="known are"):
         samplers.own_scheduler({"_class_name": "os.system"})
+
+
+#: the lists of AUTOMATIC1111 1.10 and ComfyUI 0.3, as their menus show them
+A1111 = """DPM++ 2M|DPM++ SDE|DPM++ 2M SDE|DPM++ 2M SDE Heun|DPM++ 2S a|DPM++ 3M SDE|Euler a|Euler|LMS|Heun|DPM2|DPM2 a|DPM fast|
+DPM adaptive|Restart|DDIM|DDIM CFG++|PLMS|UniPC|LCM""".replace("\n", "").split("|")
+COMFY = [
+    "euler",
+    "euler_cfg_pp",
+    "euler_ancestral",
+    "euler_ancestral_cfg_pp",
+    "heun",
+    "heunpp2",
+    "exp_heun_2_x0",
+    "exp_heun_2_x0_sde",
+    "dpm_2",
+    "dpm_2_ancestral",
+    "lms",
+    "dpm_fast",
+    "dpm_adaptive",
+    "dpmpp_2s_ancestral",
+    "dpmpp_2s_ancestral_cfg_pp",
+    "dpmpp_sde",
+    "dpmpp_sde_gpu",
+    "dpmpp_2m",
+    "dpmpp_2m_cfg_pp",
+    "dpmpp_2m_sde",
+    "dpmpp_2m_sde_gpu",
+    "dpmpp_2m_sde_heun",
+    "dpmpp_2m_sde_heun_gpu",
+    "dpmpp_3m_sde",
+    "dpmpp_3m_sde_gpu",
+    "ddpm",
+    "lcm",
+    "ipndm",
+    "ipndm_v",
+    "deis",
+    "res_multistep",
+    "res_multistep_cfg_pp",
+    "res_multistep_ancestral",
+    "res_multistep_ancestral_cfg_pp",
+    "gradient_estimation",
+    "gradient_estimation_cfg_pp",
+    "er_sde",
+    "seeds_2",
+    "seeds_3",
+    "sa_solver",
+    "sa_solver_pece",
+    "ddim",
+    "uni_pc",
+    "uni_pc_bh2",
+]
+SCHEDULE_SUFFIXES = ("", "Karras", "Exponential", "Polyexponential", "SGM Uniform", "Simple", "Normal", "DDIM Uniform")
+
+
+def test_every_sampler_of_other_programs_is_known_or_refused_with_the_nearest() -> None:
+    for name in (*A1111, *COMFY):
+        for suffix in SCHEDULE_SUFFIXES:
+            label = f"{name} {suffix}".strip()
+            sampler, schedule = sampler_name(label)
+            if sampler in samplers.SAMPLERS:
+                assert schedule in ((None,) if not suffix else samplers.SCHEDULES), label
+            else:
+                refusal = sampler_refusal(label)
+                assert repr(label) in refusal and "nearest is" in refusal, label
+    assert not {*NEAREST_SAMPLERS.values()} - {*samplers.SAMPLERS}
+
+
+def test_every_schedule_of_other_programs_is_known_or_has_a_nearest() -> None:
+    theirs = """Automatic|Uniform|Karras|Exponential|Polyexponential|SGM Uniform|KL Optimal|Align Your Steps|Simple|Normal|DDIM|Beta|
+Turbo|simple|sgm_uniform|karras|exponential|ddim_uniform|beta|normal|linear_quadratic|kl_optimal""".replace(
+        "\n", ""
+    ).split("|")
+    for name in theirs:
+        known = schedule_name(name)
+        assert known in samplers.SCHEDULES or "nearest is" in schedule_refusal(name), name
+    assert not {*NEAREST_SCHEDULES.values()} - {*samplers.SCHEDULES}
+
+
+DEVIATION = 0.5
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "zero-snr"])
+#: without lcm: it asks for the image itself in every step, which only a distilled model answers
+@pytest.mark.parametrize("sampler", [name for name in samplers.SAMPLERS if name != "lcm"])
+def test_every_sampler_reaches_the_data(sampler: str, variant: str) -> None:
+    # samplers of first order with noise in every step are this far away after 60 steps, and approach it as 1 / steps
+    assert sampled_deviation(sampler, variant, 60) == pytest.approx(DEVIATION, rel=0.16)
+
+
+def test_heun_starts_from_pure_noise_with_few_steps() -> None:
+    assert sampled_deviation("heun", "zero-snr", 6) == pytest.approx(DEVIATION, rel=0.5)
+
+
+def sampled_deviation(sampler: str, variant: str, steps: int) -> float:
+    """Data with a normal distribution has an exact denoiser; from noise, every sampler must end at its deviation."""
+    _, config = bundled.component_config("sd1.5", "scheduler")
+    if variant == "zero-snr":
+        if samplers.problems(sampler, "simple", flow=False, zero_snr=True):
+            pytest.skip("refused for such models")
+        config |= {"prediction_type": "v_prediction", "rescale_betas_zero_snr": True, "timestep_spacing": "trailing"}
+    alphas = samplers.training_alphas(config)
+    alphas[-1] = max(float(alphas[-1]), 2**-24)
+    scheduler = samplers.make_scheduler(config, sampler, "simple", flow=False)
+    generator = torch.Generator().manual_seed(0)
+    times = samplers.set_steps(scheduler, steps, CPU)
+    latents = torch.randn(1, 4, 24, 24, generator=generator) * scheduler.init_noise_sigma
+    options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
+    for time in times:
+        rows = scheduler.scale_model_input(latents, time)
+        below = min(int(time), len(alphas) - 1)
+        above = min(below + 1, len(alphas) - 1)
+        alpha = torch.lerp(alphas[below], alphas[above], float(time) - int(time))
+        variance = alpha * DEVIATION**2 + 1 - alpha
+        noise, image = rows * (1 - alpha).sqrt() / variance, rows * alpha.sqrt() * DEVIATION**2 / variance
+        velocity = alpha.sqrt() * noise - (1 - alpha).sqrt() * image
+        prediction = noise if variant == "sd1.5" else velocity
+        latents = scheduler.step(prediction, time, latents, return_dict=False, **options)[0]
+    return float(latents.std())
+
+
+def test_more_steps_than_lcm_was_distilled_with() -> None:
+    _, config = bundled.component_config("sd1.5", "scheduler")
+    scheduler = samplers.make_scheduler(config, "lcm", "simple", flow=False)
+    for steps in (4, 50, 120, 150):
+        assert len(samplers.set_steps(scheduler, steps, CPU)) == steps
 
 
 def test_the_schedules_of_a_sampler_are_those_that_its_scheduler_takes() -> None:

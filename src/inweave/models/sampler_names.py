@@ -1,0 +1,118 @@
+"""Samplers and schedules under the names other programs use: AUTOMATIC1111, Forge, ComfyUI, InvokeAI, kohya, diffusers.
+
+    name     = sampler [schedule]             "DPM++ 2M SDE Karras", "k_dpmpp_2m_ka", "dpmpp_2m_sde_gpu", "DDIM"
+    sampler  = a name of `SAMPLER_NAMES`      upper and lower case, spaces, hyphens and underscores are alike; ++ is pp
+    schedule = a name of `SCHEDULE_NAMES`     "Karras", "_ka", "_k", "Exponential", "SGM Uniform", ...
+
+A name that stands for something inweave does not have is listed with the nearest sampler or schedule, and refused with it:
+another sampler under the same name would be a silent difference.
+"""
+
+from __future__ import annotations
+
+import re
+
+from inweave.checked import did_you_mean, for_message
+from inweave.models.samplers import SAMPLERS, SCHEDULES, TABLE
+
+#: what others call a sampler, as `_key` writes it -> ours
+SAMPLER_NAMES = {
+    **{name: name for name in SAMPLERS},
+    **{entry.class_name.lower(): name for name, entry in reversed(TABLE.items()) if not entry.options},
+    "euler_a": "euler_ancestral", "eulera": "euler_ancestral", "euler_discrete": "euler",
+    "dpmpp": "dpm_solver_multistep", "dpmpp_2m": "dpm_solver_multistep", "dpmsolverpp": "dpm_solver_multistep",
+    "dpm_solverpp": "dpm_solver_multistep", "dpmsolver": "dpm_solver_multistep", "dpm_solver": "dpm_solver_multistep",
+    "dpmpp_2m_sde_gpu": "dpmpp_2m_sde", "dpmpp_2m_sde_heun_gpu": "dpmpp_2m_sde_heun", "dpmpp_3m_sde_gpu": "dpmpp_3m_sde",
+    "dpmpp_sde_gpu": "dpmpp_sde", "dpmpp_2s": "dpmpp_2s", "dpmsingle": "dpmpp_2s", "dpm_solver_singlestep": "dpmpp_2s",
+    "dpm2": "dpm_2", "kdpm_2": "dpm_2", "kdpm2": "dpm_2",
+    "dpm2_a": "dpm_2_ancestral", "dpm_2_a": "dpm_2_ancestral", "kdpm_2_a": "dpm_2_ancestral", "dpm2_ancestral": "dpm_2_ancestral",
+    "kdpm_2_ancestral": "dpm_2_ancestral",
+    "unipc": "uni_pc", "uni_pc_bh2": "uni_pc", "unipc_bh2": "uni_pc", "pndm": "plms",
+}  # fmt: skip
+#: samplers that inweave does not have -> the nearest that it has
+NEAREST_SAMPLERS = {
+    "dpm_fast": "dpm_solver_multistep", "dpm_adaptive": "dpm_solver_multistep", "dpm_ad": "dpm_solver_multistep",
+    "restart": "heun", "lms": "deis", "heunpp2": "heun", "heunpp": "heun", "exp_heun_2_x0": "heun", "exp_heun_2_x0_sde": "dpmpp_sde",
+    "dpmpp_2s_a": "dpmpp_sde", "dpmpp_2s_ancestral": "dpmpp_sde", "dpmpp_3m": "dpm_solver_multistep",
+    "ipndm": "deis", "ipndm_v": "deis", "res_multistep": "dpm_solver_multistep", "res_multistep_ancestral": "dpmpp_2m_sde",
+    "gradient_estimation": "euler", "er_sde": "dpmpp_3m_sde", "seeds_2": "dpmpp_sde", "seeds_3": "dpmpp_sde",
+    "sa_solver_pece": "sa_solver", "tcd": "lcm", "lmsdiscretescheduler": "deis", "tcdscheduler": "lcm",
+    # CFG++ is another kind of guidance, whose sampler alone would give another image
+    "euler_cfg_pp": "euler", "euler_ancestral_cfg_pp": "euler_ancestral", "euler_a_cfg_pp": "euler_ancestral", "ddim_cfg_pp": "ddim",
+    "dpmpp_2s_ancestral_cfg_pp": "dpmpp_sde", "dpmpp_2m_cfg_pp": "dpm_solver_multistep", "dpmpp_sde_cfg_pp": "dpmpp_sde",
+    "dpmpp_2m_sde_cfg_pp": "dpmpp_2m_sde", "dpmpp_3m_sde_cfg_pp": "dpmpp_3m_sde",
+    "res_multistep_cfg_pp": "dpm_solver_multistep", "res_multistep_ancestral_cfg_pp": "dpmpp_2m_sde",
+    "gradient_estimation_cfg_pp": "euler",
+}  # fmt: skip
+#: what others call a schedule -> ours; A1111's polyexponential has rho 1, which is the exponential one
+SCHEDULE_NAMES = {
+    **{name: name for name in SCHEDULES},
+    "automatic": "simple", "normal": "simple", "uniform": "ddim_uniform", "ddim": "ddim_uniform", "polyexponential": "exponential",
+    "trailing": "sgm_uniform", "leading": "ddim_uniform",
+}  # fmt: skip
+NEAREST_SCHEDULES = {
+    "beta": "simple", "beta57": "simple", "kl_optimal": "karras", "align_your_steps": "karras", "align_your_steps_11": "karras",
+    "align_your_steps_32": "karras", "align_your_steps_gits": "karras", "ays": "karras", "ays_gits": "karras", "ays_11steps": "karras",
+    "ays_32steps": "karras", "ays_sd1": "karras", "ays_sdxl": "karras", "gits": "karras", "laplace": "karras",
+    "linear_quadratic": "simple", "turbo": "sgm_uniform", "bong_tangent": "simple", "linear": "simple", "cosine": "simple",
+}  # fmt: skip
+#: how a name ends where it carries a schedule -> the schedule
+_SUFFIXES = {"ka": "karras", "k": "karras", "exp": "exponential"} | {
+    name: name for name in (*SCHEDULE_NAMES, *NEAREST_SCHEDULES) if name != "ddim"
+}
+
+
+def sampler_name(text: str) -> tuple[str, str | None]:
+    """(sampler, schedule if the name carries one) of any spelling in use; an unknown name comes back as it is."""
+    name, suffix = _split(text)
+    schedule = SCHEDULE_NAMES.get(suffix, suffix) if suffix is not None else None
+    return SAMPLER_NAMES.get(name, text.strip()), schedule
+
+
+def schedule_name(text: str) -> str:
+    """A schedule of any spelling in use; an unknown name comes back as it is."""
+    return SCHEDULE_NAMES.get(_key(text), text.strip())
+
+
+def nearest_sampler(text: str) -> str | None:
+    """The sampler to use in place of one that inweave does not have; None for a name that nobody uses."""
+    return NEAREST_SAMPLERS.get(_split(text)[0])
+
+
+def nearest_schedule(text: str) -> str | None:
+    """The schedule to use in place of one that inweave does not have; None for a name that nobody uses."""
+    return NEAREST_SCHEDULES.get(_key(text))
+
+
+def sampler_refusal(text: str) -> str:
+    """Why there is no such sampler, and which one to use."""
+    if (near := nearest_sampler(text)) is not None:
+        return f"{for_message(text)} has no equivalent here; the nearest is {near}"
+    guess = did_you_mean(_split(text)[0], [*SAMPLER_NAMES, *NEAREST_SAMPLERS])
+    return f"{for_message(text)} is unknown{guess}; known are {', '.join(SAMPLERS)}"
+
+
+def schedule_refusal(text: str) -> str:
+    """Why there is no such schedule, and which one to use."""
+    if (near := nearest_schedule(text)) is not None:
+        return f"{for_message(text)} has no equivalent here; the nearest is {near}"
+    return f"{for_message(text)} is unknown{did_you_mean(_key(text), SCHEDULE_NAMES)}; known are {', '.join(SCHEDULES)}"
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    """(the key of a sampler, that of the schedule its name ends with)."""
+    key = _key(text)
+    for name in (key, key.removeprefix("k_")):
+        if name in SAMPLER_NAMES or name in NEAREST_SAMPLERS:
+            return name, None
+        for suffix in sorted(_SUFFIXES, key=len, reverse=True):
+            head = name.removesuffix(f"_{suffix}")
+            if head != name and (head in SAMPLER_NAMES or head in NEAREST_SAMPLERS):
+                return head, _SUFFIXES[suffix]
+    return key, None
+
+
+def _key(text: str) -> str:
+    """One spelling for all: lower case, words joined by underscores, ++ as pp."""
+    lowered = re.sub(r"(?<=cfg)\s*_?(?:\+\+|pp)", "_pp", text[:100].lower())
+    return re.sub(r"[^a-z0-9]+", "_", lowered.replace("++", "pp")).strip("_")

@@ -145,7 +145,6 @@ def test_sheets(tmp_path: Path) -> None:
         (["x", "--device", "cuda:7"], ["no CUDA device"]),
         (["x", "--dtype", "int3"], ["int3"]),
         ([], ["a prompt is needed"]),
-        (["<lora:pixel:1>"], ["no text"]),
         (["x", "--from", str(SD15)], ["not an image"]),
         (["x", "--part", "vae"], ["PART=FILE"]),
         (["x", "--json", "-o", "-"], ["standard output"]),

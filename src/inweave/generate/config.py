@@ -91,7 +91,9 @@ class GenerateConfig(CheckedModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    prompt: str = Field(description="what to generate; (word:1.2) weights and <lora:name:0.8> tags are understood")
+    prompt: str = Field(
+        description="what to generate, or nothing at all; (word:1.2) weights and <lora:name:0.8> tags are understood"
+    )
     negative_prompt: str = Field(default="", description="what to avoid; needs guidance above 1")
     steps: Annotated[int, Field(ge=1, le=150)] | None = Field(default=None, description="sampling steps, 1 to 150")
     guidance: Annotated[float, Field(ge=0, le=30)] | None = Field(
@@ -147,14 +149,6 @@ class GenerateConfig(CheckedModel):
     def _known_schedule(cls, value: str) -> str:
         if value not in SCHEDULES:
             raise ValueError(schedule_refusal(value))
-        return value
-
-    @field_validator("prompt")
-    @classmethod
-    def _has_text(cls, value: str) -> str:
-        parsed = parse(value)
-        if not parsed.text:
-            raise ValueError("there is no text in it" + (" besides its tags" if parsed.tags else ""))
         return value
 
     @model_validator(mode="after")

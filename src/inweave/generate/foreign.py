@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.generate.infotext import not_reproduced, read_sampler
+from inweave.generate.prompt import syntax_warnings
 from inweave.generate.source import ImageSettings
 
 Graph = Mapping[str, Any]
@@ -64,8 +65,7 @@ def _text(settings: ImageSettings, graph: Graph, link: object, read: set[str]) -
     if not isinstance(text, str):
         settings.warnings.append(not_reproduced("text", text))
         return ""
-    if "embedding:" in text:
-        settings.warnings.append("embeddings (textual inversion) are not loaded, and their names are plain words")
+    settings.warnings += [line for line in syntax_warnings(text) if line not in settings.warnings]
     _, skip = _linked(graph, _inputs(node).get("clip"))
     layer = _inputs(skip).get("stop_at_clip_layer") if skip is not None else None
     if _kind(skip) == "CLIPSetLastLayer" and isinstance(layer, int):

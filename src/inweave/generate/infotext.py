@@ -19,6 +19,7 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.errors import RequestError
+from inweave.generate.prompt import syntax_warnings
 from inweave.generate.source import ImageSettings
 from inweave.models.sampler_names import nearest_sampler, nearest_schedule, sampler_name, schedule_name
 from inweave.models.samplers import SAMPLERS, SCHEDULES, TABLE
@@ -131,7 +132,8 @@ def parse_infotext(text: str) -> ImageSettings:
                 "there is no second pass (hires fix)" if upscaled and name.startswith(("Hires", "Denoising")) else None
             )
             warnings.append(not_reproduced(name, value, hint or _HINTS.get(name)))
-    warnings += prompt_warnings(head)
+    for text in (prompt, negative):
+        warnings += [line for line in syntax_warnings(text) if line not in warnings]
     return settings
 
 
@@ -199,21 +201,6 @@ def _choice(nearest: str | None, option: str) -> str:
 def not_reproduced(name: str, value: object, hint: str | None = None) -> str:
     """The warning about one field."""
     return f"{name} ({for_message(value)}) is not reproduced" + (f": {hint}" if hint else "")
-
-
-def prompt_warnings(prompt: str) -> list[str]:
-    """What a prompt of AUTOMATIC1111's means there and not here."""
-    warnings = []
-    if re.search(r"\bAND\b", prompt):
-        warnings.append("AND in the prompt is a plain word here: prompts are not composed")
-    for match in re.finditer(r"\[([^\[\]]*+)\]", prompt[:100_000]):
-        parts = match[1].split(":")
-        if "|" in match[1] or (len(parts) > 1 and re.fullmatch(r"\s*+\d*\.?\d+\s*+", parts[-1][:40])):
-            warnings.append(
-                f"{for_message(match[0])} in the prompt is a weight here: prompts do not change between steps"
-            )
-            break
-    return warnings
 
 
 def _read_hashes(settings: ImageSettings, fields: dict[str, str]) -> None:

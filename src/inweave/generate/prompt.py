@@ -5,7 +5,14 @@
     BREAK                            what follows starts a new chunk of text
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
 
-A tag of another kind is not text either: it is removed and reported. A prompt has at most `MAX_LENGTH`
+What other programs do with a prompt and inweave does not is text here, and named in a warning (`syntax_warnings`):
+
+    [from:to:when]  [to:when]  [from::when]  [a|b]     prompts that change between steps
+    a AND b                                          prompts that are composed
+    {a|b}  __name__                                  random choices and wildcards
+    embedding:name                                   textual inversion
+
+A tag of another kind is not text either: it is removed and reported. A prompt may be empty. It has at most `MAX_LENGTH`
 characters, and no weight is beyond `MAX_WEIGHT`.
 """
 
@@ -27,6 +34,10 @@ _TAG = re.compile(r"<(\w+):([^<>]+)>")
 _TOKEN = re.compile(
     r"\\[()\[\]\\]|[()\[\]]|:\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
 )
+_GROUP = re.compile(r"(?<!\\)\[([^\[\]]*+)\]")
+_WHEN = re.compile(r"\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+")
+_CHOICE = re.compile(r"(?<!\\)\{[^{}|]*+\|[^{}]*+\}")
+_WILDCARD = re.compile(r"(?<![\w\\])__[A-Za-z0-9][\w/*-]{0,100}?__(?!\w)")
 UP, DOWN = 1.1, 1 / 1.1
 
 
@@ -79,10 +90,40 @@ def parse(prompt: str) -> ParsedPrompt:
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
     if not _is_text(text):
         problems.append("prompt: it holds half a surrogate pair, which is no text")
+    warnings += syntax_warnings(text)
     pieces = weighted_pieces(text)
     if any(not abs(weight) <= MAX_WEIGHT for _, weight in pieces):
         problems.append(f"prompt: its brackets give a word a weight beyond {MAX_WEIGHT:,.0f}")
     return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings))
+
+
+def syntax_warnings(text: str) -> list[str]:
+    """A line for each kind of syntax that means something to other programs and is plain text here."""
+    edits: list[str] = []
+    for match in _GROUP.finditer(text):
+        parts = match[1].split(":")
+        if "|" in match[1] or (len(parts) > 1 and _WHEN.fullmatch(parts[-1])):
+            edits.append(match[0])
+    warnings = []
+    if edits:
+        warnings.append(
+            f"{_samples(edits)}: prompts that change between steps are not supported; it is read as plain text"
+        )
+    if re.search(r"\bAND\b", text):
+        warnings.append("AND: composed prompts are not supported; it is read as a plain word")
+    if choices := _CHOICE.findall(text):
+        warnings.append(f"{_samples(choices)}: random choices are not supported; it is read as plain text")
+    if wildcards := _WILDCARD.findall(text):
+        warnings.append(f"{_samples(wildcards)}: wildcards are not supported; it is read as plain text")
+    if "embedding:" in text:
+        warnings.append("embeddings (textual inversion) are not loaded, and their names are plain words")
+    return warnings
+
+
+def _samples(texts: list[str]) -> str:
+    """The first of them, as a message names them."""
+    more = f" and {len(texts) - 3} more" if len(texts) > 3 else ""
+    return ", ".join(_short(text) for text in texts[:3]) + more
 
 
 def weighted_pieces(text: str) -> list[tuple[str, float]]:

@@ -40,7 +40,7 @@ def test_sizes_are_multiples_of_eight() -> None:
 
 def test_all_problems_come_back_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        GenerateConfig(prompt=" ", steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
+        GenerateConfig(prompt=5, steps=0, guidance=31, sampler="eulr", schedule="x", loras=["a:nan"], stepz=3)
     problems = "\n".join(caught.value.problems)
     for word in ("prompt", "steps", "guidance", "sampler", "schedule", "finite", "did you mean 'steps'"):
         assert word in problems
@@ -109,3 +109,8 @@ def test_fields_under_the_names_of_other_programs() -> None:
         GenerateConfig(prompt="a", guidance=4.0, guidance_scale=5.0)
     with pytest.raises(ConfigError, match="guidance"):
         GenerateConfig(prompt="a", guidance_scale=31)
+
+
+def test_a_prompt_may_be_empty() -> None:
+    for prompt in ("", "  ", "<lora:pixel:1>"):
+        assert GenerateConfig(prompt=prompt).parsed_prompts()[0].pieces == ()

@@ -95,3 +95,44 @@ def test_a_hostile_prompt_costs_no_time_and_at_most_an_error(text: str, reported
 def test_brackets_of_two_kinds_close_on_their_own() -> None:
     near(weighted_pieces("(a [b) c] d"), [("a", 1.1), ("b", 1.0), ("c", 1 / 1.1), ("d", 1.0)])
     near(weighted_pieces("(a [b"), [("a", 1.1), ("b", 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a [dog:cat:0.5]", ["[dog:cat:0.5]"]),
+        ("a [dog:cat: 12 ]", ["[dog:cat: 12 ]"]),
+        ("a [cat:8] in [the park::0.25]", ["[cat:8], [the park::0.25]"]),
+        ("[dog|cat] on a mat", ["[dog|cat]"]),
+        ("[a:[b:c:0.5]:.3]", ["[b:c:0.5]"]),
+        ("[(a:1.2):b:0.5]", ["[(a:1.2):b:0.5]"]),
+        ("a cat AND a dog", ["AND"]),
+        ("a cat AND a dog :0.7", ["AND"]),
+        ("a {red|green|blue} hat", ["{red|green|blue}"]),
+        ("a __color__ hat", ["__color__"]),
+        ("a cat, embedding:easynegative", ["embeddings"]),
+        ("[a|b] AND {c|d}", ["[a|b]", "AND", "{c|d}"]),
+        ("a [red] (apple:1.2), [a: b], ratio 16:9, SANDY, BRAND, {x}, snake_case, \\[a|b\\]", []),
+        ("", []),
+    ],
+)
+def test_syntax_of_other_programs_is_named(text: str, names: list[str]) -> None:
+    warnings = parse(text).warnings
+    assert len(warnings) == len(names)
+    assert all(warning.startswith(name) for warning, name in zip(warnings, names, strict=True)), warnings
+    assert not parse(text).problems
+
+
+def test_hostile_syntax_costs_no_time() -> None:
+    for text in (
+        "[" * 50_000,
+        "[a:" * 16_000,
+        "{" * 50_000,
+        "{a|" * 16_000,
+        "__a" * 16_000,
+        "[a|b]" * 10_000,
+        "__" + "a" * 49_000,
+    ):
+        started = time.process_time()
+        assert all(len(warning) < 500 for warning in parse(text).warnings)
+        assert time.process_time() - started < 1.0

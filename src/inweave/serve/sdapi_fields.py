@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
 from inweave.models.samplers import SAMPLERS, SCHEDULES, schedules_of
@@ -131,7 +132,9 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
         return {}
     sampler = sampler or "euler"  # A1111's own, where only a schedule was chosen
     if schedule is not None and schedule not in schedules_of(sampler):
-        warnings.append(f"scheduler {scheduler or schedule!r} does not work with {sampler}; the default was used")
+        warnings.append(
+            f"scheduler {for_message(scheduler or str(schedule))} does not work with {sampler}; the default was used"
+        )
         schedule = "simple"
     return {"sampler": sampler} | ({} if schedule is None else {"schedule": schedule})
 

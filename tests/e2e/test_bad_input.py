@@ -164,7 +164,7 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [[], ["inspect"], ["unknown"], ["check", "--values", "some", "--base", "sd1.5", "x"], ["convert", "x"], ["hash", "--nope", "x"],
-     ["convert", "x", "y", "--to", "nothing"]],
+     ["convert", "x", "y", "--to", "nothing"], ["generate", "a", "--model", ""]],
     ids=lambda arguments: " ".join(arguments) or "nothing",
 )  # fmt: skip
 def test_bad_usage(arguments: list[str]) -> None:

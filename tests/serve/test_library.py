@@ -246,3 +246,9 @@ def test_a_peft_folder_is_one_entry(folder: Path, tmp_path: Path) -> None:
     convert(PIXEL, folder / "peft-pixel", to="peft")
     library = opened(folder)
     assert library.find("peft-pixel").facts.base == "inweave/emoji"
+
+
+def test_a_word_that_is_not_unicode_is_in_no_name(folder: Path) -> None:
+    library = Library(folder.parent / "library.sqlite3", [folder])
+    library.scan()
+    assert library.entries("\udcff") == [] != library.entries("")

@@ -69,6 +69,8 @@ def generate(
     with reporting_errors(as_json):
         if out == "-" and as_json:
             raise ConfigError("--json and -o - both write to standard output; choose one")
+        if model is not None and not model.strip():
+            raise ConfigError("--model is empty; name a model, or leave it out for inweave/emoji")
         source = _source(repeat)
         settings, model = source.config, model or model_of(source)
         text = sys.stdin.read().strip() if prompt == "-" else prompt

@@ -83,6 +83,8 @@ def make_folder(path: str | os.PathLike[str], *, error: ErrorClass = FormatError
         ) from None
     except (OSError, ValueError) as problem:
         raise error(f"{reason(folder, problem)}; the folder cannot be made") from None
+    except RecursionError:
+        raise error(f"{printable_path(folder)}: too many folders inside each other; they cannot be made") from None
     return folder
 
 

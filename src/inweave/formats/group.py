@@ -16,6 +16,8 @@ from inweave.formats.config import PeftConfig, is_true, network_args
 from inweave.formats.grammar import Key, unwrapped
 from inweave.formats.shapes import shape_problem
 
+_ZERO = Tensor("F32", (), bytes(4))
+
 SHARED_ROLES = (
     "alpha",
     "scale",
@@ -134,6 +136,9 @@ class Work:
                     )
         elif config and config.peft_type in ("LORA", "LOHA", "LOKR"):
             fields["alpha"] = config.alpha_of(self.config_name())
+            if fields["alpha"] == 0:
+                fields["stored_scale"] = _ZERO
+                self.context.warn("alpha is 0 in adapter_config.json: scaled by 0 as PEFT does, so it changes nothing")
         if config:
             fields["rslora"] = config.rslora
             fields["transposed"] = config.fan_in_fan_out

@@ -36,6 +36,7 @@ from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
+from inweave.ops.merge import all_usable, usable_numbers
 
 
 class LoraLayer(nn.Module):
@@ -124,7 +125,7 @@ class LoraLayer(nn.Module):
     def norms(self, branch: Branch) -> torch.Tensor:
         """|W + scale * product| over the inputs, one per row, in float32."""
         changed = branch.product() * branch.scale
-        norm: torch.Tensor = torch.linalg.vector_norm(changed + self.rows(self.weight), dim=1)
+        norm: torch.Tensor = torch.linalg.vector_norm(changed + self.rows(self.weight).to(changed.dtype), dim=1)
         return norm.clamp_min(torch.finfo(norm.dtype).tiny)
 
     # adapters
@@ -221,8 +222,9 @@ class LoraLayer(nn.Module):
                     "apply computes what a change of the weight adds"
                 )
             weight = self.weight
-            woven = self._woven(weight.detach()).to(weight.dtype)
-            if not bool(woven.isfinite().all()) and bool(weight.isfinite().all()):
+            wide = weight.detach().float() if weight.dtype.itemsize == 1 else weight.detach()  # eight bits cannot add
+            woven = self._woven(wide).to(weight.dtype)
+            if not all_usable(woven) and bool((~usable_numbers(woven) & usable_numbers(weight)).any()):
                 raise TargetError(
                     f"{self.label}: merging {', '.join(self._live)} gives numbers that {weight.dtype} cannot hold; "
                     "nothing was changed"

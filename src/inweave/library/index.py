@@ -310,6 +310,7 @@ class Library:
         if base is not None:
             where.append("base = ?")
             values.append(base)
+        text = text.encode("utf-8", "replace").decode()  # half surrogates of a command line are in no name
         for word in text.lower().split():
             where.append("(lower(path) LIKE ? ESCAPE '!' OR lower(alias) LIKE ? ESCAPE '!' OR "
                          "lower(json_extract(facts, '$.triggers')) LIKE ? ESCAPE '!')")  # fmt: skip

@@ -183,3 +183,9 @@ def test_a_new_folder_survives_under_another_name(tmp_path: Path) -> None:
         (hidden / "file").write_text("1")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_folders_inside_each_other_have_an_end(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="cannot be made"):
+        make_folder(tmp_path / "/".join("a" * 1900))
+    assert list(tmp_path.iterdir()) == []

@@ -12,6 +12,7 @@ import inweave
 from inweave.cli.app import app
 from inweave.errors import ConfigError
 from inweave.formats.files import write_file
+from inweave.formats.read import read
 from inweave.generate.config import LoraChoice
 from inweave.generate.find import LoraFinder, with_alpha
 from inweave.models import embedded
@@ -151,3 +152,24 @@ def test_baking_and_generating_say_it_and_take_it(tmp_path: Path) -> None:
     assert [choice.alpha for choice in with_alpha(choices, LoraFinder(), 4)] == [4, None]
     with pytest.raises(ConfigError, match="states its own"):
         with_alpha(choices[1:], LoraFinder(), 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "scales"),
+    [
+        ({"lora_alpha": 0}, [0.0, 0.0]),
+        ({"lora_alpha": 0.0, "use_rslora": True}, [0.0, 0.0]),
+        ({"lora_alpha": 4, "alpha_pattern": {"k": 0}}, [2.0, 0.0]),
+        ({"lora_alpha": 0, "alpha_pattern": {r".*\.q": 6}}, [3.0, 0.0]),
+    ],
+)
+def test_an_alpha_of_zero_in_a_configuration_is_peft_s_zero(fields: dict[str, object], scales: list[float]) -> None:
+    """PEFT multiplies by it; in a file of another trainer it means alpha = rank."""
+    tensors = {}
+    for name in ("q", "k"):
+        tensors[f"base_model.model.layers.0.{name}.lora_A.weight"] = random(1, 2, 8)
+        tensors[f"base_model.model.layers.0.{name}.lora_B.weight"] = random(2, 8, 2)
+    adapter = read(tensors, None, {"peft_type": "LORA", "r": 2, **fields})
+    by_name = {entry.ref.name.rpartition(".")[2]: entry.factors.scale for entry in adapter}
+    assert [by_name["q"], by_name["k"]] == scales
+    assert any("scaled by 0 as PEFT does" in warning for warning in adapter.warnings)

@@ -348,6 +348,43 @@ def test_numbers_beyond_the_dtype_are_refused_and_nothing_changes(dtype: Any, be
     assert bits(net) == bits(Net().to(dtype))
 
 
+LARGEST = {
+    torch.float16: 65504.0, torch.bfloat16: 1.8e19, torch.float32: 1.8e19, torch.float8_e4m3fn: 448.0,
+    torch.float8_e5m2: 57344.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_a_sum_beyond_the_dtype_is_refused_where_each_adapter_fits(dtype: Any) -> None:
+    """Formats without infinity too, where numbers that are too large become the largest one."""
+    half = tensor([[LARGEST[dtype] * 0.6]] * 8)
+    one, two = (
+        read({"unet.lin.lora_down.weight": tensor([[1.0] * 8]), "unet.lin.lora_up.weight": half}) for _ in range(2)
+    )
+    net = Net()
+    net.lin.weight.data = net.lin.weight.data.to(dtype)
+    before, base = bits(net), state(net)
+    weaver = inweave.Weaver(net)
+    weaver.apply([(one, 1.0)])
+    weaver.apply([(one, -3.0), (two, 3.5)])
+    known = bits(net)
+    for stack in ([(one, 1.0), (two, 1.0)], [(one, -1.0), (two, -1.0)], [(one, 2.0)]):
+        with pytest.raises(TargetError, match=r"unet\.lin\.weight would overflow"):
+            weaver.apply(stack)
+        assert bits(net) == known
+        source = inweave.MergedSource(DictSource(base), stack)
+        with pytest.raises(TargetError, match=r"lin\.weight: the result would overflow"):
+            source.get("lin.weight")
+    weaver.apply([])
+    assert bits(net) == before
+    inweave.attach(net, one, name="one")
+    inweave.merge(net)
+    inweave.unmerge(net)
+    inweave.set_strength(net, "one", 2.0)
+    with pytest.raises(TargetError, match="cannot hold; nothing was changed"):
+        inweave.merge(net)
+
+
 def test_a_base_that_is_not_finite_itself_is_woven_as_it_is() -> None:
     net = Net()
     with torch.no_grad():

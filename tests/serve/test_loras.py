@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import shutil
+import unicodedata
 import urllib.parse
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
+from inweave.errors import MissingError
+from inweave.exchange.load import load
 from inweave.formats.files import write_file
+from inweave.library import Entry
+from inweave.library.entry import Facts
 from inweave.models import embedded
+from inweave.serve.app import create_app
+from inweave.serve.checker import Checker
+from inweave.serve.conversions import MAX_KEPT, ConversionStore
+from inweave.serve.settings import ServeSettings
 from tests.bad_files import BAD
 from tests.serve.worker import Worker
 from tests.support import lora_listing, tensor, write_sparse
@@ -119,3 +132,97 @@ def test_broken_files_in_a_folder_do_not_stop_the_library(worker: Worker) -> Non
     )
     assert worker.ended(worker.submit(loras=["pixel"]))["state"] == "done"
     shutil.rmtree(folder)
+
+
+def test_where_every_tensor_goes_on_any_base(worker: Worker) -> None:
+    question = {"lora": "pixel", "placements": True}
+    on_model = worker.http.post("/v1/loras/check", json=question).json()
+    rows = on_model["verdict"]["placements"]
+    assert on_model["verdict"]["ok"] and len(rows) == 100
+    assert sorted(key for row in rows for key in row["keys"]) == sorted(load(PIXEL).tensors)
+    assert rows[0].keys() >= {"component", "tensor", "shape", "algorithm"} and rows[0]["component"] == "unet"
+    assert "placements" not in worker.http.post("/v1/loras/check", json={"lora": "pixel"}).json()["verdict"]
+    other = worker.http.post("/v1/loras/check", json={**question, "base": "SDXL"}).json()
+    assert other["base"] == "sdxl" and not other["verdict"]["ok"] and other["verdict"]["placements"] == []
+    assert other["verdict"]["unplaced"][0]["nearest"]
+    for wrong in ("/etc", "nonsense", "../x", str(PIXEL)):
+        answer = worker.http.post("/v1/loras/check", json={"lora": "pixel", "base": wrong})
+        assert answer.status_code == 400 and "root" not in answer.text, answer.text
+    assert worker.http.post("/v1/loras/check", json={**question, "base": "sdxl", "model": "x"}).status_code == 400
+    capabilities = worker.http.get("/v1/capabilities").json()
+    assert "sdxl" in capabilities["bases"] and "kohya" in capabilities["dialects"]
+
+
+def test_a_lora_is_converted_and_downloaded(worker: Worker, tmp_path: Path) -> None:
+    answer = worker.http.post("/v1/loras/convert", json={"lora": "pixel", "to": "diffusers"})
+    assert answer.status_code == 201, answer.text
+    report = answer.json()
+    assert (report["file"], report["dialect"], report["ok"]) == ("pixel-diffusers.safetensors", "diffusers", True)
+    file = worker.http.get(report["url"])
+    assert len(file.content) == report["bytes"] and "pixel-diffusers.safetensors" in file.headers["content-disposition"]
+    (tmp_path / "d.safetensors").write_bytes(file.content)
+    assert load(tmp_path / "d.safetensors").dialects == ("diffusers-peft",)
+    peft = worker.http.post("/v1/loras/convert", json={"lora": "pixel", "to": "peft"}).json()
+    archive = zipfile.ZipFile(io.BytesIO(worker.http.get(peft["url"]).content))
+    assert sorted(archive.namelist()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_what_cannot_be_converted_is_named_and_leaves_nothing(worker: Worker) -> None:
+    before = sorted((worker.data / "converted").glob("*"))
+    for wish, status in (
+        ({"to": "bfl"}, 422), ({"to": "nonsense"}, 400), ({"to": "../x"}, 400), ({"to": "kohya", "base": "/etc"}, 400),
+        ({"to": "kohya", "lora": "nosuch"}, 404), ({"to": "kohya", "lora": "../../etc/passwd"}, 404), ({}, 400),
+    ):  # fmt: skip
+        answer = worker.http.post("/v1/loras/convert", json={"lora": "pixel", **wish})
+        assert answer.status_code == status, (wish, answer.text)
+        assert str(worker.data) not in answer.text
+    assert sorted((worker.data / "converted").glob("*")) == before
+    for identifier in ("x", "..%2f..", "0" * 32):
+        assert worker.http.get(f"/v1/conversions/{identifier}").status_code == 404
+    evil = worker.http.post(
+        "/v1/loras/convert", json={"lora": "pixel", "to": "kohya"}, headers={"Origin": "http://evil"}
+    )
+    assert evil.status_code == 403
+
+
+def test_old_conversions_make_room(tmp_path: Path) -> None:
+    class Writer(Checker):
+        async def convert(self, path: str, target: str, *rest: Any, **more: Any) -> dict[str, Any]:
+            (Path(target) / "adapter.safetensors").write_bytes(b"x")
+            return {"file": "adapter.safetensors"}
+
+    async def fill() -> None:
+        store = ConversionStore(tmp_path / "converted", Writer())
+        entry = Entry("id", str(tmp_path), "<b>.safetensors", 1, 0.0, Facts(), None)
+        reports = [await store.create(entry, to="kohya", base=None, drop=False) for _ in range(MAX_KEPT + 2)]
+        assert len(list((tmp_path / "converted").iterdir())) == MAX_KEPT
+        assert store.file(reports[-1]["id"])[1] == "<b>-kohya.safetensors"
+        with pytest.raises(MissingError, match="convert the LoRA again"):
+            store.file(reports[0]["id"])
+        store.clear()
+        assert not (tmp_path / "converted").exists()
+
+    asyncio.run(fill())
+
+
+def test_names_of_other_scripts_are_names(worker: Worker) -> None:
+    for name in ("水彩", "aquarelle e\u0301te\u0301", "акварель 2"):
+        answer = worker.http.post("/v1/loras", params={"name": name}, content=PIXEL.read_bytes())
+        assert answer.status_code == 201, answer.text
+        entry = answer.json()
+        assert entry["name"] == unicodedata.normalize("NFC", name) and entry["removable"]
+        assert worker.http.delete(f"/v1/loras/{urllib.parse.quote(entry['name'])}").status_code == 200
+    assert worker.http.post("/v1/loras", params={"name": "水" * 120}, content=b"").status_code == 400
+    assert not worker.http.get("/v1/loras/pixel").json()["removable"]
+
+
+def test_a_lora_may_be_larger_than_other_requests(tmp_path: Path) -> None:
+    settings = ServeSettings(data=tmp_path, body_bytes=1024, lora_bytes=4096)
+    transport = httpx.ASGITransport(create_app(settings), raise_app_exceptions=False)
+
+    async def statuses() -> list[int]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            sizes = (("/v1/loras", 2000), ("/v1/loras", 5000), ("/v1/loras/check", 2000), ("/v1/jobs", 2000))
+            return [(await client.post(path, content=b"x" * size)).status_code for path, size in sizes]
+
+    assert asyncio.run(statuses()) == [400, 413, 413, 413]  # the first one only lacks its name

@@ -19,11 +19,11 @@ from inweave.files.paths import exists
 from inweave.formats.alphas import Alphas
 from inweave.formats.files import maps_of, refuse_truncated
 from inweave.formats.finite import scan
-from inweave.targets.bases import find
+from inweave.targets.bases import Known, find, known_index
 from inweave.targets.declared import contradicts, model_of
 from inweave.targets.detect import Detection, contradiction, detect
 from inweave.targets.index import ModelIndex
-from inweave.targets.plan import Finding, Plan, Report
+from inweave.targets.plan import Finding, Placement, Plan, Report
 from inweave.targets.resolve import resolve
 
 ValueCheck = Literal["none", "sample", "full"]
@@ -36,7 +36,8 @@ class Verdict:
 
     ``ok`` only if every tensor of the adapter is used exactly once and all of them are finite. ``report`` lists each tensor
     that is not, ``detected`` is the base the adapter seems to be for, ``assumed_alphas`` names modules whose alpha the file
-    leaves open (alpha = rank is assumed), ``as_dict()`` is the JSON of `inweave check`.
+    leaves open (alpha = rank is assumed), ``placements`` are the tensors of the base that change and what each receives,
+    ``as_dict()`` is the JSON of `inweave check`.
     """
 
     ok: bool
@@ -55,6 +56,7 @@ class Verdict:
     detection: Detection | None = None
     doubts: list[str] = field(default_factory=list)  # why the base may be the wrong one although it fits
     assumed_alphas: tuple[str, ...] = ()
+    placements: tuple[Placement, ...] = ()
 
     def __repr__(self) -> str:
         verdict = "fits" if self.ok else "does not fit"
@@ -87,14 +89,15 @@ class Verdict:
 
 def check(
     adapter: Adapter | str | os.PathLike[str],
-    base: str | os.PathLike[str] | ModelIndex,
+    base: str | os.PathLike[str] | ModelIndex | Known,
     *,
     values: ValueCheck = "full",
     alpha: Alphas | None = None,
 ) -> Verdict:
     """Prove where each tensor of ``adapter`` goes on ``base``, or say what does not fit.
 
-    ``adapter``: an adapter or its path. ``base``: a known base by name ("sdxl"), a checkpoint, a model folder or an index.
+    ``adapter``: an adapter or its path. ``base``: a known base by name ("sdxl"), a checkpoint, a model folder, an index, or a
+    `Known` base, which is never looked for on the disk.
     ``values``: how many numbers to read in search of NaN and infinity: "none", "sample" or "full". ``alpha``: for a path
     whose file does not state its alphas, as `load` takes it. An adapter that does not fit is no error: see ``verdict.ok`` and ``verdict.report``. Raises `FormatError` if a file cannot be read.
     """
@@ -138,6 +141,7 @@ def check(
         namings=namings,
         error=_error(report, detection, index, target),
         assumed_alphas=adapter.assumed_alphas,
+        placements=plan.placements,
     )
 
 
@@ -158,9 +162,13 @@ def _doubts(detection: Detection, base: str | None) -> list[str]:
     return doubts
 
 
-def _best_plan(adapter: Adapter, base: str | os.PathLike[str] | ModelIndex) -> tuple[Plan, ModelIndex, dict[str, bool]]:
+def _best_plan(
+    adapter: Adapter, base: str | os.PathLike[str] | ModelIndex | Known
+) -> tuple[Plan, ModelIndex, dict[str, bool]]:
     if isinstance(base, ModelIndex):
         indexes = [base]
+    elif isinstance(base, Known):
+        indexes = [known_index(base.name), known_index(base.name, "original")]
     else:
         indexes = [open_base(base)]
         if not exists(base) and find(os.fspath(base)):
@@ -211,4 +219,5 @@ def _foreign(adapter: Adapter, base: object) -> Verdict:
     report = Report(tensors=len(adapter.tensors), warnings=list(adapter.warnings))
     report.unsupported = [Finding(p.keys, "", "", p.reason) for p in adapter.problems]
     reason = next(p.reason for p in adapter.problems if p.fault == "unsupported")
-    return Verdict(False, "", [], str(base), None, 0.0, (), report, error=reason)
+    name = base.name if isinstance(base, Known) else str(base)
+    return Verdict(False, "", [], name, None, 0.0, (), report, error=reason)

@@ -64,6 +64,7 @@ def create_app(
         native, lora_routes, dataset_routes, sessions, openai, sdapi, sdapi_lists, sdapi_state, page_files,
     ):  # fmt: skip
         app.include_router(module.router)
+    app.include_router(lora_routes.conversions)
     app.add_exception_handler(InweaveError, _our_error)  # type: ignore[arg-type]
     app.add_exception_handler(RequestValidationError, _invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]

@@ -11,6 +11,9 @@ from inweave.serve.jobs import Failure
 from inweave.serve.process import ChildProcess
 from inweave.serve.wire import Message, WireError
 
+#: for calls that read or write a whole adapter file
+FILE_SECONDS = 300.0
+
 
 class Checker:
     """A few processes; each call waits for an idle one."""
@@ -33,22 +36,33 @@ class Checker:
 
     async def adapter(self, path: str, label: str) -> None:
         """Read a file as an adapter; `FormatError` where it is none, or where its numbers are not finite."""
-        await self._call(label, {"name": "adapter", "path": path, "label": label})
+        await self._call(label, {"name": "adapter", "path": path, "label": label}, seconds=FILE_SECONDS)
 
-    async def lora(self, path: str, base: str, label: str, values: str = "none") -> dict[str, Any]:
-        """The verdict on an adapter file and a base."""
-        call = {"name": "lora", "path": path, "base": base, "values": values}
+    async def lora(
+        self, path: str, base: str, label: str, values: str = "none", *, known: bool = False, placements: bool = False
+    ) -> dict[str, Any]:
+        """The verdict on an adapter file and a base: a path, or with ``known`` the name of a base that inweave knows."""
+        call = {"name": "lora", "path": path, "base": base, "values": values, "known": known, "placements": placements}
         verdict: dict[str, Any] = (await self._call(label, call)).data["verdict"]
         return verdict
 
-    async def _call(self, label: str, data: dict[str, Any], content: bytes | None = None) -> Message:
+    async def convert(
+        self, path: str, target: str, label: str, *, to: str, base: str | None, drop: bool
+    ) -> dict[str, Any]:
+        """Write an adapter file anew in another dialect; a PEFT adapter, which is two files, as a ZIP archive."""
+        call = {"name": "convert", "path": path, "target": target, "label": label, "to": to, "base": base, "drop": drop}
+        return (await self._call(label, call, seconds=FILE_SECONDS)).data
+
+    async def _call(
+        self, label: str, data: dict[str, Any], content: bytes | None = None, *, seconds: float | None = None
+    ) -> Message:
         process = await self._idle.get()
         try:
             if process is None or process.pid is None:
                 process = ChildProcess("inweave.serve.checker_process")
                 await process.start({})
             await process.send(Message("call", data, () if content is None else (content,)))
-            answer = await asyncio.wait_for(process.receive(), self._seconds)
+            answer = await asyncio.wait_for(process.receive(), seconds or self._seconds)
         except (WireError, TimeoutError, asyncio.CancelledError) as error:
             if process is not None:
                 await asyncio.shield(process.stop(now=True))

@@ -13,11 +13,12 @@ import os
 import resource
 import sys
 import traceback
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import FormatError, InweaveError, RequestError
+from inweave.errors import FormatError, InweaveError, RequestError, TargetError
 from inweave.serve.failures import failure_of, public
 from inweave.serve.wire import Message, WireError, read_message
 
@@ -76,10 +77,42 @@ def check_record(data: dict[str, Any], content: bytes) -> Message:
 def check_lora(data: dict[str, Any], content: bytes) -> Message:
     """Whether an adapter file fits a base: the verdict of `inweave check`."""
     from inweave.exchange.check import check
+    from inweave.targets.bases import find
 
-    verdict: dict[str, Any] = check(Path(data["path"]), data["base"], values=data.get("values", "none")).as_dict()
+    base = find(data["base"]) if data.get("known") else data["base"]
+    if base is None:
+        raise RequestError(f"no base model is called {data['base']}")
+    result = check(Path(data["path"]), base, values=data.get("values", "none"))
+    verdict: dict[str, Any] = result.as_dict()
     verdict["base"]["given"] = public(verdict["base"]["given"])
+    if data.get("placements"):
+        verdict["placements"] = [placement.as_dict() for placement in result.placements]
     return Message("answer", {"verdict": verdict})
+
+
+def convert_lora(data: dict[str, Any], content: bytes) -> Message:
+    """An adapter file in another dialect, written where the caller says."""
+    from inweave.exchange.convert import save
+    from inweave.exchange.load import load
+    from inweave.targets.bases import known_index
+
+    path, label, target = Path(data["path"]), data["label"], Path(data["target"])
+    written = target / "adapter" if data["to"] == "peft" else target / "adapter.safetensors"
+    index = known_index(data["base"]) if data["base"] is not None else None
+    try:
+        conversion = save(load(path), written, dialect=data["to"], base=index, drop=data["drop"])
+    except (FormatError, TargetError) as error:
+        raise type(error)(str(error).replace(str(path), label)) from None
+    if written.is_dir():
+        folder, written = written, target / "adapter.zip"
+        with zipfile.ZipFile(written, "x", zipfile.ZIP_STORED) as archive:
+            for file in sorted(folder.iterdir()):
+                archive.write(file, file.name)
+                file.unlink()
+        folder.rmdir()
+    report = conversion.as_dict()
+    del report["path"]
+    return Message("answer", {**report, "file": written.name, "bytes": written.stat().st_size})
 
 
 def check_adapter(data: dict[str, Any], content: bytes) -> Message:
@@ -106,6 +139,7 @@ CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     "record": check_record,
     "lora": check_lora,
     "adapter": check_adapter,
+    "convert": convert_lora,
 }
 
 

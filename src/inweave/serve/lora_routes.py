@@ -5,7 +5,9 @@ GET    /v1/loras/{reference}        everything that is known of one: by name, pa
 GET    /v1/loras/{reference}/preview, /file
 POST   /v1/loras?name=NAME          the bytes of a file: checked in a process of its own, then added
 DELETE /v1/loras/{reference}        only files that were uploaded or trained here
-POST   /v1/loras/check              {lora, model}: where every tensor goes, or why it does not fit
+POST   /v1/loras/check              {lora, model | base}: whether it fits; with `placements`, where every tensor goes
+POST   /v1/loras/convert            {lora, to, base, drop}: the same LoRA in another dialect, to be downloaded
+GET    /v1/conversions/{id}         the file, for an hour
 POST   /v1/loras/refresh            look at the folders now
 """
 
@@ -13,27 +15,61 @@ from __future__ import annotations
 
 import asyncio
 import re
+import unicodedata
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.formats.writers import WRITERS
+from inweave.library import Entry
 from inweave.serve.native import service_of
+from inweave.serve.service import Service
+from inweave.targets.bases import known_index
 
 router = APIRouter(prefix="/v1/loras")
+conversions = APIRouter(prefix="/v1/conversions")
 Reference = Annotated[str, Field(max_length=1000)]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._()\[\]-]{0,119}")
+_NAME = re.compile(r"[^\W_][\w ._()\[\]-]{0,119}")  # letters and digits of any script
+MAX_NAME_BYTES = 200  # a file name may have 255, with its ending and a number
 _PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp"}
 
 
 class LoraCheck(BaseModel):
-    """A LoRA of the library, and the model it should fit."""
+    """A LoRA of the library, and what it should fit: a model of this worker, or any base that inweave knows by name."""
 
     lora: Reference
     model: Annotated[str, Field(max_length=1000)] | None = None
+    base: Annotated[str, Field(max_length=200)] | None = None
     values: Literal["none", "sample", "full"] = "sample"
+    placements: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> LoraCheck:
+        if self.model is not None and self.base is not None:
+            raise ValueError("model or base, not both")
+        return self
+
+
+class LoraConversion(BaseModel):
+    """A LoRA of the library, and the dialect to write it in. ``drop``: leave out what the dialect cannot express."""
+
+    lora: Reference
+    to: Annotated[str, Field(max_length=100)]
+    base: Annotated[str, Field(max_length=200)] | None = None
+    drop: bool = False
+
+
+def document(service: Service, entry: Entry, *, details: bool = True) -> dict[str, Any]:
+    """An entry as clients get it; ``removable``: whether this worker may delete it."""
+    return {**entry.as_dict(details=details), "removable": entry.root == str(service.loras.resolve())}
+
+
+def known_base(name: str) -> str:
+    """The name of a base that inweave knows; never a path of this machine."""
+    return known_index(name).base or name
 
 
 @router.get("")
@@ -44,29 +80,51 @@ async def list_loras(
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> dict[str, Any]:
-    library = service_of(request).library
+    service = service_of(request)
+    library = service.library
     entries = await asyncio.to_thread(library.entries, query, base=base, limit=limit, offset=offset)
     total = await asyncio.to_thread(library.count)
-    return {"loras": [entry.as_dict(details=False) for entry in entries], "total": total}
+    return {"loras": [document(service, entry, details=False) for entry in entries], "total": total}
 
 
 @router.post("", status_code=201)
 async def upload(request: Request, name: Annotated[str, Query(max_length=200)]) -> dict[str, Any]:
-    stem = name.strip().removesuffix(".safetensors")
-    if not _NAME.fullmatch(stem) or stem.endswith((" ", ".")):
+    stem = unicodedata.normalize("NFC", name.strip().removesuffix(".safetensors"))
+    if not _NAME.fullmatch(stem) or stem.endswith((" ", ".")) or len(stem.encode()) > MAX_NAME_BYTES:
         raise ConfigError("name: letters, digits, spaces, dots, dashes and underscores, at most 120")
     service = service_of(request)
     entry = await service.add_lora(stem, request.stream())
-    return entry.as_dict()
+    return document(service, entry)
 
 
 @router.post("/check")
 async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
     service = service_of(request)
     entry = await asyncio.to_thread(service.library.find, question.lora)
-    model = service.model(question.model)
-    verdict = await service.checker.lora(str(entry.file), service.base_of(model), f"LoRA {entry.name}", question.values)
-    return {"lora": entry.as_dict(details=False), "model": model, "verdict": verdict}
+    known = question.base is not None
+    name = known_base(question.base) if question.base is not None else service.model(question.model)
+    verdict = await service.checker.lora(
+        str(entry.file), name if known else service.base_of(name), f"LoRA {entry.name}", question.values,
+        known=known, placements=question.placements,
+    )  # fmt: skip
+    target = {"base": name} if known else {"model": name}
+    return {"lora": document(service, entry, details=False), **target, "verdict": verdict}
+
+
+@router.post("/convert", status_code=201)
+async def convert_lora(request: Request, wish: LoraConversion) -> dict[str, Any]:
+    service = service_of(request)
+    if wish.to not in WRITERS:
+        raise ConfigError(f"to: no dialect is called {wish.to!r}; there are {', '.join(WRITERS)}")
+    base = known_base(wish.base) if wish.base is not None else None
+    entry = await asyncio.to_thread(service.library.find, wish.lora)
+    return await service.conversions.create(entry, to=wish.to, base=base, drop=wish.drop)
+
+
+@conversions.get("/{conversion}")
+async def converted_file(request: Request, conversion: Annotated[str, Field(max_length=100)]) -> FileResponse:
+    path, name = service_of(request).conversions.file(conversion)
+    return FileResponse(path, media_type="application/octet-stream", filename=name)
 
 
 @router.post("/refresh")
@@ -95,7 +153,8 @@ async def download(request: Request, reference: Reference) -> FileResponse:
 
 @router.get("/{reference:path}")
 async def get_lora(request: Request, reference: Reference) -> dict[str, Any]:
-    return (await asyncio.to_thread(service_of(request).library.find, reference)).as_dict()
+    service = service_of(request)
+    return document(service, await asyncio.to_thread(service.library.find, reference))
 
 
 @router.delete("/{reference:path}")

@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from inweave.errors import ConfigError
+from inweave.formats.writers import WRITERS
 from inweave.models.samplers import SAMPLERS, SCHEDULES
 from inweave.serve import streams
 from inweave.serve.bodies import json_body
@@ -35,6 +36,7 @@ from inweave.serve.jobs import Job, State, StoredEvent
 from inweave.serve.metrics import metrics_text
 from inweave.serve.requests import ImageRequest, fingerprint
 from inweave.serve.service import Service
+from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
 router = APIRouter()
@@ -222,9 +224,10 @@ async def capabilities(request: Request) -> dict[str, Any]:
         "operations": ["image_generation", "image_transform", "image_inpaint", *(["train"] if limits.allow_train else [])],
         "models": [{"name": name, "default": name == service.model(None)} for name in service.models],
         "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
+        "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
         "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority"],
         "limits": {
-            "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "image_pixels": limits.image_pixels,
+            "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,
             "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
         },
     }  # fmt: skip

@@ -72,7 +72,8 @@ class Security:
         if refusal is not None:
             await _answer(send, *refusal, prompt=not _from_script(headers))
             return
-        limited = _Limit(receive, self._settings.body_bytes)
+        upload = scope["method"] == "POST" and scope["path"] == "/v1/loras"  # goes to the disk as it comes
+        limited = _Limit(receive, self._settings.lora_bytes if upload else self._settings.body_bytes)
         if (length := headers.get(b"content-length")) and (
             not (length.isascii() and length.isdigit()) or int(length) > limited.limit
         ):

@@ -25,6 +25,7 @@ from inweave.library import Entry, Library
 from inweave.models import embedded
 from inweave.models.samplers import schedules_of
 from inweave.serve.checker import Checker
+from inweave.serve.conversions import ConversionStore
 from inweave.serve.datasets import DatasetStore
 from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.errors import StorageError
@@ -67,6 +68,7 @@ class Service:
         self.library = Library(settings.data / "library.sqlite3", folders)
         self.signals = JobSignals()
         self.checker = Checker()
+        self.conversions = ConversionStore(settings.data / "converted", self.checker)
         self.started = time.time()
         self.scan_report: dict[str, Any] | None = None
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
@@ -98,6 +100,7 @@ class Service:
 
     async def start(self) -> None:
         await asyncio.to_thread(shutil.rmtree, self.settings.data / "incoming", ignore_errors=True)
+        await asyncio.to_thread(self.conversions.clear)
         self._tasks = [asyncio.create_task(each.run()) for each in self.dispatchers]
         self._tasks += [asyncio.create_task(self._sweep()), asyncio.create_task(self._index())]
 
@@ -117,6 +120,7 @@ class Service:
         while True:
             try:
                 await asyncio.to_thread(self.store.expire)
+                await asyncio.to_thread(self.conversions.expire)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)

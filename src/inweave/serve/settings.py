@@ -43,6 +43,9 @@ class ServeSettings(CheckedModel):
     memory_gb: Annotated[float, Field(gt=0)] | None = Field(default=None, description="memory for loaded models")
     queue_limit: Annotated[int, Field(ge=1, le=1_000_000)] = 1000
     body_bytes: Annotated[int, Field(ge=1024)] = 64 * MEBIBYTE
+    lora_bytes: Annotated[int, Field(ge=1024)] = Field(
+        default=2048 * MEBIBYTE, description="the largest LoRA file that is accepted"
+    )
     image_pixels: Annotated[int, Field(ge=64 * 64)] = 4096 * 4096
     max_images: Annotated[int, Field(ge=1, le=100)] = Field(default=16, description="images in one job")
     job_seconds: Annotated[float, Field(gt=0)] = 3600.0

@@ -51,6 +51,17 @@ class Placement:
         start, length = self.target or (0, self.shape[0] if self.shape else 1)
         return range(start, start + length)
 
+    def as_dict(self) -> dict[str, object]:
+        row: dict[str, object] = {
+            "keys": list(self.keys), "component": self.component, "tensor": self.tensor, "shape": list(self.shape),
+            "algorithm": self.factors.algorithm,
+        }  # fmt: skip
+        if self.target is not None:
+            row["rows"] = list(self.target)
+        if self.creates:
+            row["creates"] = True
+        return row
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:

@@ -118,7 +118,7 @@ def fill_masked(image: Image.Image, mask: Image.Image) -> Image.Image:
     levels = [_coarser(known, (max(1, round(image.width * scale)), max(1, round(image.height * scale))))]
     while max(levels[-1].size) > 1:
         levels.append(_coarser(levels[-1], ((levels[-1].width + 1) // 2, (levels[-1].height + 1) // 2)))
-    if levels[-1].getextrema()[3] == (0, 0):
+    if levels[-1].getchannel("A").getextrema() == (0, 0):
         return image  # all of it is masked: there is nothing around it
     colors = levels.pop()
     while levels:

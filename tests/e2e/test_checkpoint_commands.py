@@ -352,3 +352,26 @@ def test_merge_is_another_name_for_bake(base: Path, lora: Path, tmp_path: Path) 
         inweave(verb, "--base", base, "--lora", lora, "--out", out)
         contents.append(out.read_bytes())
     assert contents[0] == contents[1]
+
+
+def test_nothing_is_replaced_without_force(tmp_path: Path, base: Path, lora: Path) -> None:
+    out, folder = tmp_path / "new" / "out.safetensors", tmp_path / "peft"
+    commands = {
+        "bake": ["bake", "--base", base, "--lora", lora, "--out", out],
+        "extract": ["extract", base, base, "--out", out],
+        "resize": ["resize", lora, "--rank", 2, "--base", base, "--out", out],
+        "convert": ["convert", LOKR, out, "--to", "kohya"],
+    }
+    inweave(*commands["convert"])  # its folder is made
+    before = out.read_bytes()
+    for arguments in commands.values():
+        error = inweave(*arguments, code=2)
+        assert "already exists" in error and "--force" in error
+        assert out.read_bytes() == before
+    inweave(*commands["bake"], "--force")
+    assert out.read_bytes() != before
+    arguments = ["convert", DATA / "files" / "catundchat_sd15_pytorch_lora_weights.safetensors", folder, "--to", "peft"]
+    folder.mkdir()
+    inweave(*arguments)
+    assert "already exists" in inweave(*arguments, code=2)
+    inweave(*arguments, "--force")

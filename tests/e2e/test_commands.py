@@ -39,7 +39,7 @@ CHECK_FIELDS = {
 }  # fmt: skip
 INSPECT_FIELDS = {
     "path", "bytes", "tensors", "dialects", "algorithms", "ranks", "alphas", "scales", "dtypes", "components", "modules",
-    "kinds", "base", "triggers", "training", "carried", "problems", "warnings", "hashes",
+    "kinds", "base", "triggers", "tags", "dataset", "training", "carried", "problems", "warnings", "hashes",
 }  # fmt: skip
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,7 +93,23 @@ def test_image_to_image_and_inpainting(tmp_path: Path) -> None:
     half.save(mask)
     inweave("generate", "pizza", "--init", start, "--strength", 0.5, "--steps", 4, "--seed", 1, "-o", out)
     assert pixels(out) != pixels(start)
-    inweave("generate", "pizza", "--init", start, "--mask", mask, "--strength", 1, "--steps", 4, "--seed", 1, "-o", out)
+    inweave(
+        "generate",
+        "pizza",
+        "--init",
+        start,
+        "--mask",
+        mask,
+        "--strength",
+        1,
+        "--steps",
+        4,
+        "--seed",
+        1,
+        "-o",
+        out,
+        "--force",
+    )
     with Image.open(out) as new, Image.open(start) as old:
         top = (0, 0, 128, 64)
         assert new.crop(top).tobytes() == old.crop(top).tobytes()
@@ -140,7 +161,9 @@ def test_sheets(tmp_path: Path) -> None:
         (["x", "--lora", str(SD15), "--steps", "1"], ["made for sd1.5", "inweave/emoji"]),
         (["x", "--model", "gone/model"], ["--allow-download"]),
         (["x", "--model", "gone.safetensors"], ["no such file"]),
-        (["x", "-o", "a.jpg", "--steps", "1"], ["PNG"]),
+        (["x", "-o", "a.gif", "--steps", "1"], [".png, .jpg or .webp"]),
+        (["x", "-o", "a-{sed}.png", "--steps", "1"], ["{sed}", "{seed}"]),
+        (["x", "-o", "/dev/null/a.png", "--steps", "1"], ["/dev/null", "not a folder"]),
         (["x", "--init", "gone.png"], ["gone.png", "no such file"]),
         (["x", "--device", "cuda:7"], ["no CUDA device"]),
         (["x", "--dtype", "int3"], ["int3"]),
@@ -265,3 +288,83 @@ def test_a_sampler_or_schedule_that_the_model_cannot_use_is_a_warning(
     assert [warning.partition(" (")[0] for warning in warned] == list(words)
     if recorded.startswith("Sampler: DDIM"):  # what the user asks for is never replaced
         inweave("generate", "--from", "theirs.png", "--schedule", "karras", "--json", code=2)
+
+
+def test_an_output_that_is_there_is_refused_before_work_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(b"mine")
+    (tmp_path / "b-2.png").write_bytes(b"mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("inweave.generate.pipeline.load_model", lambda *_, **__: pytest.fail("work started"))
+        for arguments in (["-o", tmp_path / "a.png"], ["-o", tmp_path / "b.png", "--count", 2]):
+            report = inweave("generate", "x", "--steps", 1, *arguments, code=2)
+            assert "already exists" in report and "--force" in report
+    inweave("generate", "x", "--steps", 1, "-o", tmp_path / "a.png", "--force")
+    assert pixels(tmp_path / "a.png") and (tmp_path / "b-2.png").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "webp"])
+def test_folders_are_made_and_every_format_repeats(ending: str, tmp_path: Path) -> None:
+    """From a JPEG or WebP too: the settings are exact, although its pixels are not."""
+    inweave(
+        "generate",
+        "café (cat:1.2) <lora:ink:0.4>",
+        "--seed",
+        7,
+        "--steps",
+        1,
+        "-o",
+        f"{tmp_path}/new/a-{{seed}}.{ending}",
+    )
+    first, again = tmp_path / "new" / f"a-7.{ending}", tmp_path / f"again.{ending}"
+    record = read_record(first)
+    assert record["config"]["prompt"].startswith("café") and len(record["loras"][0]["sha256"]) == 64
+    report = json.loads(inweave("generate", "--from", first, "-o", again, "--json"))
+    assert report["warnings"] == [] and pixels(first) == pixels(again)
+    if ending != "png":
+        with Image.open(first) as image:
+            comment = image.getexif().get_ifd(0x8769)[0x9286]
+        assert comment.startswith(b"UNICODE\0") and "Steps: 1" in comment[8:].decode("utf-16-be")
+
+
+def test_a_folder_as_output_never_replaces(tmp_path: Path) -> None:
+    for _ in range(2):
+        inweave("generate", "red apple", "--seed", 7, "--steps", 1, "-o", f"{tmp_path}/pictures/")
+    assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == ["red-apple-7-2.png", "red-apple-7.png"]
+
+
+def test_ctrl_c_keeps_the_images_that_are_done(tmp_path: Path) -> None:
+    """A real process, stopped by a real signal in the third of four images."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inweave", "generate", "red apple", "--steps", "40", "--seed", "1", "--count", "4",
+         "-o", str(tmp_path / "a.png"), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "a-1.png").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    report = json.loads(out)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert process.returncode == 130 and not report["ok"] and f"{len(names)} of 4" in report["error"], err
+    assert names[0] == "a-1.png" and len(names) < 4
+    assert [Path(image["path"]).name for image in report["images"]] == names
+
+
+def test_the_screen_is_never_empty(tmp_path: Path) -> None:
+    """On a terminal something is shown before libraries are imported; then the bytes of the model, and the steps."""
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inweave", "generate", "red apple", "--steps", "2", "-o", str(tmp_path / "a.png")],
+        stdout=slave, stderr=slave, env={**os.environ, "NO_COLOR": "1", "COLUMNS": "70", "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(slave)
+    shown: list[bytes] = []
+    with suppress(OSError):  # Linux: the terminal is gone with its last process
+        while chunk := os.read(master, 65536):
+            shown.append(chunk)
+    os.close(master)
+    assert process.wait(30) == 0
+    text = b"".join(shown).decode("utf-8", "replace")
+    assert text.index("starting") < text.index("loading inweave/emoji") < text.index("a.png")
+    assert "28 MB" in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", text), "a color in spite of NO_COLOR"

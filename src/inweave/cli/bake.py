@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli.adapters import LoraDir, located_stack
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas, weights_path
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
+from inweave.cli.outputs import Force, ensure_new
 from inweave.cli.progress import display
 
 
@@ -22,8 +24,8 @@ def bake(
         typer.Option(
             "--lora",
             "-l",
-            metavar="FILE[:STRENGTH]",
-            help="An adapter: a.safetensors:0.8, or a.safetensors:unet=0.8,te=0.2. Repeat for more.",
+            metavar="NAME[:STRENGTH]",
+            help="An adapter by file, name or hash: a.safetensors:0.8, pixel:unet=0.8,te=0.2. Repeat for more.",
         ),
     ],
     out: Annotated[
@@ -32,15 +34,18 @@ def bake(
     dtype: Annotated[Dtype, typer.Option("--dtype", help="The dtype of the merged checkpoint.")] = Dtype.keep,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
+    lora_dir: LoraDir = None,
+    force: Force = False,
     as_json: JSON = False,
 ) -> None:
     """Merge adapters into a checkpoint on disk: same names, same layout, one tensor in memory at a time."""
     require("torch", as_json)
     from inweave.weights.offline import commands
 
-    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
+    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
+        ensure_new(out, force)
         done = commands.bake(
-            weights_path(base), lora, out, dtype=None if dtype is Dtype.keep else dtype.value,
+            weights_path(base), located_stack(lora, lora_dir), out, dtype=None if dtype is Dtype.keep else dtype.value,
             alpha=supplied_alphas(alpha, rank_alpha), progress=progress.byte_counter("merging"),
         )  # fmt: skip
     if as_json:

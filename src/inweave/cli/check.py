@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import JSON, AdapterFile, AdapterName, Alpha, RankAlpha, supplied_alphas
-from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
+from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, print_styled, reporting_errors
 
 if TYPE_CHECKING:
     from inweave.exchange.check import Verdict
@@ -38,6 +39,7 @@ def check(
     ] = False,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
+    lora_dir: LoraDir = None,
     as_json: JSON = False,
 ) -> None:
     """Prove where every tensor of an adapter goes on a base model, or report exactly what does not fit."""
@@ -46,7 +48,7 @@ def check(
 
     with reporting_errors(as_json):
         alphas = supplied_alphas(alpha, rank_alpha)
-        adapter = load(file, name=name, trainer_exact=trainer_exact, alpha=alphas)
+        adapter = load(locate(file, lora_dir), name=name, trainer_exact=trainer_exact, alpha=alphas)
         verdict = check_adapter(adapter, base, values=values.value)
     print_json(verdict.as_dict()) if as_json else _print(file, verdict)
     raise typer.Exit(OK if verdict.ok else PROBLEMS)
@@ -76,4 +78,4 @@ def _print(file: Path, verdict: Verdict) -> None:
     print_lines((f"warning: {warning}" for warning in report.warnings), "yellow", limit=10)
     fits = "fits: every tensor is used exactly once" + (", but it may be for another base" if verdict.doubts else "")
     color = "red" if not verdict.ok else "yellow" if verdict.doubts else "green"
-    typer.secho(f"  {fits if verdict.ok else 'does not fit'}", fg=color, bold=True)
+    print_styled(f"  {fits if verdict.ok else 'does not fit'}", color, bold=True)

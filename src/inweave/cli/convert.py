@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, reporting_errors
+from inweave.cli.outputs import Force, ensure_new
 from inweave.files.paths import printable
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="An adapter file or PEFT directory, in any dialect.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="An adapter file or PEFT directory in any dialect, or the name or hash of a LoRA."
+        ),
+    ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="The file to write, NAME.safetensors; for peft, a directory.")
     ],
@@ -36,15 +43,18 @@ def convert(
         bool,
         typer.Option("--dummy-embeddings", help="For candle with --prefix llama: add the zero pair that it looks for."),
     ] = False,
+    lora_dir: LoraDir = None,
+    force: Force = False,
     as_json: JSON = False,
 ) -> None:
     """Convert an adapter to another dialect. Matrices are never changed; alpha, rank and metadata survive."""
     from inweave.exchange.convert import convert as convert_file
 
     with reporting_errors(as_json, target_code=PROBLEMS):
+        ensure_new(out, force)
         alphas = supplied_alphas(alpha, rank_alpha)
         done = convert_file(
-            source, out, to=to.value, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,
+            locate(source, lora_dir), out, to=to.value, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,
             dummy_embeddings=dummy_embeddings,
         )  # fmt: skip
     if as_json:

@@ -9,7 +9,8 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
-from inweave.cli.output import OK, print_json, reporting_errors
+from inweave.cli.output import OK, print_json, print_styled, reporting_errors
+from inweave.cli.outputs import Force, ensure_new
 from inweave.cli.progress import display
 from inweave.files.paths import printable
 
@@ -21,6 +22,7 @@ def demo(
         int | None,
         typer.Option("--image-steps", min=1, max=150, help="Sampling steps per image; by default the model's own."),
     ] = None,
+    force: Force = False,
     as_json: JSON = False,
 ) -> None:
     """See it work: images, a style LoRA trained on 24 of them, before and after, on one page."""
@@ -29,6 +31,7 @@ def demo(
     from inweave.demo.story import run
 
     with reporting_errors(as_json):
+        ensure_new(out / "index.html", force)
         with display(as_json) as progress:
             story = run(
                 out,
@@ -42,6 +45,6 @@ def demo(
         images = [str(out / chapter.image) for chapter in story.chapters]
         print_json({"ok": True, "page": str(page), "images": images, "facts": story.facts})
     else:
-        typer.secho(printable(f"open {page.resolve()}"), bold=True)
+        print_styled(f"open {page.resolve()}", bold=True)
         typer.echo("the same over HTTP: inweave serve")
     raise typer.Exit(OK)

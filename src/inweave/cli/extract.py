@@ -11,6 +11,7 @@ import typer
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To, weights_path
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
+from inweave.cli.outputs import Force, ensure_new
 from inweave.cli.progress import display
 
 if TYPE_CHECKING:
@@ -37,13 +38,15 @@ def extract(
     full_norms: Annotated[
         bool, typer.Option("--full-norms", help="Also keep changed norms and biases, as full differences.")
     ] = False,
+    force: Force = False,
     as_json: JSON = False,
 ) -> None:
     """Extract a LoRA from a fine-tuned checkpoint, and report how much of the change its rank keeps."""
     require("torch", as_json)
     from inweave.weights.offline import commands
 
-    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json) as progress:
+    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
+        ensure_new(out, force)
         result = commands.extract(
             weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
             full_norms=full_norms, progress=progress.byte_counter("extracting"),

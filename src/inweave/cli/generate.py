@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import re
+import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
-from inweave.cli.output import OK, print_json, print_lines, reporting_errors
-from inweave.cli.progress import Display, display
-from inweave.files.paths import exists, is_folder, printable
+from inweave.cli.output import OK, print_json, print_lines, print_styled, reporting_errors
+from inweave.cli.outputs import Force, ImageNames
+from inweave.cli.progress import Display, display, size
+from inweave.files.paths import is_folder, printable
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from inweave.generate.config import GenerateConfig
     from inweave.generate.denoise import Progress
-    from inweave.generate.pipeline import Pipeline, Result
+    from inweave.generate.pipeline import Pipeline
     from inweave.generate.source import ImageSettings
 
 MODEL = "inweave/emoji"
@@ -32,7 +36,8 @@ def generate(
     lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file or name: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The .png file to write; - writes the PNG to standard output.")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="The image to write: .png, .jpg or .webp; name-{seed}.png; a folder/; - for standard output. [default: PROMPT-SEED.png]")] = None,
+    force: Force = False,
     negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.")] = None,
     seed: Seed = None,
     steps: Annotated[int | None, typer.Option("--steps", help="Sampling steps, 1 to 150.")] = None,
@@ -59,26 +64,45 @@ def generate(
     allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
-    """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs."""
-    require("generate", as_json)
-    from inweave.errors import ConfigError
-    from inweave.generate.find import LoraFinder, check_request, with_alpha
-    from inweave.generate.pipeline import pipeline
-    from inweave.generate.repeat import input_warnings, lora_warnings, model_of, model_warnings, with_possible_sampler
+    """Generate images from a prompt, or from a prompt and an image, with any number of LoRAs.
 
-    with reporting_errors(as_json):
+    Example: inweave generate "a red apple" --lora pixel:0.8 --seed 7 -o apple.png
+    """
+    require("generate", as_json)
+    saved: list[dict[str, Any]] = []
+    options = {
+        "prompt": prompt, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance, "width": width,
+        "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
+        "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
+    }  # fmt: skip
+    # standard output is the image; whoever reads it wants nothing else, unless at a terminal
+    with (
+        reporting_errors(as_json),
+        display(as_json or (out == "-" and not sys.stderr.isatty()), plain=True) as progress,
+    ):
+        from inweave.errors import ConfigError
+
         if out == "-" and as_json:
             raise ConfigError("--json and -o - both write to standard output; choose one")
         if model is not None and not model.strip():
             raise ConfigError("--model is empty; name a model, or leave it out for inweave/emoji")
+        if out is not None and out != "-":
+            _check_ending(out)
+        progress.start("starting")
+        from inweave.generate.find import LoraFinder, check_request, with_alpha
+        from inweave.generate.pipeline import pipeline
+        from inweave.generate.repeat import (
+            input_warnings,
+            lora_warnings,
+            model_of,
+            model_warnings,
+            with_possible_sampler,
+        )
+
         source = _source(repeat)
-        settings, model = source.config, model or model_of(source)
-        text = sys.stdin.read().strip() if prompt == "-" else prompt
-        options = {
-            "prompt": text, "negative_prompt": negative, "seed": seed, "steps": steps, "guidance": guidance, "width": width,
-            "height": height, "sampler": sampler, "schedule": schedule, "clip_skip": clip_skip, "count": count,
-            "init": init, "strength": strength, "mask": mask, "feather": feather, "loras": lora or None,
-        }  # fmt: skip
+        settings, model = source.config, model or model_of(source) or MODEL
+        if prompt == "-":
+            options["prompt"] = sys.stdin.read().strip()
         user_options = {name: value for name, value in options.items() if value is not None}
         settings = settings | user_options
         if "prompt" not in settings:
@@ -86,22 +110,33 @@ def generate(
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
         finder = LoraFinder(folders, source.hashes)
         config = check_request(settings, finder)
+        if config.seed in (
+            None,
+            -1,
+        ):  # decided now, since files are named after it, and a grid has one for all its cells
+            config = config.model_copy(update={"seed": secrets.randbits(32)})
+        output = ImageOutput(out, config, bool(grid or compare), force, saved)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
             config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
+        progress.start(f"loading {model}")
         pipe = pipeline(
-            model or MODEL, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
-            allow_download=allow_download,
+            model, lora_folders=folders, device=device, dtype=dtype, variant=variant, parts=_parts(part),
+            allow_download=allow_download, progress=_on_part(progress, model),
         )  # fmt: skip
         pipe.finder = finder
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
+        output.check_settings(lambda: pipe.record(config))
         started = time.perf_counter()
-        with display(as_json) as progress:
+        try:
             if grid or compare:
-                done = _grid(pipe, config, grid or [], compare, out, _on_step(progress))
+                done = _grid(pipe, config, grid or [], compare, output, _on_step(progress))
             else:
-                done = _images(pipe, config, out, _on_step(progress))
+                done = _images(pipe, config, output, _on_step(progress))
+        except KeyboardInterrupt:
+            progress.stop()
+            _report_interrupt(saved, 1 if grid or compare else config.count, as_json)
     done["warnings"] = list(dict.fromkeys((*warnings, *done["warnings"])))
     done["seconds"] = round(time.perf_counter() - started, 3)
     if as_json:
@@ -112,8 +147,61 @@ def generate(
         print_lines((f"{row['name']}: {row['modules']} modules changed" for row in done["loras"]), "bright_black")
     if not as_json:
         for warning in done["warnings"]:
-            typer.secho(printable(f"warning: {warning}"), fg="yellow", err=True)
+            print_styled(f"warning: {warning}", "yellow", err=True)
     raise typer.Exit(OK)
+
+
+def _check_ending(out: str) -> None:
+    """Refuse a name of no image format before anything is imported."""
+    from inweave.files.image_names import format_of
+
+    if not out.endswith(("/", os.sep)) and not is_folder(out):
+        format_of(out)
+
+
+def _report_interrupt(saved: list[dict[str, Any]], count: int, as_json: bool) -> NoReturn:
+    """After Ctrl-C: which images are there."""
+    message = f"stopped; {len(saved)} of {count} images were saved"
+    if as_json:
+        print_json({"ok": False, "error": message, "images": saved})
+    else:
+        for image in saved:
+            typer.echo(printable(image["path"]))
+        typer.echo(message, err=True)
+    raise typer.Exit(130)
+
+
+class ImageOutput:
+    """Where the images of a request go; every name is checked before work starts, every image is written when it is done."""
+
+    def __init__(
+        self, out: str | None, config: GenerateConfig, sheet: bool, force: bool, saved: list[dict[str, Any]]
+    ) -> None:
+        assert config.seed is not None
+        self.stdout = out == "-"
+        self.saved = saved
+        count = 1 if sheet else config.count
+        self._names = ImageNames.parse(None if self.stdout else out, config.prompt, count, force)
+        self._paths = [] if self.stdout else self._names.paths(config.seed, count)
+
+    def check_settings(self, record: Callable[[], dict[str, Any]]) -> None:
+        """Refuse settings that a format cannot hold."""
+        from inweave.files.image_names import format_of
+        from inweave.generate.saving import ensure_fits
+
+        if self._paths and format_of(self._paths[0]) == "JPEG":
+            ensure_fits(record(), "JPEG")
+
+    def write(self, number: int, image: Image.Image, record: dict[str, Any], **facts: Any) -> None:
+        from inweave.generate.saving import encode_image, save_image
+
+        if self.stdout:
+            sys.stdout.buffer.write(encode_image(image, record))
+            sys.stdout.buffer.flush()
+            return
+        path = self._names.free(self._paths[number])
+        save_image(path, image, record)
+        self.saved.append({"path": str(path), **facts})
 
 
 def _source(image: Path | None) -> ImageSettings:
@@ -125,19 +213,13 @@ def _source(image: Path | None) -> ImageSettings:
 
 
 def _images(
-    pipe: Pipeline, config: GenerateConfig, out: str | None, progress: Callable[[Progress], None]
+    pipe: Pipeline, config: GenerateConfig, output: ImageOutput, progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
-    result = pipe(config, progress=progress)
-    images = []
-    for number, record in enumerate(result.records):
-        seed = record["config"]["seed"]
-        if out == "-":
-            _to_stdout(result, number)
-            continue
-        path = _path(out, config.prompt, seed, number, len(result.images))
-        result.save(path, number)
-        images.append({"path": str(path), "seed": seed, "settings": record["config"]})
-    return {"images": images, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
+    def write(number: int, image: Image.Image, record: dict[str, Any]) -> None:
+        output.write(number, image, record, seed=record["config"]["seed"], settings=record["config"])
+
+    result = pipe(config, progress=progress, on_image=write)
+    return {"images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
 
 
 def _grid(
@@ -145,63 +227,23 @@ def _grid(
     config: GenerateConfig,
     grid: list[str],
     comparing: bool,
-    out: str | None,
+    output: ImageOutput,
     progress: Callable[[Progress], None],
 ) -> dict[str, Any]:
     from inweave.errors import ConfigError
-    from inweave.files.images import encode_png, write_png
-    from inweave.generate.record import png_text
     from inweave.generate.sweep import Axis, compare, sweep
 
     if grid and comparing:
         raise ConfigError("--grid and --compare each make a grid of their own; choose one")
-    if config.seed in (None, -1):  # one seed for the whole grid, or its cells could not be compared
-        config = config.model_copy(update={"seed": pipe.prepare(config).config.seed})
     if grid:
         made = sweep(pipe, config, [Axis.parse(text) for text in grid], progress=progress)
     else:
         made = compare(pipe, config, progress=progress)
-    image = made.sheet.render()
     results = [result for line in made.results for result in line]
-    name = "-"
-    if out == "-":
-        sys.stdout.buffer.write(encode_png(image, png_text(made.record)))
-    else:
-        path = _path(out, config.prompt, config.seed or 0, 0, 1)
-        write_png(path, image, png_text(made.record))
-        name = str(path)
+    output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])
     loras = {each.name: each.as_dict() for result in results for each in result.loras}
-    cells = [result.records[0]["config"] for result in results]
     warnings = list(dict.fromkeys(warning for result in results for warning in result.warnings))
-    return {"images": [{"path": name, "cells": cells}], "loras": list(loras.values()), "warnings": warnings}
-
-
-def _to_stdout(result: Result, number: int) -> None:
-    from inweave.files.images import encode_png
-    from inweave.generate.record import png_text
-
-    sys.stdout.buffer.write(encode_png(result.images[number], png_text(result.records[number])))
-    sys.stdout.buffer.flush()
-
-
-def _path(out: str | None, prompt: str, seed: int, number: int, total: int) -> Path:
-    """Where image ``number`` is written; without --out it is named after the prompt and never replaces a file."""
-    from inweave.errors import ConfigError
-    from inweave.generate.prompt import parse
-
-    if out is not None:
-        path = Path(out)
-        if path.suffix.lower() != ".png":
-            raise ConfigError(f"{out}: images are written as PNG; end the name in .png")
-        if not is_folder(path.parent):
-            raise ConfigError(f"{out}: there is no folder {path.parent}")
-        return path if total == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-    stem = re.sub(r"[^a-z0-9]+", "-", parse(prompt).text.lower()).strip("-")[:48].strip("-") or "image"
-    path = Path(f"{stem}-{seed}.png")
-    copy = 2
-    while exists(path):
-        path, copy = Path(f"{stem}-{seed}-{copy}.png"), copy + 1
-    return path
+    return {"images": output.saved, "loras": list(loras.values()), "warnings": warnings}
 
 
 def _parts(options: list[str] | None) -> dict[str, str]:
@@ -211,6 +253,15 @@ def _parts(options: list[str] | None) -> dict[str, str]:
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ConfigError(f"--part {wrong[0]}: write PART=FILE, such as vae=ae.safetensors")
     return {name: path for name, _, path in pairs}
+
+
+def _on_part(progress: Display, model: str) -> Callable[[str, int, int], None]:
+    """The display as the loader's progress callback: the part of the model, and the bytes of all parts."""
+
+    def show(part: str, done: int, total: int) -> None:
+        progress.update(f"loading {model}", done, total, f"{size(done)} of {size(total)}, {part}")
+
+    return show
 
 
 def _on_step(progress: Display) -> Callable[[Progress], None]:

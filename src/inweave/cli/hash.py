@@ -7,19 +7,26 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import JSONList
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
+from inweave.cli.progress import display
 
 
 def hash_files(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Safetensors files.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of any kind, or names of LoRAs.")],
+    lora_dir: LoraDir = None,
     as_json: JSONList = False,
 ) -> None:
-    """Print SHA-256, AutoV1, AutoV2, AutoV3 and BLAKE3 of files, and whether their metadata claims another hash."""
+    """Print SHA-256, AutoV1, AutoV2, AutoV3 and BLAKE3 of files, and whether their metadata claims another hash.
+
+    Example: inweave hash style.safetensors
+    """
     from inweave.exchange.hashes import hash_file
 
-    with reporting_errors(as_json):
-        hashes = [hash_file(file) for file in files]
+    with reporting_errors(as_json), display(as_json, delay=0.3) as progress:
+        located = [locate(file, lora_dir) for file in files]
+        hashes = [hash_file(file, progress=progress.byte_counter(f"hashing {file.name}")) for file in located]
     rows = [each.as_dict() for each in hashes]
     if as_json:
         print_json(rows[0] if len(rows) == 1 else rows)

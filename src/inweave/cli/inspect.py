@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import AdapterName, Alpha, JSONList, RankAlpha, supplied_alphas
 from inweave.cli.output import (
     OK,
@@ -25,21 +27,29 @@ if TYPE_CHECKING:
 
 def inspect(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE|DIR...", help="Adapter files, PEFT directories, or folders of files.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE|DIR...",
+            help="Adapter files, PEFT directories, names or hashes of LoRAs, or folders, searched with all below them.",
+        ),
     ],
     keys: Annotated[bool, typer.Option("--keys", help="List every tensor.")] = False,
     name: AdapterName = None,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
+    lora_dir: LoraDir = None,
     as_json: JSONList = False,
 ) -> None:
-    """Describe adapter files: dialect, algorithm, ranks, base model, trigger words, training settings, hashes."""
+    """Describe adapter files: dialect, algorithm, ranks, base model, trigger words, tags, training settings, hashes.
+
+    Example: inweave inspect loras/
+    """
     from inweave.errors import InweaveError
     from inweave.exchange.inspect import inspect as inspect_file
 
     with reporting_errors(as_json):
         alphas = supplied_alphas(alpha, rank_alpha)
-        files = [file for path in paths for file in _adapter_files(path)]
+        files = [file for path in paths for file in _adapter_files(locate(path, lora_dir))]
         if len(files) == 1:
             facts = inspect_file(files[0], keys=keys, name=name, alpha=alphas)
             print_json(facts.as_dict()) if as_json else _print(facts)
@@ -68,8 +78,14 @@ def _adapter_files(path: Path) -> list[Path]:
     """The adapters in a folder, unless the folder is one itself."""
     if not is_folder(path) or exists(path / "adapter_config.json"):
         return [path]
-    inside = sorted(p for p in path.iterdir() if p.suffix == ".safetensors" or is_file(p / "adapter_config.json"))
-    return inside if len(inside) > 1 else [path]
+    inside: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        here = Path(folder)
+        inside += [here / name for name in names if name.endswith(".safetensors")]
+        inside += [here / name for name in folders if is_file(here / name / "adapter_config.json")]
+        folders[:] = [name for name in folders if not name.startswith(".") and here / name not in inside]
+    alone = len(inside) == 1 and inside[0].parent == path
+    return sorted(inside) if inside and not alone else [path]
 
 
 def _print(facts: Facts) -> None:
@@ -86,7 +102,15 @@ def _print(facts: Facts) -> None:
         ("scale", _counts(data["scales"])),
         ("base", detected),
     ]
-    rows += [("trigger", f"{', '.join(row['words'][:8])}  [{row['source']}]") for row in data["triggers"]]
+    rows += [
+        ("trigger", f"{', '.join(row['words'][:8])}  [{row['source']}]")
+        for row in data["triggers"]
+        if row["source"] != "ss_tag_frequency"
+    ]
+    if tags := list(data["tags"].items()):
+        more = f", and {len(tags) - 12} more" if len(tags) > 12 else ""
+        rows.append(("tags", ", ".join(f"{tag} ({count})" for tag, count in tags[:12]) + more))
+    rows += [("dataset", _dataset_row(row)) for row in data["dataset"][:12]]
     rows += [(name, str(value)[:100]) for name, value in data["training"].items()]
     if carried := data["carried"]:
         rows.append(("carried", ", ".join(carried)))
@@ -97,6 +121,13 @@ def _print(facts: Facts) -> None:
     print_lines(problems, "red", limit=10)
     print_lines((f"warning: {warning}" for warning in data["warnings"]), "yellow")
     print_lines(f"{row['dtype']:<8} {row['shape']!s:<24} {row['key']}" for row in data.get("keys", ()))
+
+
+def _dataset_row(row: dict[str, Any]) -> str:
+    """`10_dog: 15 images x 10 repeats`, as far as it is known."""
+    images = f"{row['images']} images" if row["images"] is not None else ""
+    repeats = f"{row['repeats']} repeats" if row["repeats"] is not None else ""
+    return f"{row['folder']}: {' x '.join(part for part in (images, repeats) if part) or 'images'}"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -47,7 +47,9 @@ JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 JSONList = Annotated[bool, typer.Option("--json", help="Print JSON: an object for one file, a list for several.")]
 Seed = Annotated[int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
-AdapterFile = Annotated[Path, typer.Argument(metavar="FILE", help="An adapter file or a PEFT directory.")]
+AdapterFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="An adapter file or a PEFT directory, or the name or hash of a LoRA.")
+]
 AdapterName = Annotated[
     str | None, typer.Option("--adapter", help="Which adapter to read if the keys hold several PEFT adapter names.")
 ]
@@ -123,6 +125,6 @@ def weights_path(base: Path) -> Path:
     """Where a base lies: a path, or the name of the model inside the package."""
     if base.as_posix() != "inweave/emoji" or base.exists():
         return base
-    from inweave.models.embedded import folder
+    from inweave.exchange.lookup import packaged_model
 
-    return folder()
+    return packaged_model()

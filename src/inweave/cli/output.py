@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -82,9 +83,17 @@ def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def print_styled(text: str, color: str | None = None, *, bold: bool = False, err: bool = False) -> None:
+    """A line in a color, for terminals whose owner wants one (NO_COLOR)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        typer.echo(printable(text), err=err)
+    else:
+        typer.secho(printable(text), fg=color, bold=bold or None, err=err)
+
+
 def print_facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A title and aligned name/value lines; control characters from a file never reach the terminal."""
-    typer.secho(printable(title), bold=True)
+    print_styled(title, bold=True)
     names = [printable(name) for name, _ in rows]
     width = max(map(len, names), default=0)
     for name, (_, value) in zip(names, rows, strict=True):
@@ -95,9 +104,9 @@ def print_lines(lines: Iterable[str], color: str | None = None, *, limit: int | 
     """Indented lines below a table, at most ``limit`` of them; ``more`` says what the rest is: "and 3 more tensors"."""
     every = list(lines)
     for line in every[:limit]:
-        typer.secho(printable(f"  {line}"), fg=color)
+        print_styled(f"  {line}", color)
     if limit is not None and len(every) > limit:
-        typer.secho(printable(f"  {more}and {len(every) - limit} more"), fg=color)
+        print_styled(f"  {more}and {len(every) - limit} more", color)
 
 
 def span(values: Sequence[int]) -> str:

@@ -2,13 +2,17 @@
 
     training ━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━  40% 120/300  loss 0.0412  lr 1.00e-04  3.20 it/s  0:00:56
 
-Elsewhere (a pipe, a log file, --json) there is no bar, and `line` prints plain lines. rich is imported with the first
-bar, so commands that read files do not wait for it.
+The bar is on the screen before libraries are imported, so no command starts in silence. A narrow terminal gets a short bar;
+NO_COLOR is honored. Elsewhere (a pipe, a log file, a dumb terminal, --json) there is no bar: `line` prints plain lines, and where
+``plain`` is set so do activities, when they start and every few seconds. Commands that read files show a bar only if they
+take long (``delay``), so that they need not wait for rich.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,26 +24,41 @@ from inweave.files.paths import printable
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+EVERY = 2.0  #: seconds between plain lines about one activity
+
 
 class Display:
     """A bar that shows one activity at a time, with lines above it; without a terminal, the lines only."""
 
-    def __init__(self, bar: Progress | None) -> None:
+    def __init__(self, bar: Progress | None = None, *, plain: bool = False, delay: float | None = None) -> None:
         self._bar = bar
+        self._plain = plain
+        self._delay = delay  # seconds after which a bar is made; None: there is one, or never will be
+        self._started = time.monotonic()
         self._task: TaskID | None = None
         self._activity = ""
+        self._printed = 0.0
 
     @property
     def live(self) -> bool:
         """Whether a bar is on screen."""
         return self._bar is not None
 
-    def update(self, activity: str, done: int, total: int, detail: str | None = None) -> None:
+    def start(self, activity: str) -> None:
+        """Show what is being done now, of which nobody knows how long it takes."""
+        self.update(activity, 0, None, detail="")
+
+    def update(self, activity: str, done: int, total: int | None, detail: str | None = None) -> None:
         """Show that ``done`` of ``total`` are finished; another ``activity`` starts another bar in its place.
 
         ``detail`` is what stands beside the bar, the two numbers unless it says something else.
         """
+        if self._delay is not None and time.monotonic() - self._started > self._delay:
+            self._delay = None
+            self._bar = _new_bar()
+            self._bar.start()
         if self._bar is None:
+            self._print(activity, done, total, detail)
             return
         if self._task is None or activity != self._activity:
             if self._task is not None:
@@ -51,7 +70,7 @@ class Display:
 
     def byte_counter(self, activity: str) -> Callable[[int, int], None]:
         """A ``progress(done, total)`` callback for work that counts bytes."""
-        return lambda done, total: self.update(activity, done, total, detail="")
+        return lambda done, total: self.update(activity, done, total, detail=f"{size(done)} of {size(total)}")
 
     def line(self, text: str) -> None:
         """A line of text on stderr; it stays above the bar."""
@@ -60,29 +79,62 @@ class Display:
         else:
             self._bar.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
+    def stop(self) -> None:
+        """Take the bar off the screen, so that results can be printed."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        self._delay = None
+
+    def _print(self, activity: str, done: int, total: int | None, detail: str | None) -> None:
+        """The same as a plain line, if it is time for one."""
+        now = time.monotonic()
+        if not self._plain or (activity == self._activity and now - self._printed < EVERY):
+            return
+        self._activity, self._printed = activity, now
+        figures = (f"{done}/{total}" if total is not None else "") if detail is None else detail
+        typer.echo(printable(f"{activity}: {figures}" if figures else activity), err=True)
+
 
 @contextmanager
-def display(quiet: bool = False) -> Iterator[Display]:
-    """A display for the time of a `with` block; ``quiet`` (for --json) never shows a bar."""
-    if quiet or not sys.stderr.isatty():
-        yield Display(None)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+def display(quiet: bool = False, *, plain: bool = False, delay: float | None = None) -> Iterator[Display]:
+    """A display for the time of a `with` block; ``quiet`` (for --json) shows nothing by itself.
 
+    ``plain``: without a terminal, activities are lines. ``delay``: a bar only after so many seconds.
+    """
+    watched = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    if quiet or not watched:
+        yield Display(plain=plain and not quiet)
+        return
+    shown = Display(delay=delay) if delay is not None else Display(_new_bar())
+    if shown._bar is not None:
+        shown._bar.start()
+    try:
+        yield shown
+    finally:
+        shown.stop()
+
+
+def _new_bar() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
     columns: tuple[Any, ...] = (
+        SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(40 if console.width >= 100 else max(5, console.width // 6)),
         TaskProgressColumn(),
         TextColumn("{task.fields[detail]}", markup=False),
-        TimeRemainingColumn(),
     )
+    if console.width >= 60:
+        columns += (TimeRemainingColumn(),)
     # what is printed to a terminal goes above the bar; what is piped into a file stays there
-    with Progress(
-        *columns,
-        console=Console(stderr=True),
-        transient=True,
-        refresh_per_second=4,
-        redirect_stdout=sys.stdout.isatty(),
-    ) as bar:
-        yield Display(bar)
+    return Progress(
+        *columns, console=console, transient=True, refresh_per_second=4, redirect_stdout=sys.stdout.isatty()
+    )
+
+
+def size(count: int) -> str:
+    """Bytes as people read them."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inweave.cli.adapters import LoraDir, located_stack
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dtype, Energy, ToOrKeep
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
+from inweave.cli.outputs import Force, ensure_new
 
 if TYPE_CHECKING:
     from inweave.weights.offline.resize import Resized
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 
 def resize(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE[:STRENGTH]...", help="One adapter to resize, or several to combine.")
+        list[str],
+        typer.Argument(
+            metavar="NAME[:STRENGTH]...", help="One adapter to resize, or several to combine: files, names or hashes."
+        ),
     ],
     out: AdapterOut,
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="The highest rank of a module.")] = None,
@@ -27,6 +32,8 @@ def resize(
         Dtype, typer.Option("--dtype", help="The dtype of the new factors; keep: that of the old ones.")
     ] = Dtype.keep,
     device: Device = "cpu",
+    lora_dir: LoraDir = None,
+    force: Force = False,
     as_json: JSON = False,
 ) -> None:
     """Change the rank of an adapter, or combine several into one, and report how much of them is kept."""
@@ -34,8 +41,9 @@ def resize(
     from inweave.weights.offline import commands
 
     with reporting_errors(as_json, target_code=PROBLEMS):
+        ensure_new(out, force)
         result = commands.resize(
-            files, out, rank=rank, energy=energy, dialect=to.value if to else None, base=base,
+            located_stack(files, lora_dir), out, rank=rank, energy=energy, dialect=to.value if to else None, base=base,
             dtype=None if dtype is Dtype.keep else dtype.value, device=device,
         )  # fmt: skip
     saved = result.saved

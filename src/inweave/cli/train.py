@@ -31,6 +31,7 @@ from inweave.cli.output import (
     print_facts,
     print_json,
     print_lines,
+    print_styled,
     reporting_errors,
 )
 from inweave.cli.progress import Display, display
@@ -197,7 +198,7 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
                 f"time, estimated: {duration} for {estimate['steps']} steps, after images and captions are encoded"
             )
         for problem in problems:
-            typer.secho(printable(f"this run would be refused: {problem}"), err=True, fg="red")
+            print_styled(f"this run would be refused: {problem}", "red", err=True)
     raise typer.Exit(UNREADABLE if problems else OK)
 
 
@@ -221,7 +222,7 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
     else:
         typer.echo(result.config.to_toml())
         for line in result.report():
-            typer.secho(printable(f"# {line}"), err=True, fg="yellow" if line.startswith("no equivalent") else None)
+            print_styled(f"# {line}", "yellow" if line.startswith("no equivalent") else None, err=True)
     raise typer.Exit(OK)
 
 

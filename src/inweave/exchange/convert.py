@@ -306,6 +306,7 @@ def _store(out: Path, written: Written) -> Path:
     if written.config is None:
         if out.suffix != ".safetensors":
             raise ConfigError(f"{out}: the output is one file; give it a name that ends in .safetensors")
+        make_folder(out.parent)
         return write_file(out, written.tensors, written.metadata)
     if out.suffix == ".safetensors":
         raise ConfigError(f"{out}: a PEFT adapter is a directory; give a name without .safetensors")

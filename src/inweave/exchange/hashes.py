@@ -15,11 +15,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from inweave.files.reading import open_regular
-from inweave.formats.files import read_header
+from inweave.errors import FormatError
+from inweave.files.paths import as_path
+from inweave.files.reading import ensure_regular, open_regular
+from inweave.formats.files import Header, read_header
 
 CHUNK = 4 * 1024 * 1024
 
@@ -35,7 +39,7 @@ class Hashes:
     sha256: str
     autov1: str | None
     autov2: str
-    autov3: str
+    autov3: str | None  # None for a file that is no safetensors file
     blake3: str | None
     claimed: str | None  # sshs_model_hash
     note: str | None
@@ -45,12 +49,15 @@ class Hashes:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def hash_file(path: str | os.PathLike[str]) -> Hashes:
-    """The hashes that model sites identify a safetensors file by, in one pass over its bytes.
+def hash_file(path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> Hashes:
+    """The hashes that model sites identify a file by, in one pass over its bytes; AutoV3 for safetensors files alone.
 
-    BLAKE3 is None unless the package `blake3` is installed (`inweave[hash]`). Raises `FormatError` for a damaged file.
+    BLAKE3 is None unless the package `blake3` is installed (`inweave[hash]`). ``progress(done, total)`` counts bytes. Raises
+    `FormatError` for a damaged .safetensors file.
     """
-    header = read_header(path)
+    header = _header(path)
+    data_start = header.data_start if header is not None else None
+    total = max(Path(path).stat().st_size, 1) if progress is not None else 1
     whole, body, window = hashlib.sha256(), hashlib.sha256(), hashlib.sha256()
     blake = _blake3()
     position = 0
@@ -59,12 +66,15 @@ def hash_file(path: str | os.PathLike[str]) -> Hashes:
             whole.update(chunk)
             if blake is not None:
                 blake.update(chunk)
-            body.update(chunk[max(header.data_start - position, 0) :])
+            if data_start is not None:
+                body.update(chunk[max(data_start - position, 0) :])
             first, last = 0x100000 - position, 0x110000 - position
             window.update(chunk[max(first, 0) : max(last, 0)])
             position += len(chunk)
+            if progress is not None:
+                progress(position, total)
     sha256, autov3 = whole.hexdigest(), body.hexdigest()
-    claimed = header.metadata.get("sshs_model_hash")
+    claimed = header.metadata.get("sshs_model_hash") if header is not None else None
     note = None
     if claimed and claimed.removeprefix("0x").lower() != autov3:
         note = f"sshs_model_hash in the metadata is {claimed[:12]}, the data hash to {autov3[:12]}: the metadata is wrong or stale"
@@ -73,11 +83,22 @@ def hash_file(path: str | os.PathLike[str]) -> Hashes:
         sha256=sha256,
         autov1=window.hexdigest()[:8] if position > 0x100000 else None,
         autov2=sha256[:10],
-        autov3=autov3[:12],
+        autov3=autov3[:12] if header is not None else None,
         blake3=blake.hexdigest() if blake is not None else None,
         claimed=claimed,
         note=note,
     )
+
+
+def _header(path: str | os.PathLike[str]) -> Header | None:
+    """The header of a safetensors file; a file of another name may be anything."""
+    try:
+        return read_header(path)
+    except FormatError:
+        ensure_regular(as_path(path))
+        if as_path(path).suffix.lower() == ".safetensors":
+            raise
+        return None
 
 
 def autov1(path: str | os.PathLike[str]) -> str | None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from inweave.adapter import Adapter
@@ -20,6 +21,7 @@ from inweave.formats.alphas import Alphas
 from inweave.formats.config import json_object
 from inweave.targets.detect import detect
 
+MAX_TAGS = 500
 #: metadata key -> the name it is reported under
 SETTINGS = {
     "ss_output_name": "name", "modelspec.title": "title", "modelspec.author": "author", "modelspec.license": "license",
@@ -29,9 +31,17 @@ SETTINGS = {
     "ss_resolution": "resolution", "ss_clip_skip": "clip_skip", "ss_num_train_images": "train_images", "ss_epoch": "epoch",
     "ss_steps": "steps", "ss_learning_rate": "learning_rate", "ss_unet_lr": "unet_lr", "ss_text_encoder_lr": "text_encoder_lr",
     "ss_optimizer": "optimizer", "ss_lr_scheduler": "lr_scheduler", "ss_seed": "seed", "ss_training_comment": "comment",
-    "ss_training_started_at": "started_at", "ss_mixed_precision": "mixed_precision", "ot_branch": "onetrainer_branch",
+    "ss_training_started_at": "started_at", "ss_training_finished_at": "finished_at", "ss_max_train_steps": "max_steps",
+    "ss_num_epochs": "epochs", "ss_batch_size_per_device": "batch_size", "ss_total_batch_size": "total_batch_size",
+    "ss_gradient_accumulation_steps": "gradient_accumulation", "ss_num_reg_images": "reg_images", "ss_noise_offset": "noise_offset",
+    "ss_min_snr_gamma": "min_snr_gamma", "ss_caption_dropout_rate": "caption_dropout", "ss_keep_tokens": "keep_tokens",
+    "ss_shuffle_caption": "shuffle_caption", "ss_mixed_precision": "mixed_precision", "ot_branch": "onetrainer_branch",
     "ot_revision": "onetrainer_revision", "software": "software",
 }  # fmt: skip
+
+
+#: seconds since 1970, reported as dates
+_TIMES = ("ss_training_started_at", "ss_training_finished_at")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -84,6 +94,8 @@ def inspect(
         "kinds": _counts(e.factors.algorithm for e in adapter),
         "base": detection.as_dict(),
         "triggers": trigger_words(adapter.metadata),
+        "tags": dict(tag_counts(adapter.metadata).most_common(MAX_TAGS)),
+        "dataset": dataset_folders(adapter.metadata),
         "training": training_settings(adapter.metadata),
         "carried": list(adapter.carried),
         "problems": [{"fault": p.fault, "keys": list(p.keys), "reason": p.reason} for p in adapter.problems],
@@ -107,15 +119,53 @@ def trigger_words(metadata: Mapping[str, str]) -> list[dict[str, object]]:
     classes = _dataset_classes(metadata)
     if classes:
         sources.append({"source": "ss_dataset_dirs", "words": classes})
-    tags: Counter[str] = Counter()
-    for folder in json_object(metadata.get("ss_tag_frequency")).values():
-        for tag, count in folder.items() if isinstance(folder, dict) else ():
-            if isinstance(count, int):
-                tags[tag.strip()] += count
-    if tags:
+    if tags := tag_counts(metadata):
         common = [tag for tag, _ in sorted(tags.items(), key=lambda item: (-item[1], item[0]))[:20]]
         sources.append({"source": "ss_tag_frequency", "words": common})
     return sources
+
+
+def tag_counts(metadata: Mapping[str, str]) -> Counter[str]:
+    """How often each tag stands in the captions of all folders together."""
+    tags: Counter[str] = Counter()
+    for folder in json_object(metadata.get("ss_tag_frequency")).values():
+        for tag, count in folder.items() if isinstance(folder, dict) else ():
+            if isinstance(count, int) and not isinstance(count, bool):
+                tags[tag.strip()] += count
+    return tags
+
+
+def dataset_folders(metadata: Mapping[str, str]) -> list[dict[str, object]]:
+    """The folders it was trained on, as far as the trainer recorded them: name, images, repeats."""
+    rows: list[dict[str, object]] = []
+    for name, about in json_object(metadata.get("ss_dataset_dirs")).items():
+        if isinstance(about, dict):
+            rows.append({"folder": name, "images": about.get("img_count"), "repeats": about.get("n_repeats")})
+    if rows:
+        return rows
+    datasets: object = None
+    with suppress(FormatError):
+        datasets = parse_json(metadata.get("ss_datasets", "null"), "ss_datasets")
+    for dataset in datasets if isinstance(datasets, list) else ():
+        subsets = dataset.get("subsets") if isinstance(dataset, dict) else None
+        for subset in subsets if isinstance(subsets, list) else ():
+            if isinstance(subset, dict):
+                rows.append(
+                    {
+                        "folder": subset.get("image_dir"),
+                        "images": subset.get("img_count"),
+                        "repeats": subset.get("num_repeats"),
+                    }
+                )
+    return rows[:MAX_TAGS]
+
+
+def _date(text: str) -> str:
+    """Seconds since 1970 as a date; what is none stays as it is."""
+    try:
+        return datetime.fromtimestamp(float(text), UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
+    except (ValueError, OverflowError, OSError):
+        return text
 
 
 def _dataset_classes(metadata: Mapping[str, str]) -> list[str]:
@@ -133,9 +183,11 @@ def training_settings(metadata: Mapping[str, str]) -> dict[str, object]:
     settings: dict[str, object] = {}
     for key, name in SETTINGS.items():
         value = metadata.get(key)
+        if key == "ss_clip_skip" and value == "None":
+            value = "1"  # how kohya writes that no layer is skipped
         if value is None or value in ("", "None"):
             continue
-        decoded: object = value
+        decoded: object = _date(value) if key in _TIMES else value
         if value[:1] in "{[":
             with suppress(FormatError):  # what is no JSON, or could not be written as such again, stays text
                 decoded = parse_json(value, key)

@@ -230,6 +230,10 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         )
     if head.startswith(b"PK\x03\x04") or _looks_like_pickle(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
+    if (picture := _picture(head)) is not None:
+        raise FormatError(
+            f"{path}: a picture ({picture}), not a model or an adapter; `inweave generate --from` repeats a picture"
+        )
     if head.startswith(b"GGUF"):
         raise FormatError(
             f"{path}: a GGUF file, which holds a quantized model or a llama.cpp adapter; only safetensors "
@@ -239,6 +243,19 @@ def _refuse_other_formats(path: Path, head: bytes, size: int) -> None:
         raise FormatError(f"{path}: a web page, not an adapter; the download probably needs a login")
     if path.suffix.lower() in (".pt", ".pth", ".bin", ".ckpt") and not _looks_like_safetensors(head):
         raise FormatError(f"{path}: not a safetensors file. {_CONVERT_PICKLE}")
+
+
+_PICTURES = {b"\x89PNG\r\n": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+
+
+def _picture(head: bytes) -> str | None:
+    """The format of a picture, by its first bytes; those of a safetensors file are the length of its header."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WebP"
+    if head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"heic", b"mif1", b"heix"):
+        return "AVIF" if head[8:12] == b"avif" else "HEIC"
+    known = next((name for mark, name in _PICTURES.items() if head.startswith(mark)), None)
+    return None if known is None or _looks_like_safetensors(head) else known
 
 
 def _is_numpy_archive(path: Path, head: bytes) -> bool:

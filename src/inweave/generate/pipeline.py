@@ -29,16 +29,16 @@ from inweave.adapter import Adapter
 from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
-from inweave.files.images import write_png
-from inweave.files.paths import as_path, is_file
+from inweave.files.image_names import format_of
+from inweave.files.paths import is_file
 from inweave.generate.applied import AppliedLora
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
 from inweave.generate.prompt import ParsedPrompt
-from inweave.generate.record import png_text
 from inweave.generate.repeat import model_hash
+from inweave.generate.saving import save_image
 from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
@@ -64,12 +64,11 @@ class Result:
     swap_seconds: float = 0.0  # to make the weights those of all the LoRAs together
 
     def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
-        """One image as PNG, with its settings in it; a name of another format is a `ConfigError`."""
-        if as_path(path).suffix.lower() != ".png":
-            raise ConfigError(f"{path}: images are written as PNG, which keeps their settings; end the name in .png")
+        """One image with its settings in it, as .png, .jpg or .webp; a name of another format is a `ConfigError`."""
+        format_of(path)
         if not 0 <= number < len(self.images):
             raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
-        write_png(as_path(path), self.images[number], png_text(self.records[number]))
+        save_image(path, self.images[number], self.records[number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +127,7 @@ class Pipeline:
         progress: Callable[[Progress], object] | None = None,
         preview_every: int = 0,
         cancelled: Callable[[], bool] | None = None,
+        on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
         on_mismatch: OnMismatch = "error",
         **settings: Any,
     ) -> Result:
@@ -136,6 +136,7 @@ class Pipeline:
         ``prompt``: the text, with the fields of `GenerateConfig` as ``settings``, or a complete `GenerateConfig`. ``init`` and
         ``mask``: images for image to image and inpainting, as paths or PIL images. ``progress`` is called after each step, with
         a preview image every ``preview_every`` steps; `CancelledError` is raised once ``cancelled()`` returns true.
+        ``on_image(number, image, record)`` is called with each image when it is done.
         ``on_mismatch="warn"``: of a LoRA that fits only in part, use that part, and name the rest in the warnings of the
         result. Raises `ConfigError` with every invalid setting.
         """
@@ -147,7 +148,7 @@ class Pipeline:
             config = prompt
         with self._lock:
             return self._run(
-                self.prepare(config, init, mask, on_mismatch), Callbacks(progress, preview_every, cancelled)
+                self.prepare(config, init, mask, on_mismatch), Callbacks(progress, preview_every, cancelled), on_image
             )
 
     def prepare(
@@ -266,7 +267,12 @@ class Pipeline:
         except FormatError as error:
             raise FormatError(f"LoRA {error}") from None
 
-    def _run(self, request: PreparedRequest, callbacks: Callbacks) -> Result:
+    def _run(
+        self,
+        request: PreparedRequest,
+        callbacks: Callbacks,
+        on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
+    ) -> Result:
         config = request.config
         assert config.seed is not None and config.steps is not None and config.sampler is not None
         started = time.perf_counter()
@@ -291,6 +297,8 @@ class Pipeline:
                 )
             images.append(_finish(image, request))
             records.append(self._record(request, seed))
+            if on_image is not None:
+                on_image(number, images[-1], records[-1])
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
 
     def _swap_in(self, request: PreparedRequest) -> None:
@@ -360,13 +368,14 @@ def pipeline(
     variant: str | None = None,
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     allow_download: bool = False,
+    progress: Callable[[str, int, int], object] | None = None,
 ) -> Pipeline:
     """Load a model for generating images, with ``loras`` merged while its weights load.
 
     ``model``: "inweave/emoji" (built in), a diffusers folder, a checkpoint file or a Hub id. ``loras``: files or names with
     strengths, "style.safetensors:0.8"; names are looked up in ``lora_folders``. ``device``: "cpu", "cuda:1", ...; ``dtype``:
     "fp32", "fp16", "bf16" or a torch dtype. For a checkpoint file: ``variant`` names the model where it cannot be detected,
-    ``parts`` adds components that it lacks, {"vae": path}. Raises `ConfigError`, `FormatError` or `TargetError`.
+    ``parts`` adds components that it lacks, {"vae": path}. ``progress(part, done, total)`` counts bytes while it loads. Raises `ConfigError`, `FormatError` or `TargetError`.
 
         pipe = inweave.pipeline("inweave/emoji", loras=["pixel:0.8"])
         pipe("a red apple", seed=7).save("apple.png")
@@ -381,6 +390,7 @@ def pipeline(
     finder = LoraFinder(folders)
     layers = [(adapter_of(each, finder.find(each)), Strength(components=each.strengths())) for each in choices]
     loaded = load_model(
-        model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download
-    )
+        model, loras=layers, device=device, dtype=dtype, variant=variant, parts=parts, allow_download=allow_download,
+        progress=progress,
+    )  # fmt: skip
     return Pipeline(loaded, loras=choices, lora_folders=folders)

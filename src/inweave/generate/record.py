@@ -4,8 +4,10 @@
                             modules it matched; `inweave generate --from` repeats it exactly
     PNG text `parameters`   the same for other front ends (`inweave.generate.infotext`)
 
+JPEG and WebP carry both in EXIF (`inweave.generate.saving`).
+
 Read are these, the `parameters` of other front ends (in a JPEG or WebP: the EXIF comment), and what ComfyUI and InvokeAI
-write (`inweave.generate.foreign`). A picture is data of a stranger: it names LoRAs inside the LoRA folders, and no path.
+write (`inweave.generate.comfy`, `inweave.generate.invoke`). A picture is data of a stranger: it names LoRAs inside the LoRA folders, and no path.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, PngImagePlugin
+from PIL import PngImagePlugin
 
 from inweave.errors import RequestError
 from inweave.files.documents import parse_json
 from inweave.files.images import open_image
 from inweave.files.paths import printable_path
+from inweave.generate.comfy import from_comfy, has_sampler
+from inweave.generate.comfy_workflow import graph_of
 from inweave.generate.config import GenerateConfig
-from inweave.generate.foreign import from_comfy, from_invoke
 from inweave.generate.infotext import from_infotext, infotext, not_reproduced, parse_infotext
+from inweave.generate.invoke import from_invoke
 from inweave.generate.source import ImageSettings
 
 __all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings"]
 
-_EXIF, _USER_COMMENT = 0x8769, 0x9286
+EXIF_IFD, USER_COMMENT, MAKER_NOTE = 0x8769, 0x9286, 0x927C
+MAKER_PREFIX = b"inweave\0"  # before our JSON in the MakerNote of a JPEG or WebP
 _CHOICE = ("name", "hash", "strength", "te", "unet", "alpha")  # of a LoRA; a path is not for a picture to name
 
 
@@ -58,9 +63,28 @@ def read_settings(path: str | Path) -> ImageSettings:
         return parse_infotext(text["parameters"])
     if "invokeai_metadata" in text:
         return from_invoke(_parsed(label, "invokeai_metadata", text["invokeai_metadata"]))
-    if "prompt" in text:
-        return from_comfy(_parsed(label, "prompt", text["prompt"]))
+    if "prompt" in text or "workflow" in text:
+        return from_comfy(_graph(label, text))
     raise RequestError(f"{label}: no generation settings in this image (neither `inweave` nor `parameters`)")
+
+
+def _graph(label: str, text: Mapping[str, str]) -> dict[str, Any]:
+    """ComfyUI's graph: its `prompt`, or where that has no sampler or is damaged, what the editor showed."""
+    problem: RequestError | None = None
+    for name in ("prompt", "workflow"):
+        if name not in text:
+            continue
+        try:
+            document = _parsed(label, name, text[name], finite=False)  # its nodes hold NaN for "changed"
+        except RequestError as error:
+            problem = problem or error
+            continue
+        graph = document if name == "prompt" else graph_of(document)
+        if has_sampler(graph):
+            return graph
+    if problem is not None:
+        raise problem
+    raise RequestError(f"{label}: the graph of ComfyUI in this image has no sampler that is known")
 
 
 def _texts(path: str | Path) -> dict[str, str]:
@@ -68,17 +92,26 @@ def _texts(path: str | Path) -> dict[str, str]:
         try:
             image.load()
             text = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
-            comment = _user_comment(image)
+            exif = image.getexif()
+            tags_of_comfy = [value for value in exif.values() if isinstance(value, str)]  # Make and Model, in WebP
+            tags = exif.get_ifd(EXIF_IFD)
+            comment, note = _user_comment(tags), tags.get(MAKER_NOTE)
         except Exception as error:  # decoders raise whatever a broken file leads them to
             raise RequestError(f"{printable_path(path)}: not an image that can be read: {error}") from None
     if comment and "parameters" not in text:
         text["parameters"] = comment
+    for value in tags_of_comfy:
+        name, colon, content = value.partition(":")
+        if colon and name in ("prompt", "workflow"):
+            text.setdefault(name, content.strip("\0"))
+    if isinstance(note, bytes) and note.startswith(MAKER_PREFIX) and "inweave" not in text:
+        text["inweave"] = note.removeprefix(MAKER_PREFIX).decode("utf-8", "replace")
     return text
 
 
-def _user_comment(image: Image.Image) -> str:
+def _user_comment(tags: Mapping[int, Any]) -> str:
     """The EXIF comment, in which JPEG and WebP carry the `parameters` of other front ends."""
-    comment = image.getexif().get_ifd(_EXIF).get(_USER_COMMENT)
+    comment = tags.get(USER_COMMENT)
     if isinstance(comment, str):
         return comment
     if not isinstance(comment, bytes):
@@ -89,8 +122,8 @@ def _user_comment(image: Image.Image) -> str:
     return raw.decode("utf-8", "replace").strip("\0")
 
 
-def _parsed(label: str, name: str, text: str) -> dict[str, Any]:
-    document = parse_json(text, f"{label}: its `{name}` text is damaged", error=RequestError)
+def _parsed(label: str, name: str, text: str, *, finite: bool = True) -> dict[str, Any]:
+    document = parse_json(text, f"{label}: its `{name}` text is damaged", error=RequestError, finite=finite)
     if not isinstance(document, dict):
         raise RequestError(f"{label}: its `{name}` text is damaged: a JSON object was expected")
     return document

@@ -7,10 +7,10 @@ emoji/styles/<name>/*.png, *.txt                                              wh
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
 from inweave.errors import ConfigError
+from inweave.exchange.lookup import packaged_loras, packaged_model
 from inweave.models.families.base import Variant
 from inweave.models.families.sd import SD
 
@@ -20,12 +20,12 @@ VARIANT = Variant(NAME, SD.name, NAME, 128, 20, 3.0, "v_prediction", zero_termin
 
 def folder() -> Path:
     """Where the package keeps it; the package is installed as files."""
-    return Path(str(resources.files("inweave.models").joinpath("emoji")))
+    return packaged_model()
 
 
 def loras() -> dict[str, Path]:
     """The style LoRAs that come with it, by name."""
-    return {path.stem: path for path in sorted((folder() / "loras").glob("*.safetensors"))}
+    return {path.stem: path for path in packaged_loras()}
 
 
 def styles() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +38,7 @@ from inweave.models.vae import LatentSpace
 from inweave.ops.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
-from inweave.weights.build import build
+from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
@@ -167,8 +167,12 @@ def load_model(
     parts: Mapping[str, str | os.PathLike[str]] | None = None,
     keep: Keep = "auto",
     allow_download: bool = False,
+    progress: Callable[[str, int, int], object] | None = None,
 ) -> Model:
-    """Open and build a model, with adapters merged while its weights load."""
+    """Open and build a model, with adapters merged while its weights load.
+
+    ``progress`` is called with the part that is being loaded, and how many bytes of all parts are loaded.
+    """
     blueprint = where if isinstance(where, Blueprint) else open_model(
         where, variant=variant, config=config, parts=parts, allow_download=allow_download
     )  # fmt: skip
@@ -182,12 +186,21 @@ def load_model(
         layers = list(loras)
         stack = _resolve(layers, index)
         plans = _plans_of(stack)
+        loaded, total = 0, sum(stored_bytes(source, name) for source in sources.values() for name in source.names())
         for folder, network in networks.items():
             source = sources[folder]
             component = FOLDERS.get(folder)
             if layers and component is not None:
                 source = MergedSource(Cast(source, precision), plans, component=component, index=index)
-            build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision)
+
+            def count(size: int, folder: str = folder) -> None:
+                nonlocal loaded
+                loaded += size
+                if progress is not None:
+                    progress(folder, loaded, total)
+
+            count(0)
+            build(network, source, device=target, dtype=vae_precision if folder == "vae" else precision, progress=count)
             with library_errors(f"{blueprint.name}: {folder}: its configuration cannot be used"):
                 _fill_buffers(network, target)
                 blueprint.family.complete(folder, network)

@@ -8,7 +8,8 @@ an adapter on one of them is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -30,11 +31,12 @@ def build(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     ignore: Collection[str] = (),
+    progress: Callable[[int], object] | None = None,
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
     ``dtype`` overrides the model's own for floating-point tensors; ``ignore`` names tensors of the source
-    that the model may leave unused.
+    that the model may leave unused. ``progress`` is called with the stored bytes of each tensor when it is in place.
     """
     if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
         names = f"{type(model).__name__} and {type(source).__name__}"
@@ -72,6 +74,8 @@ def build(
                 if isinstance(old, nn.Parameter):
                     new = nn.Parameter(new, requires_grad=False)
                 done[id(old)] = new
+                if progress is not None:
+                    progress(stored_bytes(source, known))
             if isinstance(new, nn.Parameter):
                 owner._parameters[leaf] = new
             else:
@@ -81,6 +85,12 @@ def build(
                 source.weave(later)
             source.release()
     return model
+
+
+def stored_bytes(source: WeightSource, name: str) -> int:
+    """How many bytes a tensor takes in its source."""
+    spec = source.spec(name)
+    return math.prod(spec.shape) * spec.dtype.itemsize
 
 
 def _read_ahead(

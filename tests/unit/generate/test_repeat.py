@@ -97,6 +97,148 @@ def test_a_graph_of_comfyui(tmp_path: Path) -> None:
     assert GenerateConfig(**settings.config).sampler == "dpm_solver_multistep"
 
 
+def ui(nodes: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """A workflow as the editor saves it, of (id, type, {input: (from, output)}, values, mode)."""
+    links: list[list[Any]] = []
+    rows = []
+    for number, kind, inputs, values, *mode in nodes:
+        slots = []
+        for name, (origin, slot) in inputs.items():
+            links.append([len(links) + 1, origin, slot, number, len(slots), name.upper()])
+            slots.append({"name": name, "type": name.upper(), "link": len(links)})
+        outputs = [{"name": "x", "type": "MODEL"}]
+        rows.append({"id": number, "type": kind, "mode": mode[0] if mode else 0, "inputs": slots, "outputs": outputs,
+                     "widgets_values": values})  # fmt: skip
+    return {"nodes": rows, "links": links, "version": 0.4}
+
+
+FLUX = {
+    "1": {"class_type": "UNETLoader", "inputs": {"unet_name": "flux1-dev.safetensors", "weight_dtype": "default"}},
+    "2": {"class_type": "DualCLIPLoader", "inputs": {"clip_name1": "t5", "clip_name2": "l", "type": "flux"}},
+    "3": {"class_type": "LoraLoaderModelOnly", "inputs": {"lora_name": "a.safetensors", "strength_model": 0.9, "model": ["1", 0]}},
+    "4": {"class_type": "Reroute", "inputs": {"": ["3", 0]}},
+    "5": {"class_type": "CLIPTextEncode", "inputs": {"text": ["20", 0], "clip": ["2", 0]}},
+    "6": {"class_type": "FluxGuidance", "inputs": {"guidance": 3.5, "conditioning": ["5", 0]}},
+    "7": {"class_type": "BasicGuider", "inputs": {"model": ["4", 0], "conditioning": ["6", 0]}},
+    "8": {"class_type": "KSamplerSelect", "inputs": {"sampler_name": "euler"}},
+    "9": {"class_type": "BasicScheduler", "inputs": {"scheduler": "simple", "steps": 22, "denoise": 1.0, "model": ["4", 0]}},
+    "10": {"class_type": "RandomNoise", "inputs": {"noise_seed": 77}},
+    "11": {"class_type": "EmptySD3LatentImage", "inputs": {"width": ["21", 0], "height": 768, "batch_size": 1}},
+    "12": {"class_type": "SamplerCustomAdvanced", "inputs": {"noise": ["10", 0], "guider": ["7", 0], "sampler": ["8", 0],
+           "sigmas": ["9", 0], "latent_image": ["11", 0]}},
+    "13": {"class_type": "VAEDecode", "inputs": {"samples": ["12", 0], "vae": ["14", 0]}},
+    "14": {"class_type": "VAELoader", "inputs": {"vae_name": "ae.safetensors"}},
+    "15": {"class_type": "SaveImage", "inputs": {"images": ["13", 0]}, "is_changed": [float("nan")]},
+    "20": {"class_type": "PrimitiveStringMultiline", "inputs": {"value": "a red fox"}},
+    "21": {"class_type": "PrimitiveInt", "inputs": {"value": 1344}},
+}  # fmt: skip
+
+
+def test_a_graph_with_a_node_for_every_part(tmp_path: Path) -> None:
+    settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(FLUX)))
+    assert settings.config == {
+        "prompt": "a red fox", "steps": 22, "guidance": 3.5, "seed": 77, "width": 1344, "height": 768, "sampler": "euler",
+        "schedule": "simple", "loras": [{"name": "a", "te": 0.0, "unet": 0.9}],
+    }  # fmt: skip
+    assert settings.model == {"name": "flux1-dev"}
+    assert [text.partition(")")[0] for text in settings.warnings] == ["node 14 ('VAELoader'"]
+
+
+def test_the_first_of_two_passes_is_repeated(tmp_path: Path) -> None:
+    """Hires fix: whichever order the nodes have, the pass that starts from nothing is the image's."""
+    first = {"class_type": "KSamplerAdvanced", "inputs": {**GRAPH["6"]["inputs"], "noise_seed": 9, "start_at_step": 0,  # type: ignore[dict-item]
+             "end_at_step": 10000}}  # fmt: skip
+    del first["inputs"]["seed"]
+    second = {"class_type": "KSampler", "inputs": {**GRAPH["6"]["inputs"], "steps": 5, "denoise": 0.4,  # type: ignore[dict-item]
+              "latent_image": ["12", 0]}}  # fmt: skip
+    graph = {
+        "20": second, "12": {"class_type": "LatentUpscaleBy", "inputs": {"samples": ["6", 0], "scale_by": 2}},
+        **{key: GRAPH[key] for key in "12345"}, "6": first, "8": {"class_type": "VAEDecode", "inputs": {"samples": ["20", 0]}},
+        "9": {"class_type": "SaveImage", "inputs": {"images": ["8", 0]}},
+    }  # fmt: skip
+    settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
+    assert (settings.config["steps"], settings.config["seed"], settings.config["width"]) == (12, 9, 512)
+    assert "strength" not in settings.config and not settings.inputs
+    assert [text.partition(" (")[0] for text in settings.warnings[1:]] == ["node 20", "node 12"]
+
+
+def test_an_image_made_from_an_image_in_comfyui(tmp_path: Path) -> None:
+    graph = GRAPH | {
+        "5": {"class_type": "VAEEncode", "inputs": {"pixels": ["15", 0], "vae": ["1", 2]}},
+        "15": {"class_type": "LoadImage", "inputs": {"image": "cat.png"}},
+        "6": {"class_type": "KSampler", "inputs": {**GRAPH["6"]["inputs"], "denoise": 0.6}},  # type: ignore[dict-item]
+    }
+    settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
+    assert settings.inputs == ("init",) and settings.config["strength"] == 0.6 and "width" not in settings.config
+
+
+def test_a_workflow_without_a_prompt_says_the_same(tmp_path: Path) -> None:
+    """What the editor saves: values without names, links by number, primitives, reroutes, bypassed and muted nodes."""
+    workflow = ui([
+        (1, "CheckpointLoaderSimple", {}, ["sd/v1-5.safetensors"]),
+        (2, "LoraLoader", {"model": (1, 0), "clip": (1, 1)}, ["styles/pixel.safetensors", 0.8, 0.5]),
+        (30, "LoraLoader", {"model": (2, 0), "clip": (2, 1)}, ["off.safetensors", 1, 1], 4),
+        (31, "Reroute", {"": (30, 0)}, []),
+        (7, "CLIPSetLastLayer", {"clip": (2, 1)}, [-2]),
+        (3, "CLIPTextEncode", {"clip": (7, 0), "text": (32, 0)}, ["not this"]),
+        (4, "CLIPTextEncode", {"clip": (7, 0)}, ["bad"]),
+        (5, "EmptyLatentImage", {}, [512, 640, 1]),
+        (6, "KSampler", {"model": (31, 0), "positive": (3, 0), "negative": (4, 0), "latent_image": (5, 0), "seed": (33, 0)},
+         [1, "randomize", 12, 6.5, "dpmpp_2m", "karras", 1]),
+        (8, "VAEDecode", {"samples": (6, 0), "vae": (1, 2)}, []),
+        (9, "SaveImage", {"images": (8, 0)}, ["ComfyUI"]),
+        (32, "PrimitiveNode", {}, ["a cat", "fixed"]),
+        (33, "PrimitiveNode", {}, [9, "fixed"]),
+        (40, "LatentUpscale", {"samples": (6, 0)}, [], 2),
+    ])  # fmt: skip
+    for texts in ({}, {"prompt": "{}"}, {"prompt": "{broken"}):
+        settings = read_settings(image(tmp_path / "a.png", workflow=json.dumps(workflow), **texts))
+        assert settings.config == {
+            "prompt": "a cat", "negative_prompt": "bad", "steps": 12, "guidance": 6.5, "seed": 9, "width": 512, "height": 640,
+            "sampler": "dpmpp_2m", "schedule": "karras", "clip_skip": 2,
+            "loras": [{"name": "styles/pixel", "te": 0.5, "unet": 0.8}],
+        }  # fmt: skip
+        assert settings.model == {"name": "v1-5"} and settings.warnings == []
+
+
+def test_a_webp_of_comfyui(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0110] = "prompt:" + json.dumps(GRAPH)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.webp", exif=exif)
+    assert read_settings(tmp_path / "a.webp").config["seed"] == 9
+
+
+def test_a_hostile_graph_ends(tmp_path: Path) -> None:
+    """Circles through every kind of link, thousands of nodes, and nodes that are none."""
+    circle: dict[str, Any] = {
+        str(n): {"class_type": "Reroute", "inputs": {"": [str((n + 1) % 2000), 0]}} for n in range(2000)
+    }
+    circle["s"] = {"class_type": "KSampler", "inputs": {key: ["0", 0] for key in GRAPH["6"]["inputs"]}}  # type: ignore[attr-defined]
+    self = {"s": {"class_type": "SamplerCustomAdvanced", "inputs": {name: ["s", 0] for name in (
+        "noise", "guider", "sampler", "sigmas", "latent_image", "model", "positive", "clip", "text", "steps")}}}  # fmt: skip
+    many = {str(n): {"class_type": "X", "inputs": {}} for n in range(20_000)} | GRAPH
+    texts = {f"t{n}": {"class_type": "StringConcatenate", "inputs": {"string_a": [f"t{n + 1}", 0], "string_b": [f"t{n + 1}", 0]}}
+             for n in range(60)}  # fmt: skip
+    deep = GRAPH | texts | {"3": {"class_type": "CLIPTextEncode", "inputs": {"text": ["t20", 0]}}}
+    joined = GRAPH | {
+        "3": {
+            "class_type": "ConditioningConcat",
+            "inputs": {"conditioning_to": ["3", 0], "conditioning_from": ["3", 0]},
+        }
+    }
+    for graph in (circle, self, many, deep, joined):
+        started = time.process_time()
+        settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
+        assert len(settings.warnings) < 100 and time.process_time() - started < 2.0
+    for value in VALUES:
+        for workflow in ({"nodes": value}, {"nodes": [value], "links": value}, {"nodes": [{"id": value, "type": "KSampler", "inputs": [value],
+                         "widgets_values": value, "mode": value}], "links": [value, [value] * 6]}):  # fmt: skip
+            try:
+                read_settings(image(tmp_path / "a.png", workflow=json.dumps(workflow)))
+            except InweaveError as error:
+                assert 0 < len(str(error)) < 5000
+
+
 def test_a_table_of_invokeai(tmp_path: Path) -> None:
     table = {
         "app_version": "5.6", "generation_mode": "sdxl_txt2img", "positive_prompt": "a cat", "negative_prompt": "", "width": 1024,

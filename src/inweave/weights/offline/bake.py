@@ -232,6 +232,7 @@ def write_merged(
             progress(done.bytes, total)
 
         try:
+            make_folder(target.absolute().parent)
             needed = total + sum(path.stat().st_size for path in copies)
             if (free := shutil.disk_usage(target.absolute().parent).free) < needed:
                 raise ConfigError(f"{target}: needs {needed:,} bytes of disk space, {free:,} are free")

@@ -1,0 +1,119 @@
+"""What commands write, checked before any work starts. The rule of every command: nothing is replaced without --force.
+
+    -o name.png             one image; several are name-1.png, name-2.png, ...
+    -o name-{seed}.png      {seed}, {number}, {prompt} and {date} are filled in; {{ and }} are braces
+    -o folder/              folder/PROMPT-SEED.png, never in the place of another file; so without -o, in this folder
+    -o -                    PNG on standard output
+
+Folders that are missing are made when there is something to write into them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inweave.errors import ConfigError
+from inweave.files.paths import exists, expand_home, is_folder, occupied, printable_path
+
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
+FIELDS = ("seed", "number", "prompt", "date")
+_FIELD = re.compile(r"(\{\{|\}\}|\{(\w*)\})")
+_BRACES = re.compile(r"[{}]")
+_AUTOMATIC = "{prompt}-{seed}.png"
+_MAX_NAME = 255  # bytes, in every common file system
+
+
+def ensure_new(path: Path, force: bool) -> None:
+    """Refuse an output that is there already, or that cannot be written; PEFT's folder may be there without an adapter."""
+    if is_folder(path):
+        inside = [name for name in ("adapter_model.safetensors", "adapter_config.json") if occupied(path / name)]
+        if inside and not force:
+            raise ConfigError(f"{printable_path(path / inside[0])}: already exists; replace it with --force")
+        return
+    if occupied(path) and not force:
+        raise ConfigError(f"{printable_path(path)}: already exists; replace it with --force, or choose another name")
+    ensure_writable(path)
+
+
+def ensure_writable(path: Path) -> None:
+    """Refuse a name that no file can get: in a folder that cannot be made or written, or too long."""
+    if len(os.fsencode(path.name)) > _MAX_NAME:
+        raise ConfigError(f"{printable_path(path)}: File name too long")
+    folder = path.absolute().parent
+    while not exists(folder) and folder != folder.parent:
+        folder = folder.parent
+    if not is_folder(folder):
+        raise ConfigError(f"{printable_path(path)}: cannot be written: {printable_path(folder)} is not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{printable_path(path)}: cannot be written: the folder {printable_path(folder)} is read-only"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImageNames:
+    """The names of the images of one request, decided before the first is made.
+
+    ``copies``: a name that is in use gets a number instead of being refused.
+    """
+
+    template: str
+    prompt: str
+    force: bool = False
+    copies: bool = False
+
+    @classmethod
+    def parse(cls, out: str | None, prompt: str, count: int, force: bool) -> ImageNames:
+        """The names that --out asks for."""
+        if out is None:
+            return cls(_AUTOMATIC, prompt, copies=True)
+        path = expand_home(out)
+        if out.endswith(("/", os.sep)) or is_folder(path):
+            return cls(f"{_BRACES.sub(lambda match: match[0] * 2, str(path))}/{_AUTOMATIC}", prompt, copies=True)
+        template = str(path)
+        fields = [name for mark, name in _FIELD.findall(template) if mark[1:-1] == name]
+        if unknown := [name for name in fields if name not in FIELDS]:
+            known = ", ".join(f"{{{name}}}" for name in FIELDS)
+            raise ConfigError(f"--out {printable_path(out)}: {{{unknown[0]}}} is unknown; known are {known}")
+        if count > 1 and not {*fields} & {"seed", "number"}:
+            template = f"{template.removesuffix(path.suffix)}-{{number}}{path.suffix}"
+        return cls(template, prompt, force)
+
+    def paths(self, seed: int, count: int) -> list[Path]:
+        """The names of all images, each of which can be written."""
+        paths = [self.path(seed + number, number) for number in range(count)]
+        for path in paths:
+            if not self.copies and is_folder(path):
+                raise ConfigError(f"{printable_path(path)}: cannot be written: it is a directory")
+            ensure_writable(path) if self.copies else ensure_new(path, self.force)
+        return paths
+
+    def path(self, seed: int, number: int) -> Path:
+        """The name of one image, whether or not it is in use."""
+        values = {
+            "seed": str(seed), "number": str(number + 1), "prompt": slug(self.prompt), "date": time.strftime("%Y-%m-%d"),
+        }  # fmt: skip
+        return Path(
+            _FIELD.sub(lambda match: match[1][0] if match[1] in ("{{", "}}") else values[match[2]], self.template)
+        )
+
+    def free(self, path: Path) -> Path:
+        """The name to write to now: another one where this one came into use and must not be replaced."""
+        chosen, copy = path, 2
+        while not self.force and occupied(chosen):
+            chosen, copy = path.with_name(f"{path.stem}-{copy}{path.suffix}"), copy + 1
+        return chosen
+
+
+def slug(prompt: str) -> str:
+    """The words of a prompt as part of a file's name."""
+    from inweave.generate.prompt import parse
+
+    return re.sub(r"[^a-z0-9]+", "-", parse(prompt).text.lower()).strip("-")[:48].strip("-") or "image"

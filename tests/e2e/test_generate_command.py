@@ -358,13 +358,13 @@ def test_the_screen_is_never_empty(tmp_path: Path) -> None:
         stdout=slave, stderr=slave, env={**os.environ, "NO_COLOR": "1", "COLUMNS": "70", "TERM": "xterm"},
     )  # fmt: skip
     os.close(slave)
-    shown: list[bytes] = []
+    screen: list[bytes] = []
     with suppress(OSError):  # Linux: the terminal is gone with its last process
         while chunk := os.read(master, 65536):
-            shown.append(chunk)
+            screen.append(chunk)
     os.close(master)
     assert process.wait(30) == 0
-    text = b"".join(shown).decode("utf-8", "replace")
+    text = b"".join(screen).decode("utf-8", "replace")
     assert text.index("starting") < text.index("loading inweave/emoji") < text.index("a.png")
     assert "28 MB" in text
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", text), "a color in spite of NO_COLOR"

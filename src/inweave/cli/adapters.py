@@ -49,7 +49,7 @@ def located_stack(
     known = lookup(folders)
     for text in texts:
         spec = parse_strength_spec(text, exists=exists)
-        if not exists(spec.name) and known.named(spec.name) is None:
+        if not exists(spec.name) and known.match_name(spec.name) is None:
             ensure_strength(spec.name)
         stack.append((spec.name if exists(spec.name) else known.locate(spec.name), spec.strength))
     return stack

@@ -20,8 +20,6 @@ from inweave.cli.progress import Display, display, size
 from inweave.files.paths import is_folder, printable
 
 if TYPE_CHECKING:
-    from PIL import Image
-
     from inweave.generate.config import GenerateConfig
     from inweave.generate.denoise import Progress
     from inweave.generate.pipeline import Pipeline
@@ -192,7 +190,7 @@ class ImageOutput:
         if self._paths and format_of(self._paths[0]) == "JPEG":
             ensure_fits(record(), "JPEG")
 
-    def write(self, number: int, image: Image.Image, record: dict[str, Any], **facts: Any) -> None:
+    def write(self, number: int, image: Any, record: dict[str, Any], **facts: Any) -> None:
         from inweave.generate.saving import encode_image, save_image
 
         if self.stdout:
@@ -215,7 +213,7 @@ def _source(image: Path | None) -> ImageSettings:
 def _images(
     pipe: Pipeline, config: GenerateConfig, output: ImageOutput, progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
-    def write(number: int, image: Image.Image, record: dict[str, Any]) -> None:
+    def write(number: int, image: Any, record: dict[str, Any]) -> None:
         output.write(number, image, record, seed=record["config"]["seed"], settings=record["config"])
 
     result = pipe(config, progress=progress, on_image=write)

@@ -84,8 +84,8 @@ def _adapter_files(path: Path) -> list[Path]:
         inside += [here / name for name in names if name.endswith(".safetensors")]
         inside += [here / name for name in folders if is_file(here / name / "adapter_config.json")]
         folders[:] = [name for name in folders if not name.startswith(".") and here / name not in inside]
-    alone = len(inside) == 1 and inside[0].parent == path
-    return sorted(inside) if inside and not alone else [path]
+    only_one = len(inside) == 1 and inside[0].parent == path
+    return sorted(inside) if inside and not only_one else [path]
 
 
 def _print(facts: Facts) -> None:

@@ -106,13 +106,13 @@ def display(quiet: bool = False, *, plain: bool = False, delay: float | None = N
     if quiet or not watched:
         yield Display(plain=plain and not quiet)
         return
-    shown = Display(delay=delay) if delay is not None else Display(_new_bar())
-    if shown._bar is not None:
-        shown._bar.start()
+    screen = Display(delay=delay) if delay is not None else Display(_new_bar())
+    if screen._bar is not None:
+        screen._bar.start()
     try:
-        yield shown
+        yield screen
     finally:
-        shown.stop()
+        screen.stop()
 
 
 def _new_bar() -> Progress:

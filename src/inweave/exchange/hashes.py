@@ -23,7 +23,8 @@ from typing import Any
 from inweave.errors import FormatError
 from inweave.files.paths import as_path
 from inweave.files.reading import ensure_regular, open_regular
-from inweave.formats.files import Header, read_header
+from inweave.formats.files import read_header
+from inweave.formats.gate import Header
 
 CHUNK = 4 * 1024 * 1024
 

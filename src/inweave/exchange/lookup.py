@@ -60,20 +60,20 @@ class AdapterLookup:
             or name.endswith((".safetensors", ".json", ".bin", ".pt", ".ckpt"))
         ):
             return path
-        if (match := self.named(name)) is not None:
+        if (match := self.match_name(name)) is not None:
             return match
         hint = self._hint(name, self.files())
         raise FormatError(f"{printable_path(name)}: no such file or directory, and no LoRA has this name; {hint}")
 
     def by_name(self, name: str) -> Path:
         """The file of a name or a hash, or a `ConfigError` that says what there is."""
-        if (match := self.named(name)) is not None:
+        if (match := self.match_name(name)) is not None:
             return match
         ensure_strength(name)
         where = ", ".join(str(folder) for folder in self.folders) or "no LoRA folder was given"
         raise ConfigError(f"LoRA {printable_path(name)}: not found ({where}); {self._hint(name, self.files())}")
 
-    def named(self, name: str) -> Path | None:
+    def match_name(self, name: str) -> Path | None:
         """The file of a name or a hash, if there is one; several of one name are an error."""
         files = self.files()
         inside = PurePosixPath(name.replace("\\", "/").removesuffix(".safetensors"))

@@ -226,6 +226,17 @@ def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
     assert (texts.train_denoiser, texts.text_encoder_learning_rate) == (False, 5e-5)
     assert gui(tmp_path, noise_offset=0.05).noise_offset == 0.05
     assert gui(tmp_path, noise_offset=0.05, noise_offset_type="Multires").noise_offset == 0
+    robust = gui(tmp_path, loss_type="huber", scale_weight_norms=1.5, min_timestep=100, noise_offset_type="Multires",
+                 multires_noise_iterations=6, multires_noise_discount=0.2, save_every_n_epochs=2, debiased_estimation_loss=True)  # fmt: skip
+    assert (robust.loss, robust.huber_c, robust.huber_schedule) == (
+        "huber",
+        0.1,
+        "snr",
+    )  # the script's schedule, not ours
+    assert (robust.scale_weight_norms, robust.min_timestep, robust.max_timestep) == (1.5, 100, None)
+    assert (robust.multires_noise_iterations, robust.multires_noise_discount) == (6, 0.2)
+    assert (robust.save_every_epochs, robust.debiased_estimation) == (2, True)
+    assert "keep_last" not in robust.model_fields_set  # every adapter is kept
     lokr = gui(tmp_path, LoRA_type="LyCORIS/LoKr", factor=6, network_dim=100000, conv_dim=100000)
     assert (lokr.network, lokr.lokr_factor, lokr.rank, lokr.conv_rank) == ("lokr", 6, 100000, 100000)
     adafactor = gui(tmp_path, optimizer="Adafactor", optimizer_args="scale_parameter=False relative_step=False")
@@ -256,7 +267,7 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
         ({"rank_dropout": 0.1}, "network_args.rank_dropout"),
-        ({"optimizer": "SGDNesterov8bit"}, "'SGDNesterov8bit' is not supported"),
+        ({"optimizer": "AdEMAMix8bit"}, "'AdEMAMix8bit' is not supported"),
         ({"optimizer": "Adafactor"}, "relative_step=True chooses its own learning rate"),
         ({"additional_parameters": "--lr_scheduler_type CosineAnnealingLR"}, "lr_scheduler_type: 'CosineAnnealingLR'"),
     ],
@@ -268,14 +279,14 @@ def test_what_cannot_be_trained_is_one_reason(changes: dict[str, Any], reason: s
 
 
 def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:
-    table = {**GUI, "ip_noise_gamma": 0.1, "optimizer": "SGDNesterov8bit"}
+    table = {**GUI, "ip_noise_gamma": 0.1, "optimizer": "AdEMAMix8bit"}
     with pytest.raises(
         ConfigError, match=r"--set optimizer=.* to choose another; --without ip_noise_gamma to import the rest"
     ):
         imported(tmp_path, table)
     result = imported(tmp_path, table, without=["ip_noise_gamma"], optimizer="adamw")
     assert result.config.optimizer == "adamw" and result.no_equivalent[0].startswith("ip_noise_gamma: left out")
-    with pytest.raises(ConfigError, match="SGDNesterov8bit"):
+    with pytest.raises(ConfigError, match="AdEMAMix8bit"):
         imported(tmp_path, table, without=["ip_noise_gamma", "optimizer_type"])  # another one has to be chosen
 
 
@@ -291,6 +302,10 @@ def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:
             "a fine-tune of the whole",
         ),
         ({"network_module": "networks.lora_lumina", "train_data_dir": "x"}, "Lumina"),
+        (
+            {"leco_denoise_guidance_scale": 1.0, "network_dim": 4, "network_module": "networks.lora"},
+            "LECO trains from prompts",
+        ),
         ({"model_train_type": "sdxl-finetune", "train_data_dir": "x", "network_dim": 1}, "trains no adapter"),
         ({"training_method": "EMBEDDING", "model_type": "STABLE_DIFFUSION_15"}, "an embedding"),
         (

@@ -96,6 +96,10 @@ def ensure_adapter(settings: Mapping[str, Any]) -> None:
     """Refuse a file that trains the whole model, or an embedding."""
     if any(settings.get(name) for name in ("token_string", "init_word", "num_vectors_per_token")):
         raise refuse_method("token_string", "textual inversion trains an embedding")
+    if any(name.startswith("leco_") for name in settings):
+        raise refuse_method("leco_denoise_guidance_scale", "LECO trains from prompts, without images")
+    if any(name.startswith(("cond_emb_dim", "lllite_")) for name in settings):
+        raise refuse_method("cond_emb_dim", "a ControlNet is trained")
     module = str(settings.get("network_module") or "")
     if "control_net" in module or "controlnet" in module:
         raise refuse_method("network_module", "a ControlNet is trained")
@@ -174,6 +178,8 @@ def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
         "text_encoder_lr": None if only_unet or entries.get("text_encoder_lr") is not None else rate,
         "max_train_steps": None if lasts else values["max_train_steps"],
     }
+    if normalize_name(entries.get("loss_type")) in ("huber", "smoothl1"):
+        values |= defaults("kohya", "huber")
     if entries.get("dataset_config"):  # the dataset says what is in it
         for name in ("enable_bucket", "caption_extension", "bucket_no_upscale", "min_bucket_reso", "max_bucket_reso",
                      "bucket_reso_steps"):  # fmt: skip
@@ -281,13 +287,12 @@ def _times(out: Translation, settings: Mapping[str, Any]) -> None:
 
 
 def _checkpoints(out: Translation, entries: Mapping[str, Any]) -> None:
-    """kohya keeps every checkpoint unless it is told to keep the last ones."""
+    """kohya keeps every adapter, as we do where keep_last is not set, unless it is told to keep the last ones."""
     every, last = entries.get("save_every_n_epochs"), entries.get("save_last_n_epochs")
     if not is_off(every) and not is_off(last):
         out.no_equivalent[:] = [line for line in out.no_equivalent if not line.startswith("save_last_n_epochs:")]
         out.fields["keep_last"] = max(1, -(-int(parse_number(last)) // int(parse_number(every))))
         out.mapping["save_last_n_epochs"] = "keep_last"
-    out.fields.setdefault("keep_last", 0)
     if "logging_dir" in entries and "tensorboard" not in out.fields and is_off(entries.get("log_with")):
         out.fields["tensorboard"] = True
         out.mapping["logging_dir"] = "tensorboard"

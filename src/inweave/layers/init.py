@@ -68,6 +68,11 @@ class Request:
             problems.append(f"network must be one of {', '.join(ALGORITHMS)}, got {spec.network!r}")
         else:
             problems += _foreign_options(spec)
+        problems += [
+            f"{name} must be True or False, got {value!r}"
+            for name in ("dora", "rslora", "decompose_both")
+            if not isinstance(value := getattr(spec, name), bool)
+        ]
         if type(spec.seed) is not int:
             problems.append(f"seed must be a whole number, got {spec.seed!r}")
         if type(spec.factor) is not int or spec.factor == 0 or spec.factor < -1:

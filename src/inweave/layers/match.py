@@ -28,6 +28,10 @@ _COMPARED = 2000  # names that a misspelled one is compared with
 def matching(targets: Targets, names: Iterable[str], known: Iterable[str]) -> list[str]:
     """Those of ``names`` that ``targets`` matches, in their order; ``known``: what to suggest from."""
     names = list(names)
+    if isinstance(targets, Mapping):
+        raise ConfigError(
+            "targets: expected names or regular expressions, got a mapping; rank_pattern gives ranks by name"
+        )
     if not isinstance(targets, Iterable | re.Pattern):
         raise ConfigError(f"targets: expected names or regular expressions, got {type(targets).__name__}")
     entries = [targets] if isinstance(targets, str | re.Pattern) else list(targets)

@@ -11,6 +11,7 @@ modules they are in (`norm1`). A frozen weight may be a view of a mapped file; w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import torch
 from torch import nn
@@ -141,7 +142,14 @@ def _base_names(model: nn.Module, homes: Homes) -> list[str]:
 
 
 def _chosen(homes: Homes, pattern: Targets) -> list[str]:
+    """The parameters that a pattern names: by themselves, by their module, or by one around it, which has no adapters' own."""
     owners = {name: name.rpartition(".")[0] for name in homes}
-    candidates = list(dict.fromkeys((*homes, *filter(None, owners.values()))))
+    around = {
+        name: list(accumulate(owner.split(".")[:-1], "{}.{}".format))
+        for name, owner in owners.items()
+        if not isinstance(homes[name][0][0], Branch)
+    }
+    modules = (each for name, owner in owners.items() for each in (owner, *around.get(name, ())))
+    candidates = list(dict.fromkeys((*homes, *filter(None, modules))))
     hits = set(matching(pattern, candidates, candidates))
-    return [name for name in homes if name in hits or owners[name] in hits]
+    return [name for name in homes if hits.intersection((name, owners[name], *around.get(name, ())))]

@@ -360,3 +360,17 @@ def test_projections_that_diffusers_fused_are_refused(targets: Any) -> None:
     inweave.eject(unet)
     unet.unfuse_qkv_projections()
     inweave.attach(unet, adapter)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dora": "x"}, "dora must be True or False, got 'x'"),
+        ({"rslora": 1, "alpha": 2.0}, "rslora must be True or False, got 1"),
+        ({"network": "lokr", "decompose_both": None}, "decompose_both must be True or False"),
+        ({"targets": {"linear": 4}}, "got a mapping; rank_pattern"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        inject(nn.ModuleDict({"linear": nn.Linear(4, 4)}), 2, **options)

@@ -191,3 +191,28 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def test_a_module_of_modules_is_trained_and_saved_whole(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"first": nn.Linear(4, 4), "inner": nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))}
+    )
+    base = {name: value.clone() for name, value in model.state_dict().items()}
+    inject(model, 2, targets=["first"])
+    assert trainable(model, "inner") == ["inner.0.weight", "inner.0.bias", "inner.2.weight", "inner.2.bias"]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    folder = tmp_path / "adapter"
+    save(collect(model), folder, dialect="peft")
+    fresh = nn.ModuleDict(
+        {"first": nn.Linear(4, 4), "inner": nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))}
+    )
+    fresh.load_state_dict(base)
+    Weaver(fresh).apply([(folder, 1.0)])
+    merge(model)
+    for name in ("first", "inner.0", "inner.2"):
+        torch.testing.assert_close(fresh.get_submodule(name).weight, model.get_submodule(name).weight)
+        torch.testing.assert_close(fresh.get_submodule(name).bias, model.get_submodule(name).bias)

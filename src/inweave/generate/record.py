@@ -30,7 +30,7 @@ from inweave.generate.infotext import from_infotext, infotext, not_reproduced, p
 from inweave.generate.invoke import from_invoke
 from inweave.generate.source import ImageSettings
 
-__all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings"]
+__all__ = ["from_infotext", "infotext", "png_text", "read_record", "read_settings", "settings_of"]
 
 EXIF_IFD, USER_COMMENT, MAKER_NOTE = 0x8769, 0x9286, 0x927C
 MAKER_PREFIX = b"inweave\0"  # before our JSON in the MakerNote of a JPEG or WebP
@@ -55,8 +55,13 @@ def read_record(path: str | Path) -> dict[str, Any]:
 
 def read_settings(path: str | Path) -> ImageSettings:
     """The same, as an object."""
-    text = _texts(path)
-    label = printable_path(path)
+    with open_image(path, error=RequestError) as image:
+        return settings_of(image, printable_path(path))
+
+
+def settings_of(image: Image.Image, label: str) -> ImageSettings:
+    """The settings in an open image; ``label`` is what messages call it."""
+    text = _texts(image, label)
     if "inweave" in text:
         return _from_inweave(label, _parsed(label, "inweave", text["inweave"]))
     if "parameters" in text:
@@ -87,17 +92,16 @@ def _graph(label: str, text: Mapping[str, str]) -> dict[str, Any]:
     raise RequestError(f"{label}: the graph of ComfyUI in this image has no sampler that is known")
 
 
-def _texts(path: str | Path) -> dict[str, str]:
-    with open_image(path, error=RequestError) as image:
-        try:
-            image.load()
-            text = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
-            exif = image.getexif()
-            tags_of_comfy = [value for value in exif.values() if isinstance(value, str)]  # Make and Model, in WebP
-            tags = exif.get_ifd(EXIF_IFD)
-            comment, note = _user_comment(tags), tags.get(MAKER_NOTE)
-        except Exception as error:  # decoders raise whatever a broken file leads them to
-            raise RequestError(f"{printable_path(path)}: not an image that can be read: {error}") from None
+def _texts(image: Image.Image, label: str) -> dict[str, str]:
+    try:
+        image.load()
+        text = {str(key): value for key, value in image.info.items() if isinstance(value, str)}
+        exif = image.getexif()
+        tags_of_comfy = [value for value in exif.values() if isinstance(value, str)]  # Make and Model, in WebP
+        tags = exif.get_ifd(EXIF_IFD)
+        comment, note = _user_comment(tags), tags.get(MAKER_NOTE)
+    except Exception as error:  # decoders raise whatever a broken file leads them to
+        raise RequestError(f"{label}: not an image that can be read: {error}") from None
     if comment and "parameters" not in text:
         text["parameters"] = comment
     for value in tags_of_comfy:

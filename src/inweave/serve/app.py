@@ -21,6 +21,7 @@ from inweave.serve import (
     native,
     openai,
     page_files,
+    picture_routes,
     sdapi,
     sdapi_lists,
     sdapi_state,
@@ -61,7 +62,7 @@ def create_app(
     app.state.settings = settings
     app.state.page = page_files.Page()
     for module in (
-        native, lora_routes, dataset_routes, sessions, openai, sdapi, sdapi_lists, sdapi_state, page_files,
+        native, lora_routes, dataset_routes, sessions, picture_routes, openai, sdapi, sdapi_lists, sdapi_state, page_files,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(lora_routes.conversions)

@@ -34,6 +34,11 @@ class Checker:
         texts: dict[str, str] = (await self._call("image", {"name": "record"}, content)).data["texts"]
         return texts
 
+    async def settings(self, content: bytes) -> dict[str, Any]:
+        """What made a picture: the fields of `ImageSettings`; `RequestError` where it does not say."""
+        settings: dict[str, Any] = (await self._call("picture", {"name": "settings"}, content)).data["settings"]
+        return settings
+
     async def adapter(self, path: str, label: str) -> None:
         """Read a file as an adapter; `FormatError` where it is none, or where its numbers are not finite."""
         await self._call(label, {"name": "adapter", "path": path, "label": label}, seconds=FILE_SECONDS)

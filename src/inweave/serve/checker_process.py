@@ -74,6 +74,15 @@ def check_record(data: dict[str, Any], content: bytes) -> Message:
     return Message("answer", {"texts": texts})
 
 
+def check_settings(data: dict[str, Any], content: bytes) -> Message:
+    """What made a picture, as far as it says so: by inweave, AUTOMATIC1111, ComfyUI or InvokeAI."""
+    from inweave.files.images import open_image_bytes
+    from inweave.generate.record import settings_of
+
+    with open_image_bytes(content, "picture", error=RequestError, formats=FORMATS) as image:
+        return Message("answer", {"settings": settings_of(image, "picture").as_dict()})
+
+
 def check_lora(data: dict[str, Any], content: bytes) -> Message:
     """Whether an adapter file fits a base: the verdict of `inweave check`."""
     from inweave.exchange.check import check
@@ -137,6 +146,7 @@ def check_adapter(data: dict[str, Any], content: bytes) -> Message:
 CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     "picture": check_picture,
     "record": check_record,
+    "settings": check_settings,
     "lora": check_lora,
     "adapter": check_adapter,
     "convert": convert_lora,

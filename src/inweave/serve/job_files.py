@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-from inweave.errors import MissingError
+from inweave.errors import ConflictError, MissingError
 from inweave.files.writing import write_atomic
 from inweave.serve.errors import StorageError
 
@@ -58,3 +60,14 @@ class JobFiles:
         for folder in self.root.iterdir():
             if folder.name not in jobs:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def own_folder(folder: Path) -> BinaryIO:
+    """The lock that one process holds as long as it lives."""
+    file = (folder / "lock").open("ab")  # held open until the store is closed
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ConflictError(f"{folder}: another worker uses this folder; choose another one with --data") from None
+    return file

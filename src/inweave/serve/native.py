@@ -3,12 +3,12 @@
 POST   /v1/jobs                     202 {id, state, urls}; rbee's clients (with `hive_id`) get {job_id, sse_url}
 GET    /v1/jobs                     newest first, paged with `before`
 GET    /v1/jobs/{id}                state, position, result, error; 410 once it has expired
-PATCH  /v1/jobs/{id}                {priority}
+PATCH  /v1/jobs/{id}                {priority}, or {position}: a place among the waiting ones, 0 runs next
 DELETE /v1/jobs/{id}                cancel; ?forget=true removes one that has ended
 POST   /v1/jobs/{id}/retry          a new job with the same request
 GET    /v1/jobs/{id}/events         server-sent events, `Last-Event-ID` resumes
 GET    /v1/jobs/{id}/stream         the same in rbee's words
-GET    /v1/jobs/{id}/files/{name}   a picture of the result
+GET    /v1/jobs/{id}/files/{name}   a picture of the result; DELETE removes it, and the job with its last one
 POST   /v1/queue                    {paused}
 GET    /v1/loras, /v1/loras/{ref}, /v1/loras/{ref}/preview; POST /v1/loras/check, /v1/loras/refresh
 GET    /v1/capabilities, /info, /health, /ready, /metrics
@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import FileResponse, JSONResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from inweave.errors import ConfigError
@@ -50,9 +50,16 @@ class QueueChange(BaseModel):
 
 
 class JobChange(BaseModel):
-    """Another place in the queue."""
+    """Another place in the queue: by priority, or by position (0 runs next)."""
 
-    priority: Annotated[int, Field(ge=-1000, le=1000)]
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    position: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> JobChange:
+        if (self.priority is None) == (self.position is None):
+            raise ValueError("either priority or position is needed")
+        return self
 
 
 def service_of(request: Request) -> Service:
@@ -140,7 +147,10 @@ async def get_job(request: Request, job_id: JobId) -> dict[str, Any]:
 async def change_job(request: Request, job_id: JobId, change: JobChange) -> dict[str, Any]:
     service = service_of(request)
     await present(service, job_id)
-    job = await asyncio.to_thread(service.store.prioritize, job_id, change.priority)
+    if change.position is not None:
+        job = await asyncio.to_thread(service.store.move, job_id, change.position)
+    else:
+        job = await asyncio.to_thread(service.store.prioritize, job_id, change.priority or 0)
     return job_document(job, await asyncio.to_thread(service.store.position, job))
 
 
@@ -207,6 +217,16 @@ async def job_file(request: Request, job_id: JobId, name: Annotated[str, Field(m
     )
 
 
+@router.delete("/v1/jobs/{job_id}/files/{name}")
+async def delete_job_file(
+    request: Request, job_id: JobId, name: Annotated[str, Field(max_length=100)]
+) -> dict[str, Any]:
+    service = service_of(request)
+    await present(service, job_id)
+    await asyncio.to_thread(service.store.delete_image, job_id, name)
+    return {"job_id": job_id, "deleted": name}
+
+
 @router.post("/v1/queue")
 async def change_queue(request: Request, change: QueueChange) -> dict[str, Any]:
     service = service_of(request)
@@ -222,7 +242,10 @@ async def capabilities(request: Request) -> dict[str, Any]:
     return {
         "version": __version__,
         "operations": ["image_generation", "image_transform", "image_inpaint", *(["train"] if limits.allow_train else [])],
-        "models": [{"name": name, "default": name == service.model(None)} for name in service.models],
+        "models": [
+            {"name": name, "default": name == service.model(None), **await service.model_facts(name)}
+            for name in service.models
+        ],
         "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
         "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
         "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority"],

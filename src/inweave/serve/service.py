@@ -24,6 +24,7 @@ from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.library import Entry, Library
 from inweave.models import embedded
 from inweave.models.samplers import schedules_of
+from inweave.models.variants import find_variant
 from inweave.serve.checker import Checker
 from inweave.serve.conversions import ConversionStore
 from inweave.serve.datasets import DatasetStore
@@ -182,9 +183,23 @@ class Service:
 
     async def fits_by_header(self, entry: Entry, model: str) -> bool:
         """Whether a LoRA was detected to be made for a model's base: cheap, for lists."""
+        base = await self.base_name(model)
+        return entry.facts.base is not None and entry.facts.base == base
+
+    async def base_name(self, model: str) -> str | None:
+        """The base that a model's tensors are those of; None where it is not known."""
         if model not in self._bases:
             self._bases[model] = await asyncio.to_thread(_base_name, self.base_of(model))
-        return entry.facts.base is not None and entry.facts.base == self._bases[model]
+        return self._bases[model]
+
+    async def model_facts(self, model: str) -> dict[str, Any]:
+        """The base of a model, and what requests that leave it open get, as far as the base decides that."""
+        base = await self.base_name(model)
+        variant = embedded.VARIANT if base == embedded.NAME else find_variant(base) if base is not None else None
+        defaults = None
+        if variant is not None:
+            defaults = {"size": variant.size, "steps": variant.steps, "guidance": variant.guidance}
+        return {"base": base, "defaults": defaults}
 
     async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> Entry:
         """Receive a file, have another process read it, and add it under a name that is free."""

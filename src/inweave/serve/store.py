@@ -14,56 +14,20 @@ row says that they expired, without events, request or files.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from inweave.errors import BusyError, ConflictError, MissingError
-from inweave.serve.job_files import JobFiles
+from inweave.serve.job_files import JobFiles, own_folder
 from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, State, StoredEvent, Submission, new_id
+from inweave.serve.ordering import priorities_after_move
+from inweave.serve.store_tables import COLUMNS, SCHEMA, VERSION, job_of
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL,
-    model TEXT NOT NULL,
-    state TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    client TEXT NOT NULL,
-    request TEXT NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    cancel INTEGER NOT NULL DEFAULT 0,
-    created REAL NOT NULL,
-    started REAL,
-    finished REAL,
-    error TEXT,
-    result TEXT,
-    bytes INTEGER NOT NULL DEFAULT 0,
-    expired INTEGER NOT NULL DEFAULT 0,
-    idempotency_key TEXT UNIQUE,
-    fingerprint TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX IF NOT EXISTS jobs_by_state ON jobs (state, priority DESC, number);
-CREATE TABLE IF NOT EXISTS events (
-    job TEXT NOT NULL,
-    number INTEGER NOT NULL,
-    type TEXT NOT NULL,
-    data TEXT NOT NULL,
-    PRIMARY KEY (job, number)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-"""
-_COLUMNS = (
-    "id, number, kind, model, state, priority, client, request, attempts, cancel, created, started, finished, "
-    "error, result, expired"
-)
-_VERSION = 1
 #: jobs that ended and expired; beyond this many, the oldest are forgotten
 TOMBSTONES = 100_000
 
@@ -88,17 +52,17 @@ class JobStore:
         self.keep_bytes = keep_bytes
         self._clock = clock
         self._lock = threading.RLock()
-        self._ownership = _own(folder)
+        self._ownership = own_folder(folder)
         self._db = sqlite3.connect(folder / "jobs.sqlite3", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, _VERSION):
+        if version not in (0, VERSION):
             raise ConflictError(
-                f"{folder}: written by another version of inweave (layout {version}, this is {_VERSION})"
+                f"{folder}: written by another version of inweave (layout {version}, this is {VERSION})"
             )
-        self._db.executescript(_SCHEMA)
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db.executescript(SCHEMA)
+        self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
         with self._lock:
@@ -153,9 +117,9 @@ class JobStore:
         if before is not None:
             where.append("number < ?")
             values.append(before)
-        query = f"SELECT {_COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
+        query = f"SELECT {COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
         with self._lock:
-            return [_job(row) for row in self._db.execute(query, (*values, limit))]
+            return [job_of(row) for row in self._db.execute(query, (*values, limit))]
 
     def count(self, *states: State) -> int:
         with self._lock:
@@ -299,6 +263,20 @@ class JobStore:
                 self._db.execute("UPDATE jobs SET priority = ? WHERE id = ?", (priority, job))
             return self.job(job)
 
+    def move(self, job: str, position: int) -> Job:
+        """Another place among the waiting jobs: 0 runs next, whatever the priorities were."""
+        with self._lock:
+            row = self.job(job)
+            if row.state != "queued":
+                raise ConflictError(f"job {job} is {row.state}; only waiting jobs have a place in the queue")
+            query = "SELECT id, number, priority FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number"
+            changes = priorities_after_move(self._db.execute(query).fetchall(), job, position)
+            with self._transaction():
+                self._db.executemany(
+                    "UPDATE jobs SET priority = ? WHERE id = ?", [(p, name) for name, p in changes.items()]
+                )
+            return self.job(job)
+
     @property
     def paused(self) -> bool:
         with self._lock:
@@ -339,6 +317,21 @@ class JobStore:
                 raise ConflictError(f"job {job} has not ended; cancel it first")
             self._forget(job)
 
+    def delete_image(self, job: str, name: str) -> None:
+        """Remove one picture of a job that ended; without its last one the job is forgotten."""
+        with self._lock:
+            row = self.job(job)
+            images = [image for image in (row.result or {}).get("images", ()) if image["file"] != name]
+            if not row.final or row.result is None or len(images) == len(row.result.get("images", ())):
+                raise MissingError(f"job {job} has no picture {name[:100]}")
+            if not images:
+                self._forget(job)
+                return
+            with self._transaction():
+                result = json.dumps({**row.result, "images": images})
+                self._db.execute("UPDATE jobs SET result = ? WHERE id = ?", (result, job))
+            self.files.result(job, name).unlink(missing_ok=True)
+
     def _forget(self, job: str) -> None:
         with self._transaction():
             self._db.execute(
@@ -357,8 +350,8 @@ class JobStore:
         )
 
     def _row(self, where: str, *values: object) -> tuple[Job, str] | None:
-        row = self._db.execute(f"SELECT {_COLUMNS}, fingerprint FROM jobs WHERE {where}", values).fetchone()
-        return None if row is None else (_job(row[:-1]), row[-1])
+        row = self._db.execute(f"SELECT {COLUMNS}, fingerprint FROM jobs WHERE {where}", values).fetchone()
+        return None if row is None else (job_of(row[:-1]), row[-1])
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -373,23 +366,3 @@ class JobStore:
             if self._db.in_transaction:  # also where a full disk refused the COMMIT: it would swallow the next one
                 self._db.execute("ROLLBACK")
             raise
-
-
-def _job(row: tuple[Any, ...]) -> Job:
-    (job, number, kind, model, state, priority, client, request, attempts, cancel, created, started, finished, error,
-     result, expired) = row  # fmt: skip
-    return Job(
-        job, number, kind, model, state, priority, client, json.loads(request), attempts, bool(cancel), created, started,
-        finished, Failure(**json.loads(error)) if error else None, json.loads(result) if result else None, bool(expired),
-    )  # fmt: skip
-
-
-def _own(folder: Path) -> BinaryIO:
-    """The lock that one process holds as long as it lives."""
-    file = (folder / "lock").open("ab")  # held open until the store is closed
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise ConflictError(f"{folder}: another worker uses this folder; choose another one with --data") from None
-    return file

@@ -1,7 +1,7 @@
 // Opens the session, draws the page, and keeps the state up to date.
 import { App } from "./app.js";
 import { html, render } from "./lib/dom.js";
-import { watchJobs } from "./lib/jobs.js";
+import { refreshJobs, watchJobs } from "./lib/jobs.js";
 import { openSession } from "./lib/session.js";
 import { app } from "./lib/state.js";
 import { loadCapabilities, loadLoras, loadReadiness } from "./lib/worker.js";
@@ -12,6 +12,7 @@ render(html`<${App} />`, root);
 
 /** What every view needs, asked again after a restart or a new token. */
 async function load() {
+  refreshJobs();
   await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {});
 }
 

@@ -22,6 +22,7 @@ channel?.addEventListener("message", () => refreshJobs());
 
 /** @type {(() => void) | null} */
 let wake = null;
+let again = false; // whether to look again without a pause
 
 /** Keep the lists up to date for as long as the page is open; hidden pages rest. */
 export async function watchJobs() {
@@ -36,12 +37,17 @@ export async function watchJobs() {
     }
     const { active, online, notReady } = app.get();
     const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;
-    await Promise.race([pause(busy ? 1200 : 4000), new Promise((resolve) => (wake = () => resolve(null)))]);
+    const call = new Promise((resolve) => {
+      wake = () => resolve(null);
+    });
+    if (!again) await Promise.race([pause(busy ? 1200 : 4000), call]);
+    again = false;
   }
 }
 
 /** Look again now. */
 export function refreshJobs() {
+  again = true;
   wake?.();
 }
 
@@ -148,6 +154,24 @@ export async function cancelJob(id) {
 export async function forgetJob(id) {
   await api(`/v1/jobs/${id}`, { method: "DELETE", query: { forget: true } });
   app.set((state) => ({ ended: state.ended?.filter((job) => job.id !== id) ?? null }));
+  changed();
+}
+
+/**
+ * Remove one picture; the job goes with its last one.
+ * @param {string} id
+ * @param {string} file
+ */
+export async function deletePicture(id, file) {
+  await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, { method: "DELETE" });
+  app.set((state) => ({
+    ended:
+      state.ended?.flatMap((job) => {
+        if (job.id !== id || !job.result) return [job];
+        const images = job.result.images.filter((image) => image.file !== file);
+        return images.length ? [{ ...job, result: { ...job.result, images } }] : [];
+      }) ?? null,
+  }));
   changed();
 }
 

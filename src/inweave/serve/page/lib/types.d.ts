@@ -148,7 +148,8 @@ export interface Model {
   name: string;
   default: boolean;
   base?: string | null;
-  defaults?: { width: number; height: number; steps: number; guidance: number; sampler: string; schedule?: string };
+  /** what a request gets that leaves it open; null where the base does not decide it */
+  defaults?: { size: number; steps: number; guidance: number } | null;
 }
 
 export interface Capabilities {
@@ -168,7 +169,11 @@ export interface Capabilities {
   };
 }
 
-export interface ImageRecord {
-  config: Partial<ImageSettings>;
+/** What a picture says of how it was made. */
+export interface PictureSettings {
+  settings: Partial<ImageSettings> & Record<string, any>;
+  /** id: null where the library does not have it */
+  loras: { reference: string; id: string | null; name: string }[];
+  model: { name?: string };
   warnings: string[];
 }

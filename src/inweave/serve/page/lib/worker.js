@@ -25,17 +25,15 @@ export async function loadReadiness() {
  */
 export function findLora(loras, reference) {
   if (!loras) return undefined;
-  const text = reference.toLowerCase();
-  const file = text.replace(/\.safetensors$/, "");
-  const exact = loras.find(
-    (lora) => lora.name.toLowerCase() === file || lora.path.toLowerCase() === text || lora.id === text,
-  );
-  if (exact) return exact;
+  const file = reference.replace(/\.safetensors$/, "");
+  const digits = reference.toLowerCase();
   return (
-    loras.find((lora) => lora.alias?.toLowerCase() === file) ??
-    (/^[0-9a-f]{8,64}$/.test(text)
-      ? loras.find((lora) => lora.hashes && Object.values(lora.hashes).some((hash) => hash?.startsWith(text)))
-      : undefined)
+    loras.find(
+      (lora) => lora.id === reference || lora.path === reference || lora.path === `${reference}.safetensors`,
+    ) ??
+    loras.find((lora) => lora.name === file) ??
+    loras.find((lora) => lora.alias === reference) ??
+    loras.find((lora) => lora.hashes && Object.values(lora.hashes).includes(digits))
   );
 }
 

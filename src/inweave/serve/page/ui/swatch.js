@@ -2,7 +2,6 @@
 import { html, useMemo } from "../lib/dom.js";
 
 const DYES = ["indigo", "madder", "weld", "woad", "linen"];
-const SIZE = 8;
 
 /** @param {string} text a small hash, good enough to tell cloths apart */
 function hash(text) {
@@ -15,8 +14,9 @@ function hash(text) {
 /**
  * One path per dye: warp threads where they pass over, cross threads where they do.
  * @param {string} name
+ * @param {number} size threads per side
  */
-export function weave(name) {
+export function weave(name, size) {
   const seed = hash(name);
   const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
   const warp = [pick(0), DYES[4], pick(3), pick(0)];
@@ -25,25 +25,33 @@ export function weave(name) {
   const step = 1 + ((seed >>> 15) % 2);
   /** @type {Record<string, string>} */
   const paths = {};
-  for (let y = 0; y < SIZE; y += 1) {
-    for (let x = 0; x < SIZE; x += 1) {
+  for (let y = 0; y < size; y += 1) {
+    for (let x = 0; x < size; x += 1) {
       const over = (x + y * step) % period < period / 2;
       const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length];
-      paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y + 0.06}v.88` : `M${x + 0.06} ${y + 0.5}h.88`}`;
+      paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y - 0.04}v1.08` : `M${x - 0.04} ${y + 0.5}h1.08`}`;
     }
   }
   return paths;
 }
 
 /**
- * @param {{ name: string }} props
+ * @param {{ name: string, size?: number }} props
  */
-export function Swatch({ name }) {
-  const paths = useMemo(() => Object.entries(weave(name)), [name]);
-  return html`<svg class="swatch" viewBox="0 0 8 8" preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
+export function Swatch({ name, size = 8 }) {
+  const paths = useMemo(() => Object.entries(weave(name, size)), [name, size]);
+  return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
     ${paths.map(([dye, path]) => html`<path class=${`thread-${dye}`} d=${path} />`)}
   </svg>`;
 }
+
+/**
+ * A cloth that grows with the work, row by row.
+ * @param {{ name: string, percent: number }} props
+ */
+export const Loom = ({ name, percent }) => html`<div class="loom" style=${{ "--woven": `${percent}%` }}>
+  <${Swatch} name=${name} size=${24} />
+</div>`;
 
 /**
  * How far something is: a thread that passes over and under.

@@ -88,7 +88,7 @@ for (const { name, run, settings } of tests) {
     baseURL: address,
     ...settings.context,
   });
-  context.setDefaultTimeout(15_000);
+  context.setDefaultTimeout(60_000);
   const watch = (page) => {
     page.on("pageerror", (error) => reports.push(String(error.stack ?? error)));
     page.on("dialog", (dialog) => {

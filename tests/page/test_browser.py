@@ -21,6 +21,7 @@ from tests.serve.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+TOKEN = "correct: horse / battery"
 #: names as strangers give them; each must be shown as the text it is
 HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
 
@@ -48,7 +49,16 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     running.stop()
 
 
-def test_every_flow_of_the_page(worker: Worker) -> None:
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Worker]:
+    """A worker with a token, started by the flow that needs it."""
+    other = Worker(tmp_path / "data", token=TOKEN)
+    yield other
+    if other.process is not None:
+        other.kill()
+
+
+def test_every_flow_of_the_page(worker: Worker, locked: Worker) -> None:
     options: list[str] = []
     for variable, option in (("PAGE_ONLY", "--only"), ("PAGE_SHOTS", "--shots")):
         if value := os.environ.get(variable):
@@ -66,6 +76,9 @@ def test_every_flow_of_the_page(worker: Worker) -> None:
                 worker.kill()
                 worker.start(wait=False)
                 print("{}", file=node.stdin, flush=True)
+            elif message.get("ask") == "token":
+                locked.start(wait=False)
+                print(json.dumps({"address": locked.url, "token": TOKEN}), file=node.stdin, flush=True)
             else:
                 results.append(message)
     for result in results:

@@ -72,19 +72,30 @@ def _references(source: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 async def _resolved(service: Service, reference: str, digest: str | None, warnings: list[str]) -> dict[str, Any]:
-    """The file that a picture means: the same contents under any name, else the same name."""
-    entry: Entry | None = None
-    for candidate in (digest, reference):
-        if candidate is None:
-            continue
-        try:
-            entry = await asyncio.to_thread(service.library.find, candidate)
-            break
-        except InweaveError as error:
-            problem = message_of(error)
+    """The file that a picture means: that of its name and hash, else of its hash, else of its name."""
+    by_name, problem = await _lookup(service, reference)
+    entry = by_name
+    if digest is not None and not (by_name and _has_hash(by_name, digest)):
+        entry, _ = await _lookup(service, digest)
+        if entry is None and by_name is not None:
+            entry = by_name
+            if by_name.contents is not None:
+                warnings.append(f"LoRA {reference}: a file of that name is here, but not the one that made the picture")
     if entry is None:
         warnings.append(problem)
         return {"reference": reference, "id": None, "name": reference}
-    if digest is not None and candidate != digest and entry.contents is not None:
-        warnings.append(f"LoRA {reference}: a file of that name is here, but not the one that made the picture")
     return {"reference": reference, "id": entry.id, "name": entry.name}
+
+
+async def _lookup(service: Service, reference: str) -> tuple[Entry | None, str]:
+    try:
+        return await asyncio.to_thread(service.library.find, reference), ""
+    except InweaveError as error:
+        return None, message_of(error)
+
+
+def _has_hash(entry: Entry, digest: str) -> bool:
+    contents = entry.contents
+    return contents is not None and digest.lower() in (
+        contents.sha256, contents.autov1, contents.autov2, contents.autov3,
+    )  # fmt: skip

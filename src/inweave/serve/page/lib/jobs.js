@@ -3,7 +3,7 @@
 import { ApiError, address, api, randomId } from "./api.js";
 import { followStream, pause } from "./sse.js";
 import { app } from "./state.js";
-import { loadLoras, loadReadiness } from "./worker.js";
+import { checkLoras, loadLoras, loadReadiness } from "./worker.js";
 
 /**
  * @typedef {import("./types.js").Job} Job
@@ -33,7 +33,9 @@ export async function watchJobs() {
   addEventListener("online", refreshJobs);
   while (true) {
     if (!document.hidden && app.get().session === "open") {
-      await refresh().catch(() => {});
+      await refresh()
+        .then(checkLoras)
+        .catch(() => {});
     }
     const { active, online, notReady } = app.get();
     const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;

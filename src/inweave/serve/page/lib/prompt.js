@@ -105,7 +105,7 @@ export function moveTag(prompt, from, to) {
  */
 export function tagName(lora, loras) {
   const speakable = /^[^<>:\s](?:[^<>:]*[^<>:\s])?$/.test(lora.name);
-  const unique = (loras ?? []).filter((each) => each.name === lora.name || each.alias === lora.name).length <= 1;
+  const unique = (loras ?? []).filter((each) => each.name === lora.name).length <= 1;
   return speakable && unique ? lora.name : lora.id;
 }
 

@@ -11,6 +11,18 @@ export async function loadLoras() {
   app.set({ loras });
 }
 
+let checked = 0;
+
+/** Whether files came or went, asked often while the page is new or the library empty: the first scan takes its time. */
+export async function checkLoras() {
+  const { loras } = app.get();
+  const now = performance.now();
+  if (loras === null || now - checked < (loras.length && now > 60_000 ? 30_000 : 3000)) return;
+  checked = now;
+  const { total } = await api("/v1/loras", { query: { limit: 1 } });
+  if (total !== loras.length) await loadLoras();
+}
+
 /** Why a job would not run now; null once it would. */
 export async function loadReadiness() {
   const response = await fetch("/ready", { headers: { "X-Requested-With": "inweave" } });

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import PngImagePlugin
+from PIL import Image, PngImagePlugin
 
 from inweave.errors import RequestError
 from inweave.files.documents import parse_json

@@ -96,6 +96,7 @@ class Run:
         self.base_hashes: Future[dict[str, str]] | None = None  # for the metadata; hashing takes a while
         self.notes = [("output", note) for note in self.trainable.notes]  # (event, text) that the log begins with
         self._resume_point: ResumePoint | None = None
+        self._grows = False  # continues a run that was finished
         self.stop = StopVote(self.world, task.device)
         self.progress = Progress()
 
@@ -120,7 +121,10 @@ class Run:
         return self.number
 
     def _load(self, state: State) -> None:
-        ensure_resumable(state.facts, self._facts(), self.config, state.step)
+        notes = ensure_resumable(state.facts, self._facts(), self.config, state.step)
+        assert self._resume_point is not None
+        self._resume_point.notes += notes
+        self._grows = state.step == state.facts.get("config", {}).get("steps") < self.total
         try:
             self.step.load(state.tensors)
         except FormatError as error:
@@ -225,10 +229,10 @@ class Run:
     def _train_steps(self, log: TrainLog | None, sample: Sample | None) -> str:
         """Train until there is a reason to stop, and return it."""
         config, throughput = self.config, Throughput(self.total, self.number)
-        if self._save_due() and self.world.any(
-            not adapter_exists(self._adapter_path(self._step_suffix)), self.task.device
-        ):
-            self.save_adapter(self._step_suffix)  # the run ended between the checkpoint and its adapter
+        missing = self.world.any(not adapter_exists(self._adapter_path(self._step_suffix)), self.task.device)
+        if missing and (self._grows or self._save_due()):
+            # the end of the shorter run, whose file will be replaced; or it ended between a checkpoint and its adapter
+            self.save_adapter(self._step_suffix)
         while True:
             if reason := self._stop_reason(log):
                 return reason

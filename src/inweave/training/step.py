@@ -66,7 +66,7 @@ class Step:
         device = flat.values.device
         self.optimizer: Optimizer = make_optimizer(
             config.optimizer, flat, weight_decay=config.weight_decay, betas=config.betas, epsilon=config.epsilon,
-            args=config.optimizer_args,
+            args=config.optimizer_args, learning_rate=config.learning_rate,
         )  # fmt: skip
         self.ema = Ema(flat, config.ema_decay) if config.ema_decay else None
         half = getattr(task, "dtype", torch.float32) == torch.float16

@@ -1,7 +1,9 @@
 """Resuming: what a run starts from, and whether it is the run that wrote the checkpoint.
 
-    settings   those with the fact resume="same" are; more or fewer steps are fine if every step so far had the learning
-               rate it would have now
+    settings   those with the fact resume="same" are, unless they have no effect (`unused_settings`)
+    steps      may be more or fewer than before, but not fewer than are done. Where the learning rate depends on the end of
+               the run, steps that are done keep the rate they had, and the others follow the schedule of the new length:
+               the log says so
     data       the same images and captions, wherever they are
     base       the same weights, judged by values sampled from every one of them, wherever they are
 
@@ -24,9 +26,10 @@ from inweave.training.checkpoint.facts import ensure_run_state
 from inweave.training.checkpoint.store import State, checkpoints, load_named, load_newest, lock, recover
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
+from inweave.training.config.unused import unused_settings
 from inweave.training.data.cache import sample_bits, tensor_bits
 from inweave.training.distributed.world import World
-from inweave.training.optim.schedules import rates
+from inweave.training.optim.schedules import learning_rate_at, rates
 from inweave.training.output.adapter_file import adapter_exists, remove_leftovers
 
 
@@ -136,21 +139,29 @@ def _quoted(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> None:
-    """Raise where the facts of a checkpoint of ``step`` are those of another run, naming everything that differs."""
+def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: TrainConfig, step: int) -> list[str]:
+    """Raise where the facts of a checkpoint of ``step`` are those of another run, naming everything that differs.
+
+    Returns what there is to say about a run that gets longer or shorter.
+    """
     before, today = dict(then.get("config", {})), dict(now["config"])
-    total = today["steps"]
-    if before.get("steps") and step <= total and rates(config, before["steps"], step) == rates(config, total, step):
+    length, total = before.get("steps"), today["steps"]
+    if length and step <= total:
         before["steps"] = total
     has_digest = "base" in then
     by_content = names_where(resume="content") if has_digest else {"dataset"}
-    free = names_where(resume="free") | by_content
+    free = names_where(resume="free") | by_content | unused_settings(config)
     problems = [
         f"{name}: this run was started with {_quoted(before.get(name))}, now it is {_quoted(today.get(name))}; "
         "resume with the same value, or start a new run under another name"
         for name in sorted({*before, *today} - free)
-        if before.get(name) != today.get(name)
+        if _value(before, name) != today.get(name)
     ]
+    if step > total:
+        problems = [each for each in problems if not each.startswith("steps:")]
+        problems.append(
+            f"steps: {step} steps are done, and {total} are set; set more of them, or resume an earlier checkpoint by its path"
+        )
     if not problems and then.get("data") != now["data"]:
         problems.append(
             "dataset: it is not the one this run was started with; start a new run under another name (--name)"
@@ -161,3 +172,30 @@ def ensure_resumable(then: Mapping[str, Any], now: Mapping[str, Any], config: Tr
         )
     if problems:
         raise ConfigError(problems)
+    return _length_notes(config, step, length, total) if length and length != total else []
+
+
+def _value(before: Mapping[str, Any], name: str) -> Any:
+    """A setting of a checkpoint; one that is newer than the checkpoint had its default."""
+    if name in before or name not in TrainConfig.model_fields:
+        return before.get(name)
+    default = TrainConfig.model_fields[name].get_default(call_default_factory=True)
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _length_notes(config: TrainConfig, step: int, length: int, total: int) -> list[str]:
+    """What another number of steps means for the run, and for a learning rate that depends on it."""
+    change = "extended" if total > length else "shortened"
+    note = f"the run is {change} from {length} to {total} steps"
+    if rates(config, length, step) == rates(config, total, step):
+        same = learning_rate_at(config, step, length) == learning_rate_at(config, step, total)
+        if config.lr_scheduler == "constant" or same:
+            return [note]
+    last = config.learning_rate * learning_rate_at(config, max(step - 1, 0), length)
+    following = config.learning_rate * learning_rate_at(config, step, total)
+    warmup = f", warmup = {config.warmup:g}" if config.warmup else ""
+    return [
+        note,
+        f'lr_scheduler = "{config.lr_scheduler}"{warmup} depends on the number of steps: the {step} steps that are done followed '
+        f"the schedule of {length}, the others follow that of {total}; the learning rate goes from {last:.3g} to {following:.3g}",
+    ]

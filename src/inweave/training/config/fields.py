@@ -90,7 +90,7 @@ class Settings(CheckedModel):
     rules: tuple[Rule, ...] = _adapter((), "rank, alpha, learning rate or skip for the modules that match a pattern")
     train_denoiser: bool = _adapter(True, "train the UNet or transformer", task="image")
     train_text_encoders: bool = _adapter(False, "train the text encoders too")
-    start_from: str | None = _adapter(None, "adapter file, in any dialect, to continue training from")
+    start_from: str | None = _adapter(None, "adapter file, in any dialect, to continue training from", resume="content")
     scale_weight_norms: NonNegativeFloat = _adapter(
         0.0, "max-norm regularization: largest norm of a module's change, 1 is usual; 0 disables it"
     )
@@ -99,18 +99,27 @@ class Settings(CheckedModel):
     epochs: PositiveInt | None = _optimization(None, "passes over the dataset; or set steps")
     batch_size: PositiveInt = _optimization(1, "examples per micro-batch")
     gradient_accumulation: PositiveInt = _optimization(1, "micro-batches per optimizer step")
-    learning_rate: PositiveFloat = _optimization(1e-4, "learning rate of the denoiser; 1 with prodigy")
+    learning_rate: PositiveFloat = _optimization(1e-4, "learning rate of the denoiser; 1 with prodigy and D-Adaptation")
     text_encoder_learning_rate: PositiveFloat | None = _optimization(
         None, "learning rate of the text encoders; none: same as learning_rate", task="image"
     )
     loraplus_lr_ratio: PositiveFloat | None = _optimization(
         None, "LoRA+: learning rate of the up factors (B), as a multiple of that of the down factors; 16 is usual"
     )
-    optimizer: Literal["adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor"] = _optimization(
-        "adamw", "adamw, adamw8bit (8-bit state), prodigy (adapts its learning rate), schedulefree or adafactor"
-    )
+    optimizer: Literal[
+        "adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor", "lion", "came", "dadapt_adam", "dadapt_adagrad",
+        "dadapt_adan", "dadapt_lion", "dadapt_sgd", "torch.optim.Adadelta", "torch.optim.Adagrad", "torch.optim.Adam",
+        "torch.optim.Adamax", "torch.optim.ASGD", "torch.optim.Muon", "torch.optim.NAdam", "torch.optim.RAdam",
+        "torch.optim.RMSprop", "torch.optim.Rprop", "torch.optim.SGD",
+    ] = _optimization(
+        "adamw",
+        "adamw, adamw8bit (8-bit state), schedulefree, adafactor, lion, came; prodigy and dadapt_adam (adapt their learning "
+        "rate); or a class of torch.optim, such as RAdam",
+    )  # fmt: skip
     optimizer_args: dict[str, Any] = _optimization({}, "further options of the optimizer")
-    weight_decay: NonNegativeFloat = _optimization(0.01, "decoupled weight decay")
+    weight_decay: NonNegativeFloat = _optimization(
+        0.01, "weight decay: decoupled, or as a class of torch.optim defines it"
+    )
     betas: tuple[FractionBelowOne, FractionBelowOne] = _optimization((0.9, 0.999), "Adam betas")
     epsilon: PositiveFloat = _optimization(1e-8, "Adam epsilon")
     lr_scheduler: Literal["constant", "cosine", "linear", "polynomial"] = _optimization(
@@ -217,7 +226,7 @@ class Settings(CheckedModel):
     )
     resume: str = _checkpoints(
         "never",
-        "auto: resume from the last checkpoint in output, if there is one; never; or the path of a checkpoint",
+        "auto or true: resume from the last checkpoint in output, if there is one; never; or the path of a checkpoint",
         private=True,
         min_length=1,
     )
@@ -252,6 +261,10 @@ class Settings(CheckedModel):
     @classmethod
     def _normalize(cls, value: Any, info: ValidationInfo) -> Any:
         name = info.field_name or ""
+        if name == "resume" and isinstance(value, bool):
+            return "auto" if value else "never"
+        if name == "optimizer" and isinstance(value, str):
+            return _optimizer_name(value)
         if isinstance(value, bool) and cls.model_fields[name].annotation is not bool:
             raise ValueError(f"true or false has no meaning here, got {value}")
         if isinstance(value, str) and value.strip().lower() == "none" and name in CLEARED_BY_NONE:
@@ -294,6 +307,16 @@ class Settings(CheckedModel):
         return {"auto": None, "flow": "flow"}.get(self.objective, "noise")
 
 
+def _optimizer_name(value: str) -> str:
+    """Our name of an optimizer, in whatever case and punctuation it was written, or as a class of torch.optim."""
+    plain = "".join(letter for letter in value.lower().removeprefix("torch.optim.") if letter.isalnum())
+    if plain in ("lbfgs", "sparseadam"):
+        reason = "evaluates the loss several times per step" if plain == "lbfgs" else "is for sparse gradients"
+        raise ValueError(f"{value} {reason} and cannot train an adapter")
+    known = {name.rpartition(".")[2].lower().replace("_", ""): name for name in OPTIMIZERS}
+    return ({"dadaptation": "dadapt_adam", "dadapt": "dadapt_adam"} | known).get(plain, value)
+
+
 def _is_plain(value: Any) -> bool:
     return isinstance(value, bool | str) or (isinstance(value, int | float) and abs(value) < 2**63)
 
@@ -302,6 +325,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     joined = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return typing.get_args(annotation) if joined else (annotation,)
 
+
+#: every name of the setting `optimizer`
+OPTIMIZERS: tuple[str, ...] = typing.get_args(Settings.model_fields["optimizer"].annotation)
 
 #: fields that may be empty and hold no text: there "none" cannot mean anything else
 CLEARED_BY_NONE = frozenset(

@@ -27,6 +27,15 @@ PRESETS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 
+#: optimizers that estimate one learning rate for everything; the setting is a factor of it
+ADAPTIVE: Final = ("prodigy", "dadapt_adam", "dadapt_adagrad", "dadapt_adan", "dadapt_lion", "dadapt_sgd")
+#: what suits an optimizer where the user sets nothing: the numbers of its paper
+OPTIMIZER_PRESETS: Final[dict[str, dict[str, Any]]] = {
+    **{name: {"learning_rate": 1.0} for name in ADAPTIVE},
+    "lion": {"betas": (0.9, 0.99)},
+    "dadapt_lion": {"learning_rate": 1.0, "betas": (0.9, 0.99)},
+}
+
 TARGETS: Final = ("attention", "attention-mlp", "all")
 
 #: what the denoiser of a preset's family predicts: noise, or the direction of a flow; a language model predicts neither

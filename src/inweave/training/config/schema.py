@@ -22,7 +22,7 @@ from inweave.errors import ConfigError
 from inweave.training.config.fields import CLEARED_BY_NONE, Settings
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import Translation, known_names, translate
-from inweave.training.config.presets import KINDS, PRESETS
+from inweave.training.config.presets import ADAPTIVE, KINDS, OPTIMIZER_PRESETS, PRESETS
 from inweave.training.config.toml import (
     at_most,
     flatten_sections,
@@ -131,8 +131,8 @@ class TrainConfig(Settings):
             preset = {name: value for name, value in preset.items() if not is_for_other_objective(name, value, kind)}
         if self.timestep_sampling not in ("auto", "shift"):  # other distributions have no shift
             preset.pop("timestep_shift", None)
-        if self.optimizer == "prodigy":  # it adapts every learning rate itself
-            preset["learning_rate"] = 1.0
+        preset |= OPTIMIZER_PRESETS.get(self.optimizer, {})
+        if self.optimizer in ADAPTIVE:  # it adapts every learning rate itself
             preset.pop("text_encoder_learning_rate", None)
         if (side := own.get("resolution") or preset.get("resolution") or 512) < 512:
             preset["min_bucket"] = max(8, side // 2)  # the default leaves small images no bucket

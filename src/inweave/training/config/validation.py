@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from inweave.checked import problem_message
 from inweave.errors import ConfigError
 from inweave.training.config.fields import Settings
-from inweave.training.config.presets import TARGETS
+from inweave.training.config.presets import ADAPTIVE, TARGETS
 from inweave.training.config.types import Rule, memory_bytes, regex_problem
 
 ObjectiveKind = Literal["noise", "flow"]
@@ -25,8 +25,6 @@ OBJECTIVE_SETTINGS = (
     "timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset", "multires_noise_iterations",
     "debiased_estimation", "huber_schedule",
 )  # fmt: skip
-#: optimizers that estimate one learning rate for everything
-ADAPTIVE = ("prodigy",)
 
 
 class Contradictions(ValueError):

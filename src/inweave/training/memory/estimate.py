@@ -36,7 +36,11 @@ GIB = 1 << 30
 #: how many forward passes a step costs: frozen weights need no gradients of their own
 _PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
 _UTILIZATION = 0.4  # of the speed of large products, that small and uneven operations reach
-_STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2.03, "prodigy": 16.0, "schedulefree": 8.0, "adafactor": 4.0}
+#: per trained parameter; 8 of those that are not listed
+_STATE_BYTES = {
+    "adamw8bit": 2.03, "prodigy": 16.0, "adafactor": 4.0, "lion": 4.0, "came": 5.0, "torch.optim.SGD": 4.0,
+    "torch.optim.Adagrad": 4.0, "torch.optim.RMSprop": 4.0, "torch.optim.Muon": 4.0, "dadapt_adam": 12.0, "dadapt_adan": 20.0, "dadapt_adagrad": 16.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,9 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         working = (
             weights[measurements.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
         )
-    trained = int(parameters * (8 + _STATE_BYTES[config.optimizer]) + (4 * parameters if config.ema_decay else 0))
+    trained = int(
+        parameters * (8 + _STATE_BYTES.get(config.optimizer, 8.0)) + (4 * parameters if config.ema_decay else 0)
+    )
     activations = measured.activations * config.batch_size
     vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)

@@ -8,7 +8,7 @@ lr is the scheduled rate times the parameter's multiplier. A step of these two i
 addresses: no number comes to the host, so it can be captured in a CUDA graph after one ordinary step (`capturable`).
 Where ok is 0, values, moments and counter keep their bits, whatever the gradients hold.
 
-`prodigy`, `schedulefree` and `adafactor` are other libraries' optimizers on views of the same buffers (`third_party`).
+All others are other libraries' optimizers on views of the same buffers (`third_party`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch.optim.adamw import adamw
 
 from inweave.errors import ConfigError
 from inweave.ops import adam8bit
+from inweave.training.config.fields import OPTIMIZERS
 from inweave.training.optim.flat import FlatParameters, restore
 
-NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
+NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")  # those that need no further library
 
 
 class Optimizer(Protocol):
@@ -136,13 +137,14 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
     args: Mapping[str, Any] | None = None,
+    learning_rate: float = 1.0,
 ) -> Optimizer:
     """Build the optimizer called ``name``; ``args`` are further options of a third-party one.
 
-    Adafactor has neither betas nor Adam's epsilon: it gets ``weight_decay`` and ``args`` only.
+    ``learning_rate``: that of the configuration, which some libraries want to know at the beginning.
     """
     args = dict(args or {})
-    problems = [] if name in NAMES else [f"unknown optimizer {name!r}; choose one of {', '.join(NAMES)}"]
+    problems = [] if name in OPTIMIZERS else [f"unknown optimizer {name!r}; choose one of {', '.join(OPTIMIZERS)}"]
     problems += [f"weight_decay must be 0 or more, got {weight_decay!r}"] * (not weight_decay >= 0)
     problems += [f"betas must lie in [0, 1), got {betas!r}"] * (not all(0 <= beta < 1 for beta in betas))
     problems += [f"epsilon must be a positive number, got {epsilon!r}"] * (not epsilon > 0)
@@ -155,9 +157,7 @@ def make_optimizer(
         return kind(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
     from inweave.training.optim import third_party
 
-    settings = {"weight_decay": weight_decay, **args}
-    if name != "adafactor":
-        settings = {"betas": betas, "eps": epsilon, **settings}
-    elif settings.pop("scale_parameter", True) is False:
-        settings["eps"] = (None, 1.0)  # a step is max(this, the parameter's RMS), and that of an adapter stays below 1
-    return third_party.make(name, flat, settings)
+    settings = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}
+    if name == "adafactor" and args.pop("scale_parameter", True) is False:
+        args["eps"] = (None, 1.0)  # a step is max(this, the parameter's RMS), and that of an adapter stays below 1
+    return third_party.make(name, flat, settings, args)

@@ -3,6 +3,13 @@
     prodigy       prodigyopt.Prodigy                estimates the learning rate: give lr = 1
     schedulefree  schedulefree.AdamWScheduleFree    trains y, evaluates the average x; needs no decaying schedule
     adafactor     torch.optim.Adafactor             second moments as row and column sums
+    lion          lion_pytorch.Lion                 the sign of a momentum: Chen et al., arXiv 2302.06675
+    came          came_pytorch.CAME                 factored second moments with a confidence: Luo et al., arXiv 2307.02047
+    dadapt_*      dadaptation.DAdaptAdam, ...       estimate the learning rate: Defazio and Mishchenko, arXiv 2301.07733
+    torch.optim.RAdam, ...
+
+An optimizer gets those of lr, betas, eps and weight_decay that its class has, and `optimizer_args`; CAME and DAdaptAdan have
+three betas, the third their own, and CAME two epsilons of its own.
 
 They know nothing of device-side decisions: `step` reads lr and ok on the host (one synchronization per step), scales the
 gradients in place, and does nothing when ok is 0. A step that reads numbers on the host cannot be captured.
@@ -20,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -31,6 +39,8 @@ import torch
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
+from inweave.training.config.fields import OPTIMIZERS
+from inweave.training.config.presets import ADAPTIVE
 from inweave.training.optim.flat import FlatParameters, preserve_values
 
 #: name -> (module, class)
@@ -38,9 +48,29 @@ _CLASSES = {
     "prodigy": ("prodigyopt", "Prodigy"),
     "schedulefree": ("schedulefree", "AdamWScheduleFree"),
     "adafactor": ("torch.optim", "Adafactor"),
+    "lion": ("lion_pytorch", "Lion"),
+    "came": ("came_pytorch", "CAME"),
+    "dadapt_adam": ("dadaptation", "DAdaptAdam"),
+    "dadapt_adagrad": ("dadaptation", "DAdaptAdaGrad"),
+    "dadapt_adan": ("dadaptation", "DAdaptAdan"),
+    "dadapt_lion": ("dadaptation", "DAdaptLion"),
+    "dadapt_sgd": ("dadaptation", "DAdaptSGD"),
+    **{name: ("torch.optim", name.rpartition(".")[2]) for name in OPTIMIZERS if name.startswith("torch.optim.")},
+}
+#: module -> (package, extra) to install
+_PACKAGES = {
+    "prodigyopt": ("prodigyopt", "train"),
+    "schedulefree": ("schedulefree", "train"),
+    "lion_pytorch": ("lion-pytorch", "optimizers"),
+    "came_pytorch": ("came-pytorch", "optimizers"),
+    "dadaptation": ("dadaptation", "optimizers"),
 }
 #: numbers that a parameter group gets in its first step, and that a new optimizer does not have yet
-_FROM_FIRST_STEP = {"prodigy": {"d_denom": 0.0, "d_hat": 0.0}}
+#: their library's own rate stands until the first step sets it
+_OWN_RATE = ("prodigy", "schedulefree", "adafactor")
+#: state that torch keeps on the host unless a graph is captured
+_ON_HOST = ("step", "mu_product")
+_FROM_FIRST_STEP = {"prodigy": {"d_denom": 0.0, "d_hat": 0.0}, "dadapt_sgd": {"g0_norm": 0.0}}
 
 
 class LibraryOptimizer:
@@ -120,8 +150,7 @@ class LibraryOptimizer:
                 raise FormatError(f"optimizer {self._name}: the saved option {wrong[0]!r} is not one of its own")
         for full, tensor in tensors.items():
             name, _, key = full.rpartition(":")
-            # torch keeps step counters on the host unless a graph is captured
-            device = "cpu" if key == "step" else self._flat.values.device
+            device = "cpu" if key in _ON_HOST else self._flat.values.device
             states.setdefault(name, {})[key] = tensor.to(device, copy=True)
         if unknown := sorted(states.keys() - self._flat.parameters.keys()):
             raise FormatError(f"optimizer {self._name}: the saved state has {unknown[0]!r}, which is not trained")
@@ -178,20 +207,45 @@ def require_library(name: str) -> None:
         _optimizer_class(name)
 
 
-def make(name: str, flat: FlatParameters, settings: Mapping[str, Any]) -> LibraryOptimizer:
-    """Build the third-party optimizer called ``name``."""
+def make(
+    name: str, flat: FlatParameters, common: Mapping[str, Any], args: Mapping[str, Any] | None = None
+) -> LibraryOptimizer:
+    """Build the third-party optimizer called ``name``: the ``common`` settings its class has, and ``args``."""
+    settings = {**_accepted(name, common), **(args or {})}
     if name == "schedulefree":
         return ScheduleFree(flat, settings)
-    if name == "prodigy" and len(set(flat.factors.values()) - {0.0}) > 1:
+    if name in ADAPTIVE and len(set(flat.factors.values()) - {0.0}) > 1:
         raise ConfigError(
-            "prodigy estimates one learning rate for all parameters; leave out the learning-rate multipliers"
+            f"{name} estimates one learning rate for all parameters; leave out the learning-rate multipliers"
         )
     return LibraryOptimizer(name, flat, settings)
 
 
+def _accepted(name: str, common: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the common settings that the class takes, in the form it takes them."""
+    parameters = inspect.signature(_optimizer_class(name)).parameters
+    settings = {key: value for key, value in common.items() if key in parameters}
+    if name in _OWN_RATE:
+        settings.pop("lr", None)
+    for key in ("betas", "eps"):
+        default = parameters[key].default if key in settings else None
+        if isinstance(default, tuple) and key == "eps":
+            del settings[key]
+        elif isinstance(default, tuple):
+            settings[key] = (*common[key], *default[len(common[key]) :])
+    if name == "adafactor":  # its two epsilons are not Adam's
+        settings.pop("eps", None)
+    return settings
+
+
 def _optimizer_class(name: str) -> Any:
     module, kind = _CLASSES[name]
+    package, extra = _PACKAGES.get(module, ("torch", "torch"))
     try:
         return getattr(importlib.import_module(module), kind)
     except ImportError:
-        raise ConfigError(f"optimizer {name} needs the package {module}: pip install 'inweave[train]'") from None
+        raise ConfigError(
+            f"optimizer {name} needs the package {package}, which is not installed: pip install 'inweave[{extra}]'"
+        ) from None
+    except AttributeError:
+        raise ConfigError(f"optimizer {name}: the installed {package} has no class {kind}; upgrade it") from None

@@ -1,0 +1,23 @@
+"""Settings that change nothing in a run, because another one turns off what they shape: they may differ after a resume."""
+
+from __future__ import annotations
+
+from inweave.training.config.fields import Settings
+
+
+def unused_settings(config: Settings) -> frozenset[str]:
+    """The names of those whose value has no effect with these settings."""
+    c = config
+    conditions: dict[tuple[str, ...], bool] = {
+        ("text_encoder_learning_rate",): not c.train_text_encoders,
+        ("cosine_cycles",): c.lr_scheduler != "cosine",
+        ("polynomial_power",): c.lr_scheduler != "polynomial",
+        ("lokr_factor",): c.network != "lokr",
+        ("huber_c", "huber_schedule"): c.loss in ("mse", "l1"),
+        ("multires_noise_discount",): c.multires_noise_iterations == 0,
+        ("keep_tokens",): not c.shuffle_tags and c.tag_dropout == 0,
+        ("logit_mean",): c.timestep_sampling in ("uniform", "sigmoid", "shift"),
+        ("logit_std",): c.timestep_sampling == "uniform",
+        ("betas", "epsilon"): c.optimizer == "adafactor",
+    }
+    return frozenset(name for names, unused in conditions.items() if unused for name in names)

@@ -524,3 +524,28 @@ def test_simpletuner_reads_the_files_it_names(tmp_path: Path) -> None:
         1.0,
     )
     assert "to_add_out" in flux.targets and "proj_mlp" not in flux.targets
+
+
+def test_the_tables_of_an_import_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbered folders, a regularization folder and two resolutions, relative to the current folder."""
+    from PIL import Image
+
+    from inweave.training.data.reader import read_dataset
+
+    for name in ("train/3_cat", "reg/1_animal"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (64, 64), (9, 9, len(name))).save(tmp_path / name / "a.png")
+    monkeypatch.chdir(tmp_path)
+    c = import_text(f"{SHELL} --train_data_dir train --reg_data_dir reg --caption_prefix 'x, '", "a.sh").config
+    assert isinstance(c.dataset, dict)
+    rows = [(e.repeats, e.regularization, e.captions, e.subset.prefix) for e in read_dataset(c.dataset).examples]
+    assert rows == [(3, False, ("cat",), "x, "), (1, True, ("animal",), "x, ")]
+    (tmp_path / "train" / "a.txt").write_text("a cat")
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(tmp_path / "train" / "a.png")
+    both = toolkit(tmp_path, datasets=[{"folder_path": "train", "resolution": [32, 64]}]).config
+    assert isinstance(both.dataset, dict)
+    assert [each.subset.resolution for each in read_dataset(both.dataset).examples] == [(32, 32), (64, 64)]
+    with pytest.raises(
+        ConfigError, match=r"dataset: datasets\[0\]\.subsets\[0\]\.image_dir: expected the path of a folder"
+    ):
+        read_dataset({"datasets": [{"subsets": [{"image_dir": "none"}]}]})

@@ -256,3 +256,16 @@ def test_options_that_mean_nothing_are_refused() -> None:
         make_optimizer("adamw", flat, args={"d0": 1.0})
     with pytest.raises(ConfigError, match="warp"):
         make_optimizer("adafactor", flat, args={"warp": 1.0})
+
+
+def test_adafactor_can_take_steps_of_the_learning_rate_itself() -> None:
+    """With scale_parameter off a parameter of zeros moves as far as any other, as other libraries' Adafactor does."""
+    moved = {}
+    for scaled in (True, False):
+        flat = FlatParameters({"a": torch.nn.Parameter(torch.zeros(4, 4))})
+        optimizer = make_optimizer("adafactor", flat, args={"scale_parameter": scaled})
+        flat.grads.fill_(0.5)
+        one = torch.ones(())
+        optimizer.step(torch.tensor(0.01), one, one)
+        moved[scaled] = float(flat.parameters["a"].detach().abs().max())
+    assert moved[False] == pytest.approx(0.01) and moved[True] == pytest.approx(1e-5)

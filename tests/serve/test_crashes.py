@@ -1,4 +1,4 @@
-"""Processes that are killed: no job is lost, none runs into the void, none ends twice."""
+"""Processes that are killed or stopped: no job is lost, none runs into the void, none ends twice."""
 
 from __future__ import annotations
 
@@ -6,57 +6,110 @@ import os
 import random
 import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.serve.worker import Worker
-from tests.support import sized
+from tests.serve.worker import SMALL, Worker
+from tests.support import figure, sized
+
+ENDS = ("done", "failed", "cancelled")
 
 
-@pytest.fixture
-def own_worker(tmp_path: Path):  # type: ignore[no-untyped-def]
-    running = Worker(tmp_path / "data", "--drain-seconds", "5").start()
+@pytest.fixture(scope="module")
+def own_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """A worker that the tests stop and kill; each of them leaves it running."""
+    running = Worker(tmp_path_factory.mktemp("own") / "data", "--drain-seconds", "2").start()
     yield running
-    if running.process is not None and running.process.poll() is None:
-        running.stop()
+    running.stop()
+
+
+def kill_model(worker: Worker) -> None:
+    for pid in worker.model_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def restart_killed(worker: Worker) -> None:
+    """kill -9 the web process and start it again; its children must have gone with it."""
+    children = worker.model_pids()
+    worker.kill()
+    worker.start(wait=False)
+    worker.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 30)
+
+
+def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worker) -> None:
+    """A job that ends within the grace period is done; a longer one goes back as if it had not been started."""
+    short, waiting = own_worker.submit(width=64, height=64, steps=3), own_worker.submit(**SMALL)
+    own_worker.running(short)
+    started = time.monotonic()
+    assert own_worker.stop() == 0
+    figure(f"SIGTERM while a job runs: exit code 0 after {time.monotonic() - started:.1f} s of at most 2 s + 5 s")
+    own_worker.start(wait=False)
+    assert own_worker.job(short)["state"] in ("done", "queued", "running")  # not failed, not lost
+    assert [own_worker.ended(job)["state"] for job in (short, waiting)] == ["done"] * 2
+    assert [own_worker.job(job)["attempts"] for job in (short, waiting)] == [1, 1]
+    long = own_worker.submit(steps=150)
+    own_worker.running(long)
+    assert own_worker.stop() == 0
+    own_worker.start(wait=False)
+    assert own_worker.job(long)["attempts"] == 0 and own_worker.job(long)["state"] == "queued"
+    assert own_worker.http.delete(f"/v1/jobs/{long}").status_code == 200
+    assert [event["type"] for event in own_worker.events(long)][-2:] == ["retried", "cancelled"]
 
 
 def test_kills_at_any_moment_lose_nothing(own_worker: Worker) -> None:
-    chance = random.Random(5)
-    reference = own_worker.http.get(own_worker.ended(own_worker.submit(seed=11))["result"]["images"][0]["url"]).content
-    jobs = [own_worker.submit(seed=11) for _ in range(sized(3, 20))]
-    for round_number in range(sized(2, 50)):
-        time.sleep(chance.uniform(0.0, 1.5))
-        if round_number % 2:
-            for pid in own_worker.model_pids():
-                os.kill(pid, signal.SIGKILL)
-        else:
-            children = own_worker.model_pids()
-            own_worker.kill()
-            own_worker.start(wait=False)
-            deadline = time.monotonic() + 30
-            while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            assert not [pid for pid in children if Path(f"/proc/{pid}").exists()], "a model process outlived its parent"
+    """Of either process, while jobs wait; the queue is filled up again before every kill."""
+    chance, queued = random.Random(5), sized(3, 20)
     own_worker.wait_ready()
+    reference = own_worker.http.get(
+        own_worker.ended(own_worker.submit(seed=11, **SMALL))["result"]["images"][0]["url"]
+    ).content
+    begun = time.monotonic()
+    own_worker.ended(own_worker.submit(seed=11, **SMALL))
+    jobs, kinds, ready = list[str](), Counter[str](), 10.0
+    for number in range(sized(1, 50)):
+        while own_worker.queued() < queued:
+            jobs.append(own_worker.submit(seed=11, **SMALL))
+        started = time.monotonic()
+        if chance.random() < 0.7:  # while jobs run; else while a process starts
+            own_worker.wait_ready()
+            ready = max(1.0, time.monotonic() - started)
+            time.sleep(chance.uniform(0.0, 1.0))
+        else:
+            time.sleep(chance.uniform(0.0, ready))
+        kind = ("web", "model")[number % 2]
+        kinds[kind] += 1
+        if kind == "web":
+            restart_killed(own_worker)
+        else:
+            kill_model(own_worker)
+    own_worker.wait_ready()
+    states: Counter[str] = Counter()
     for job in jobs:
-        document = own_worker.ended(job, 180)
-        ends = [event["type"] for event in own_worker.events(job) if event["type"] in ("done", "failed", "cancelled")]
-        assert ends == [document["state"]]
+        document = own_worker.ended(job, 300)
+        states[document["state"]] += 1
+        events = list(own_worker.events(job))
+        assert [event["event"] for event in events] == list(range(1, len(events) + 1))
+        assert [event["type"] for event in events if event["type"] in ENDS] == [document["state"]]
         if document["state"] == "done":
             assert own_worker.http.get(document["result"]["images"][0]["url"]).content == reference
         else:
             assert document["error"]["code"] in ("worker_crashed", "worker_restarted") and document["attempts"] == 2
     assert not list(own_worker.data.rglob("*.part"))
+    figure(
+        f"{sum(kinds.values())} kills ({dict(kinds)}) with {queued} jobs queued: {len(jobs)} jobs, {dict(states)}, none lost, "
+        f"none ended twice, {time.monotonic() - begun:.0f} s"
+    )
 
 
-def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worker) -> None:
-    jobs = [own_worker.submit(steps=4) for _ in range(3)]
-    while own_worker.job(jobs[0])["state"] == "queued":
-        time.sleep(0.02)
-    assert own_worker.stop() == 0
-    own_worker.start(wait=False)
-    assert own_worker.job(jobs[0])["state"] == "done"
-    assert [own_worker.ended(job)["state"] for job in jobs] == ["done"] * 3
-    assert all(own_worker.job(job)["attempts"] == 1 for job in jobs)
+def test_a_job_that_kills_its_process_twice_fails_with_the_reason(own_worker: Worker) -> None:
+    job = own_worker.submit(steps=150)
+    for attempt in (1, 2):
+        own_worker.running(job, attempt)
+        kill_model(own_worker)
+    ended = own_worker.ended(job)
+    assert ended["state"] == "failed" and ended["error"]["code"] == "worker_crashed" and ended["attempts"] == 2
+    assert "2 times" in ended["error"]["message"]
+    assert own_worker.http.get("/health").status_code == 200

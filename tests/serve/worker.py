@@ -120,6 +120,10 @@ class Worker:
         document: dict[str, Any] = answer.json()
         return document
 
+    def queued(self) -> int:
+        """How many jobs wait."""
+        return len(self.http.get("/v1/jobs", params={"state": "queued", "limit": 200}).json()["jobs"])
+
     def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         """Wait for something to become true."""
         deadline = time.monotonic() + seconds

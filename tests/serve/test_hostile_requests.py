@@ -23,7 +23,7 @@ from inweave.serve.checker_process import check_picture
 from inweave.serve.settings import ServeSettings
 from tests.serve.test_security import ask
 from tests.serve.worker import Worker
-from tests.support import sized
+from tests.support import figure, sized
 
 LEAKS = re.compile(r"/work/|/tmp/|/home/|/usr/|site-packages|Traceback|File \\?\"|\b0x[0-9a-f]{5,}|\.py\b|object at")
 FACES = ("/v1/jobs", "/sdapi/v1/txt2img", "/v1/images/generations")
@@ -76,6 +76,64 @@ def test_bombs_and_other_files_are_refused_before_they_are_decoded(worker: Worke
     refused(worker.http.post("/sdapi/v1/img2img", json={"init_images": [text(BOMBS[name])], "width": 64, "height": 64}))
     refused(worker.http.post("/v1/images/edits", data={"prompt": "x"}, files={"image": ("a.png", BOMBS[name])}))
     assert time.monotonic() - started < 10  # three answers, on a machine that is busy
+
+
+def bmp(width: int, height: int) -> bytes:
+    head = struct.pack("<IIIHHIIIIII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)[:40]
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + head + bytes(64)
+
+
+def jpeg(width: int, height: int) -> bytes:
+    content = bytearray(encoded(Image.new("L", (16, 16)), "JPEG"))
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+LARGE = {
+    **{name: BOMBS[name] for name in ("13000x13000", "65535x1", "zTXt", "many zTXt", "0x0")},
+    "iCCP": png(8, 8, chunk(b"iCCP", b"k\0\0" + zlib.compress(bytes(90_000_000), 9)), rows=zlib.compress(bytes(16))),
+    "PNG of 2^31": png(2**31 - 1, 2**31 - 1, rows=zlib.compress(bytes(1000))),
+    "JPEG of 65500": jpeg(65500, 65500),
+    "BMP of 40000": bmp(40000, 40000),
+    "WebP of 16383": encoded(Image.new("L", (16383, 1))),
+}  # fmt: skip
+
+
+def test_bombs_take_no_memory(worker: Worker) -> None:
+    """The process that opens pictures, measured while it refuses each one; a picture that decodes shows that it measures."""
+    good = text(encoded(Image.new("RGB", (2048, 2048))))
+    body = {"operation": "image_transform", "prompt": "x", "steps": 1}
+    worker.http.post("/v1/jobs", json=body | {"image": text(b"x")})  # starts the process
+    (pid, *_) = worker.child_pids("inweave.serve.checker_process")
+
+    def peak_growth(image: str, refusal: bool) -> tuple[float, float]:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts again
+        before = status_bytes(pid, "VmRSS")
+        started = time.monotonic()
+        answer = worker.http.post("/v1/jobs", json=body | {"image": image})
+        seconds = time.monotonic() - started
+        if refusal:
+            refused(answer)
+        else:
+            assert answer.status_code == 202
+            worker.http.delete(f"/v1/jobs/{answer.json()['id']}")
+        return (status_bytes(pid, "VmHWM") - before) / 2**20, seconds
+
+    grown = {name: peak_growth(text(content), True) for name, content in LARGE.items()}
+    decoded, _ = peak_growth(good, False)
+    worst, slowest = max(grown, key=lambda name: grown[name][0]), max(grown, key=lambda name: grown[name][1])
+    figure(
+        f"{len(LARGE)} image bombs: at most {grown[worst][0]:.1f} MiB ({worst}) and {grown[slowest][1] * 1000:.0f} ms ({slowest}) "
+        f"until they are refused; 2048x2048 that is decoded takes {decoded:.0f} MiB"
+    )
+    assert decoded > 8, "the measurement sees what is decoded"
+    assert grown[worst][0] < 100, grown
+
+
+def status_bytes(pid: int, name: str) -> int:
+    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith(f"{name}:")]
+    return int(line.split()[1]) * 1024
 
 
 def test_unusual_pictures_are_read_as_what_they_show() -> None:

@@ -73,26 +73,6 @@ def test_hostile_names_of_uploads_are_refused(worker: Worker, name: str) -> None
     assert worker.http.post("/v1/loras", params={"name": name}, content=PIXEL.read_bytes()).status_code == 400
 
 
-TRAVERSALS = [
-    f"{prefix}{middle}{target}"
-    for prefix in ("", "/", "./", "~/", "~root/", "file:", "C:\\", "\\\\server\\share\\")
-    for middle in ("", "../", "..\\", "....//", "%2e%2e%2f", "..%2f", "..%c0%af", "styles/../../")
-    for target in ("etc/passwd", "jobs.sqlite3", "pixel.safetensors\x00.png", "$HOME", "pix\nel", "\u202egnp.lexip", "<img src=x onerror=alert(1)>")
-]  # fmt: skip
-
-
-def test_no_reference_opens_anything_outside_the_library(worker: Worker) -> None:
-    assert len(TRAVERSALS) > 300
-    for reference in TRAVERSALS:
-        quoted = urllib.parse.quote(reference, safe="")
-        answer = worker.http.get(f"/v1/loras/{quoted}")
-        assert answer.status_code in (400, 404, 409), (reference, answer.text)
-        assert "root:" not in answer.text
-    for reference in TRAVERSALS[::20]:
-        answer = worker.http.post("/v1/jobs", json={"prompt": "x", "loras": [{"path": reference}]})
-        assert answer.status_code in (400, 404, 409), (reference, answer.text)
-
-
 def test_a_lora_of_another_base_is_refused_with_a_report(worker: Worker) -> None:
     path = worker.data / "loras" / "sdxl-style.safetensors"
     listing: Any = lora_listing("gen_kohya_sdxl_lora")

@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from inweave import pipeline
-from tests.serve.worker import Worker
+from inweave.serve import streams
+from tests.serve.worker import SMALL, Worker
+from tests.support import figure
 
 
 def picture(color: str = "red", size: tuple[int, int] = (128, 128)) -> str:
@@ -30,6 +32,17 @@ def test_a_job_gives_the_image_that_the_library_gives(worker: Worker) -> None:
     assert lora["name"] == "pixel" and lora["modules"] == 100 and len(lora["sha256"]) == 64
 
 
+def test_the_time_of_each_lora_adds_up(worker: Worker) -> None:
+    """What a stack costs is told per LoRA, and not more often than once; the same stack again costs less."""
+    stack = [{"name": "ink", "strength": 0.21}, {"name": "pixel", "strength": 0.43}]
+    results = [worker.ended(worker.submit(loras=stack, **SMALL))["result"] for _ in range(3)]
+    times = [[lora["apply_seconds"] for lora in result["loras"]] for result in results]
+    assert all(seconds > 0 for each in times for seconds in each)
+    assert all(sum(each) < result["seconds"] for each, result in zip(times, results, strict=True))
+    assert min(sum(times[1]), sum(times[2])) < sum(times[0])
+    figure(f"apply_seconds of {[each['name'] for each in stack]}: {times[0]}, of the same stack again {times[1]}")
+
+
 def test_events_are_numbered_and_resume_anywhere(worker: Worker) -> None:
     job = worker.submit(steps=3, preview_every=1)
     whole = list(worker.events(job))
@@ -38,6 +51,28 @@ def test_events_are_numbered_and_resume_anywhere(worker: Worker) -> None:
     assert {event["type"] for event in whole} >= {"started", "progress", "preview", "image"}
     for cut in range(len(whole)):
         assert whole[:cut] + list(worker.events(job, cut)) == whole
+
+
+@pytest.mark.parametrize("path", ["events", "stream"])
+def test_a_stream_that_is_cut_after_every_event_is_the_whole_stream(worker: Worker, path: str) -> None:
+    """While the job runs: each connection reads one event and ends, the next one continues."""
+    job = worker.submit(width=64, height=64, steps=6, preview_every=2)
+    pieces: list[dict[str, object]] = []
+    last: int | None = None
+    while not pieces or pieces[-1]["type"] not in ("done", "complete", "failed", "error"):
+        number, event = next(worker.numbered_events(job, last, path))
+        pieces.append(event)
+        last = number
+    whole = list(worker.events(job, path=path))
+    assert pieces == whole and len(whole) >= 7
+    figure(f"/{path} cut and rejoined after each of {len(whole)} events of a running job: the same stream")
+
+
+def test_a_stream_without_news_is_kept_alive(worker: Worker) -> None:
+    """`ping` lines come more often than proxies give up."""
+    assert streams.HEARTBEAT <= 15
+    response = streams.event_stream(None, None, 0, streams.native)  # type: ignore[arg-type]
+    assert response.ping_interval == streams.HEARTBEAT
 
 
 def test_a_running_job_is_cancelled_within_a_step(worker: Worker) -> None:

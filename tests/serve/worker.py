@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-READY_SECONDS = 120
+READY_SECONDS = 300
 #: a job that costs next to nothing
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64}
 
@@ -81,6 +81,10 @@ class Worker:
 
     def model_pids(self) -> list[int]:
         """The processes that hold a model."""
+        return self.child_pids("inweave.serve.model_process")
+
+    def child_pids(self, module: str) -> list[int]:
+        """The processes of this worker that run a module."""
         assert self.process is not None
         pids = []
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -89,7 +93,7 @@ class Worker:
                 parent = int(entry.with_name("stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError):
                 continue
-            if parent == self.process.pid and b"inweave.serve.model_process" in words:
+            if parent == self.process.pid and module.encode() in words:
                 pids.append(int(entry.parent.name))
         return pids
 
@@ -124,7 +128,7 @@ class Worker:
         """How many jobs wait."""
         return len(self.http.get("/v1/jobs", params={"state": "queued", "limit": 200}).json()["jobs"])
 
-    def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, condition: Callable[[], bool], seconds: float = 300) -> None:
         """Wait for something to become true."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -141,7 +145,7 @@ class Worker:
 
         self.until(started)
 
-    def ended(self, job: str, seconds: float = 120) -> dict[str, Any]:
+    def ended(self, job: str, seconds: float = 300) -> dict[str, Any]:
         """The job once it has ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -153,9 +157,19 @@ class Worker:
 
     def events(self, job: str, last: int | None = None, path: str = "events") -> Iterator[dict[str, Any]]:
         """The events of a job as they come."""
+        for _, event in self.numbered_events(job, last, path):
+            yield event
+
+    def numbered_events(
+        self, job: str, last: int | None = None, path: str = "events"
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The events of a job with their numbers, as `Last-Event-ID` takes them."""
         headers = {} if last is None else {"Last-Event-ID": str(last)}
         with self.http.stream("GET", f"/v1/jobs/{job}/{path}", headers=headers) as stream:
             assert stream.status_code == 200, stream.read()
+            number = 0
             for line in stream.iter_lines():
+                if line.startswith("id:"):
+                    number = int(line.removeprefix("id:"))
                 if line.startswith("data:"):
-                    yield json.loads(line.removeprefix("data:"))
+                    yield number, json.loads(line.removeprefix("data:"))

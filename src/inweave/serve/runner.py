@@ -115,6 +115,7 @@ class Runner:
 
 
 def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
+    changed = sum(lora.modules for lora in result.loras) or 1
     return {
         "images": [
             {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
@@ -123,7 +124,7 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
         ],
         "loras": [
             {**lora.as_dict(), "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
-             "apply_seconds": round(lora.plan_seconds + result.swap_seconds, 6)}
+             "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
             for lora in result.loras
         ],
         "warnings": result.warnings,

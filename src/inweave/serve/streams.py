@@ -15,7 +15,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from inweave.serve.jobs import FINAL, Job, StoredEvent
 from inweave.serve.service import Service
 
-HEARTBEAT = 15
+HEARTBEAT = 10
 Translate = Callable[[Job, StoredEvent], Iterable[ServerSentEvent]]
 
 

@@ -123,7 +123,7 @@ def test_image_to_image_and_inpainting(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
-        ({"prompt": ""}, 400, "invalid_request"),
+        ({"prompt": 7}, 400, "invalid_request"),
         ({"prompt": "x", "steps": 0, "guidance": -1}, 400, "invalid_request"),
         ({"prompt": "x", "loras": ["nosuch"]}, 404, "not_found"),
         ({"prompt": "x <lora:nosuch:1>"}, 404, "not_found"),

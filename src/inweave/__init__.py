@@ -69,7 +69,8 @@ _EXPORTS = {
     ),
     # generate
     "inweave.generate.config": "GenerateConfig LoraChoice",
-    "inweave.generate.pipeline": "Pipeline Result pipeline",
+    "inweave.generate.pipeline": "Pipeline pipeline",
+    "inweave.generate.result": "Result",
     # train
     "inweave.training.config.schema": "TrainConfig",
     "inweave.training.output.result": "TrainResult",
@@ -182,7 +183,8 @@ if TYPE_CHECKING:
     from inweave.exchange.load import load
     from inweave.exchange.resolve import resolve
     from inweave.generate.config import GenerateConfig, LoraChoice
-    from inweave.generate.pipeline import Pipeline, Result, pipeline
+    from inweave.generate.pipeline import Pipeline, pipeline
+    from inweave.generate.result import Result
     from inweave.layers import (
         AdapterSpec,
         LayerKind,

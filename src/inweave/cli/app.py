@@ -7,7 +7,9 @@ Exit codes are the same for every command (see `output.py`). Heavy imports happe
 from __future__ import annotations
 
 import atexit
+import difflib
 import gc
+from typing import Annotated, Any
 
 import typer
 
@@ -21,19 +23,20 @@ from inweave.cli.generate import generate
 from inweave.cli.hash import hash_files
 from inweave.cli.inspect import inspect
 from inweave.cli.library import library_app
-from inweave.cli.options import OptionalValues
-from inweave.cli.output import system_errors
+from inweave.cli.options import JSON, OptionalValues
+from inweave.cli.output import fail, print_json, system_errors
 from inweave.cli.resize import resize
 from inweave.cli.serve import serve
 from inweave.cli.train import train
 
 CREATE, ADAPTERS, CHECKPOINTS, MEASURE = "Generate and train", "Adapter files", "Checkpoint files", "Measure"
+ABOUT = "About inweave"
 
 app = typer.Typer(
     name="inweave",
     help="LoRA adapters: read every dialect, check where each tensor goes, merge, generate and train.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,6 +54,38 @@ app.command("extract", rich_help_panel=CHECKPOINTS)(extract)
 app.command("resize", rich_help_panel=ADAPTERS)(resize)
 app.add_typer(library_app, name="library", rich_help_panel=ADAPTERS)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
+
+
+@app.command("version", rich_help_panel=ABOUT)
+def version_command(as_json: JSON = False) -> None:
+    """Print the version of inweave, and of Python."""
+    import platform
+
+    from inweave.version import __version__
+
+    if as_json:
+        print_json({"ok": True, "version": __version__, "python": platform.python_version()})
+    else:
+        typer.echo(f"inweave {__version__} (Python {platform.python_version()})")
+
+
+@app.command("help", rich_help_panel=ABOUT)
+def help_command(
+    context: typer.Context,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="The command to explain.")] = None,
+) -> None:
+    """Explain a command: inweave help generate."""
+    assert context.parent is not None
+    word_context: Any = context.parent
+    for word in command or ():
+        group: Any = word_context.command
+        chosen = group.get_command(word_context, word) if hasattr(group, "get_command") else None
+        if chosen is None:
+            known = group.list_commands(word_context) if hasattr(group, "list_commands") else []
+            near = difflib.get_close_matches(word, known, 1)
+            fail(f"no command is called {word!r}" + (f"; did you mean {near[0]!r}?" if near else ""), False)
+        word_context = type(context)(chosen, info_name=word, parent=word_context)
+    typer.echo(word_context.get_help())
 
 
 @app.callback(invoke_without_command=True)

@@ -38,7 +38,10 @@ def bake(
     force: Force = False,
     as_json: JSON = False,
 ) -> None:
-    """Merge adapters into a checkpoint on disk: same names, same layout, one tensor in memory at a time."""
+    """Merge adapters into a checkpoint on disk: same names, same layout, one tensor in memory at a time.
+
+    Example: inweave bake --base model.safetensors --lora style:0.8 -o merged.safetensors
+    """
     require("torch", as_json)
     from inweave.weights.offline import commands
 

@@ -42,7 +42,10 @@ def check(
     lora_dir: LoraDir = None,
     as_json: JSON = False,
 ) -> None:
-    """Prove where every tensor of an adapter goes on a base model, or report exactly what does not fit."""
+    """Prove where every tensor of an adapter goes on a base model, or report exactly what does not fit.
+
+    Example: inweave check style.safetensors --base sdxl
+    """
     from inweave.exchange.check import check as check_adapter
     from inweave.exchange.load import load
 

@@ -47,7 +47,10 @@ def convert(
     force: Force = False,
     as_json: JSON = False,
 ) -> None:
-    """Convert an adapter to another dialect. Matrices are never changed; alpha, rank and metadata survive."""
+    """Convert an adapter to another dialect. Matrices are never changed; alpha, rank and metadata survive.
+
+    Example: inweave convert style.safetensors out.safetensors --to diffusers
+    """
     from inweave.exchange.convert import convert as convert_file
 
     with reporting_errors(as_json, target_code=PROBLEMS):

@@ -25,7 +25,10 @@ def demo(
     force: Force = False,
     as_json: JSON = False,
 ) -> None:
-    """See it work: images, a style LoRA trained on 24 of them, before and after, on one page."""
+    """See it work: images, a style LoRA trained on 24 of them, before and after, on one page.
+
+    Example: inweave demo --out demo
+    """
     require("generate", as_json)
     from inweave.demo.page import write_page
     from inweave.demo.story import run

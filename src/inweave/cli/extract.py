@@ -41,7 +41,10 @@ def extract(
     force: Force = False,
     as_json: JSON = False,
 ) -> None:
-    """Extract a LoRA from a fine-tuned checkpoint, and report how much of the change its rank keeps."""
+    """Extract a LoRA from a fine-tuned checkpoint, and report how much of the change its rank keeps.
+
+    Example: inweave extract tuned.safetensors base.safetensors --rank 32 -o lora.safetensors
+    """
     require("torch", as_json)
     from inweave.weights.offline import commands
 

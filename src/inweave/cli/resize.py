@@ -36,7 +36,10 @@ def resize(
     force: Force = False,
     as_json: JSON = False,
 ) -> None:
-    """Change the rank of an adapter, or combine several into one, and report how much of them is kept."""
+    """Change the rank of an adapter, or combine several into one, and report how much of them is kept.
+
+    Example: inweave resize big.safetensors --rank 16 -o small.safetensors
+    """
     require("torch", as_json)
     from inweave.weights.offline import commands
 

@@ -39,7 +39,10 @@ def serve(
     ignored: Annotated[list[str] | None, typer.Option("--callback-url", "--queen-url", "--hive-url", "--backend", help="Accepted and not used.", rich_help_panel=RBEE)] = None,
     flags: Annotated[bool, typer.Option("--use-flash-attn", "--local-mode", help="Accepted and not used.", rich_help_panel=RBEE)] = False,
 ) -> None:  # fmt: skip
-    """Serve images over HTTP: a durable queue, streams that can be rejoined, the APIs of A1111 and OpenAI."""
+    """Serve images over HTTP: a durable queue, streams that can be rejoined, the APIs of A1111 and OpenAI.
+
+    Example: inweave serve --model inweave/emoji --port 7870
+    """
     require("serve", False)
     with reporting_errors(False):
         from inweave.errors import ConfigError

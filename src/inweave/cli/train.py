@@ -70,7 +70,10 @@ def train(
     without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.")] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
-    """Train a LoRA on images with captions, or on texts. A resumed run gives exactly the same result."""
+    """Train a LoRA on images with captions, or on texts. A resumed run gives exactly the same result.
+
+    Example: inweave train --model inweave/emoji --dataset inweave/pixel --output out --steps 300
+    """
     options: dict[str, Any] = {
         "model": model, "dataset": dataset, "output": output, "name": name, "trigger": trigger, "rank": rank, "alpha": alpha,
         "steps": steps, "learning_rate": lr, "batch_size": batch_size, "save_every": save_every, "seed": seed, "resume": resume,

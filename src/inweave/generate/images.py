@@ -51,6 +51,31 @@ def working_size(image: tuple[int, int], native: int, patch: int) -> tuple[int, 
     return tuple(min(max(round(side * scale / patch) * patch, 64), 4096) for side in (width, height))  # type: ignore[return-value]
 
 
+def size_warnings(size: tuple[int, int], image: tuple[int, int] | None, native: int) -> list[str]:
+    """What to know about the size that a request is generated at; ``image``: that of the image it starts from.
+
+    A model repeats its subject where an image is much larger than those it was trained on, and loses it where it is much smaller.
+    """
+    width, height = size
+    if image is not None and size != image:
+        return [
+            f"the image of {image[0]}x{image[1]} pixels is worked on at {width}x{height}; the result has its own size again"
+        ]
+    if image is not None:
+        return []
+    if width * height > (1.5 * native) ** 2 or max(size) > 2.5 * native:
+        return [
+            f"{width}x{height} is much larger than the {native}x{native} this model was trained on; subjects may repeat"
+        ]
+    if width * height < (native / 2) ** 2 or max(size) < native / 2:
+        return [
+            f"{width}x{height} is much smaller than the {native}x{native} this model was trained on; images may fall apart"
+        ]
+    if max(size) > 3 * min(size):
+        return [f"{width}x{height} is a shape this model was not trained on; subjects may repeat along it"]
+    return []
+
+
 def to_tensor(image: Image.Image, size: tuple[int, int]) -> torch.Tensor:
     """(1, 3, height, width) in -1..1."""
     resized = image if image.size == size else image.resize(size, Image.Resampling.LANCZOS)

@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,16 +29,26 @@ from inweave.adapter import Adapter
 from inweave.arguments import expect
 from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
 from inweave.exchange.load import load
-from inweave.files.image_names import format_of
 from inweave.files.paths import is_file
 from inweave.generate.applied import AppliedLora
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
 from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
-from inweave.generate.images import ImageInput, mask_tensor, open_image, open_mask, paste, to_tensor, working_size
+from inweave.generate.images import (
+    ImageInput,
+    mask_tensor,
+    open_image,
+    open_mask,
+    paste,
+    size_warnings,
+    to_tensor,
+    working_size,
+)
 from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.repeat import model_hash
-from inweave.generate.saving import save_image
+from inweave.generate.result import Result
+from inweave.models import embedded
+from inweave.models.embedded_words import read_pieces
 from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
@@ -48,27 +58,6 @@ from inweave.weights.stack import Strength
 
 MAX_SIDE = 4096
 OnMismatch = Literal["error", "warn"]
-
-
-@dataclass(slots=True)
-class Result:
-    """The images of one request; ``records`` hold for each one the settings that reproduce it.
-
-    ``loras``: what each LoRA changed; ``warnings``: settings that had no effect.
-    """
-
-    images: list[Image.Image]
-    records: list[dict[str, Any]]
-    loras: list[AppliedLora]
-    warnings: list[str] = field(default_factory=list)
-    swap_seconds: float = 0.0  # to make the weights those of all the LoRAs together
-
-    def save(self, path: str | os.PathLike[str], number: int = 0) -> None:
-        """One image with its settings in it, as .png, .jpg or .webp; a name of another format is a `ConfigError`."""
-        format_of(path)
-        if not 0 <= number < len(self.images):
-            raise ConfigError(f"there is no image {number}; this result has {len(self.images)}, counted from 0")
-        save_image(path, self.images[number], self.records[number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +71,7 @@ class PreparedRequest:
     init: Image.Image | None
     mask: Image.Image | None
     size: tuple[int, int]
+    warnings: tuple[str, ...] = ()
 
 
 class Pipeline:
@@ -180,7 +170,8 @@ class Pipeline:
             },
             check=False,
         )
-        return PreparedRequest(complete, positive, negative, loras, image, region, size)
+        notes = size_warnings(size, image.size if image is not None else None, self.model.size)
+        return PreparedRequest(complete, positive, negative, loras, image, region, size, tuple(notes))
 
     def record(
         self, config: GenerateConfig, init: ImageInput | None = None, mask: ImageInput | None = None
@@ -283,7 +274,7 @@ class Pipeline:
         mask = mask_tensor(request.mask, request.size) if request.mask is not None else None
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
-        warnings = [warning for lora in request.loras for warning in lora.warnings]
+        warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
         warnings += [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
         callbacks = replace(callbacks, warn=warnings.append)
         for number in range(config.count):
@@ -308,10 +299,15 @@ class Pipeline:
     def _conditioning(self, request: PreparedRequest) -> Conditioning:
         config, prompts = request.config, (request.positive.pieces, request.negative.pieces)
         assert config.guidance is not None
+        notes: list[str] = []
+        if self.model.name == embedded.NAME:
+            (positive, notes), (negative, more) = (read_pieces(pieces) for pieces in prompts)
+            prompts, notes = (positive, negative), [*notes, *more]
         with network_errors(self.model):
-            return self.model.family.condition(
+            conditioning = self.model.family.condition(
                 self.model, ConditioningRequest(*prompts, config.guidance, *request.size, config.clip_skip)
             )
+        return replace(conditioning, warnings=(*notes, *conditioning.warnings))
 
     def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)

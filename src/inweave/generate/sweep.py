@@ -17,8 +17,9 @@ from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.images import ImageInput
-from inweave.generate.pipeline import Pipeline, Result
+from inweave.generate.pipeline import Pipeline
 from inweave.generate.prompt import parse
+from inweave.generate.result import Result
 from inweave.generate.sheet import Sheet
 
 AXES: dict[str, type] = {"strength": float, "seed": int, "steps": int, "guidance": float}

@@ -22,8 +22,9 @@ from inweave.errors import ConfigError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.find import LoraFinder
-from inweave.generate.pipeline import Pipeline, Result, pipeline
+from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
+from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
 from inweave.serve.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs import Event

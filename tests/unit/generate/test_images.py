@@ -97,3 +97,16 @@ def test_a_result_is_saved_as_png_or_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"end the name in \.png"):
             result.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_a_model_cannot_do_well_are_reported() -> None:
+    from inweave.generate.images import size_warnings
+
+    for size in ((512, 512), (512, 768), (640, 384), (256, 256)):
+        assert size_warnings(size, None, 512) == []
+    assert "larger" in size_warnings((1024, 1024), None, 512)[0]
+    assert "smaller" in size_warnings((128, 128), None, 512)[0]
+    assert "shape" in size_warnings((1024, 256), None, 512)[0]
+    assert size_warnings((512, 512), (512, 512), 512) == []
+    (warning,) = size_warnings((504, 496), (501, 499), 512)
+    assert "501x499" in warning and "504x496" in warning

@@ -85,6 +85,8 @@ class Clients(RuleBasedStateMachine):
         headers = {"Last-Event-ID": str(last)}
         with self.http.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as stream:
             assert stream.status_code == (410 if job in self.forgotten else 200)
+            if job in self.forgotten:
+                return
             for number, line in enumerate(stream.iter_lines()):
                 if number >= count:
                     break

@@ -13,13 +13,10 @@ import { Check, Field } from "./ui/field.js";
 import { Icon } from "./ui/icons.js";
 import { showError, Toasts } from "./ui/toast.js";
 
-/** The views, in the order of the navigation. Each module exports `View`, a component without props. */
+/** The finished views, in the order of the navigation. Each module exports `View`, a component without props. */
 const VIEWS = [
   { name: "generate", load: () => import("./views/generate.js") },
-  { name: "compare", load: () => import("./views/compare.js") },
-  { name: "edit", load: () => import("./views/edit.js") },
   { name: "library", load: () => import("./views/library.js") },
-  { name: "train", load: () => import("./views/train.js") },
   { name: "queue", load: () => import("./views/queue.js") },
 ];
 const titles = /** @type {Record<string, string>} */ (t.nav);

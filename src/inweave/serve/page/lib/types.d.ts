@@ -142,6 +142,8 @@ export interface Lora {
   hashes: { sha256: string; autov1: string | null; autov2: string; autov3: string | null } | null;
   health: string[];
   checked: boolean;
+  /** whether this worker may delete it */
+  removable: boolean;
 }
 
 export interface Model {
@@ -158,10 +160,13 @@ export interface Capabilities {
   models: Model[];
   samplers: string[];
   schedules: string[];
+  bases: string[];
+  dialects: string[];
   features: string[];
   limits: {
     queue: number;
     body_bytes: number;
+    lora_bytes: number;
     image_pixels: number;
     images_per_job: number;
     job_seconds: number;

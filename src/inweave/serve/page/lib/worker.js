@@ -23,6 +23,12 @@ export async function checkLoras() {
   if (total !== loras.length) await loadLoras();
 }
 
+/** Have the worker look at its folders now. */
+export async function rescan() {
+  await api("/v1/loras/refresh", { method: "POST" });
+  await loadLoras();
+}
+
 /** Why a job would not run now; null once it would. */
 export async function loadReadiness() {
   const response = await fetch("/ready", { headers: { "X-Requested-With": "inweave" } });

@@ -97,7 +97,6 @@ export function Finished({ picture }) {
       <div class="row wrap">
         <${Button} size="small" icon="reuse" onClick=${() => usePicture(picture)}>${t.generate.use}<//>
         ${(job.result?.loras?.length ?? 0) > 0 && html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.generate.compare}<//>`}
-        <${Button} size="small" icon="edit" href=${href("edit", place)}>${t.generate.edit}<//>
         <span class="grow"></span>
         <${Button} size="small" kind="quiet" icon="download" label=${t.actions.download} href=${image.url} download=${`${job.id}-${image.file}`} />
         <${Button} size="small" kind="quiet" icon="trash" label=${t.actions.delete} onClick=${() => removePicture(picture)} />

@@ -16,6 +16,7 @@ import { showError, Toasts } from "./ui/toast.js";
 /** The finished views, in the order of the navigation. Each module exports `View`, a component without props. */
 const VIEWS = [
   { name: "generate", load: () => import("./views/generate.js") },
+  { name: "compare", load: () => import("./views/compare.js") },
   { name: "library", load: () => import("./views/library.js") },
   { name: "queue", load: () => import("./views/queue.js") },
 ];

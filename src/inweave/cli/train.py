@@ -139,6 +139,8 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
                 notes.append(f"{record['event']}: {record['text']}")
                 if not as_json:
                     progress.line(notes[-1])
+            elif "loss" in record and not as_json:  # a line per log_every in a file or a pipe
+                progress.line(record_figures(record))
 
         done = run(config, on_record=on_record, on_progress=progress.update)
     if not first:
@@ -164,15 +166,22 @@ def show_record(progress: Display, record: Mapping[str, Any]) -> None:
         text = " ".join(str(record[name]) for name in ("path", "text") if record.get(name)) or validation
         progress.line(f"{record.get('event', '')}: {text}")
         return
+    progress.update("training", record["step"], record["total"], record_figures(record))
+
+
+def record_figures(record: Mapping[str, Any]) -> str:
+    """The numbers of a step on one line."""
+    average = record.get("loss_average")
     figures = (
         f"{record['step']}/{record['total']}",
         f"loss {record['loss']:.4f}" if record["loss"] is not None else "loss not finite",
+        f"average {average:.4f}" if average is not None else "",
         f"lr {record['lr']:.2e}" if record.get("lr") is not None else "",
         f"{record['steps_per_second']:.2f} it/s" if record.get("steps_per_second") else "",
         f"{record['memory'] / 2**30:.1f} GiB" if record.get("memory") else "",
         f"{record['skipped_steps']} skipped" if record.get("skipped_steps") else "",
     )
-    progress.update("training", record["step"], record["total"], "  ".join(figure for figure in figures if figure))
+    return "  ".join(figure for figure in figures if figure)
 
 
 def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from inweave.cli import extras
 from inweave.cli.options import with_default_value
 from inweave.cli.output import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.progress import display
-from inweave.cli.train import show_record
+from inweave.cli.train import record_figures, show_record
 from inweave.errors import ConfigError, TargetError
 
 
@@ -79,6 +79,12 @@ def test_a_progress_bar_only_on_a_terminal(
     text = stream.getvalue()
     assert ("merging" in text) == bar and ("loss 0.2500" in text) == bar
     assert "a line \\x1b[31m" in text
+
+
+def test_a_step_on_one_line() -> None:
+    record = {"step": 20, "total": 30, "loss": 0.25, "loss_average": 0.5, "lr": 1e-4, "steps_per_second": 2.0}
+    assert record_figures(record) == "20/30  loss 0.2500  average 0.5000  lr 1.00e-04  2.00 it/s"
+    assert record_figures({**record, "loss": None, "loss_average": None}).startswith("20/30  loss not finite  lr")
 
 
 def test_errors_become_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -122,3 +122,61 @@ def test_a1111_names_what_it_cannot_do(worker: Worker) -> None:
     unknown = worker.http.post("/sdapi/v1/txt2img", json={"prompt": "x <lora:nosuch:1>"})
     assert unknown.status_code == 404 and "nosuch" in unknown.json()["detail"]
     assert worker.http.post("/sdapi/v1/img2img", json={"prompt": "x"}).json()["detail"] == "Init image not found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"background": "transparent"}, "background"),
+        ({"quality": 3}, "quality"),
+        ({"n": 0}, "n"),
+        ({"n": 99}, "n"),
+        ({"size": "100x100"}, "size"),
+        ({"stream": "false"}, "stream"),
+        ({"stream": True, "response_format": "url"}, "response_format"),
+        ({"output_format": "jpeg", "response_format": "url"}, "response_format"),
+        ({"output_compression": 50}, "output_compression"),
+        ({"output_format": "gif"}, "output_format"),
+        ({"partial_images": 4}, "partial_images"),
+        ({"nosuch": 1}, "nosuch"),
+    ],
+)
+def test_openai_fields_that_cannot_be_honored_are_refused_by_name(
+    worker: Worker, fields: dict[str, object], param: str
+) -> None:
+    answer = worker.http.post("/v1/images/generations", json={"prompt": "x", "steps": 1} | fields)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
+def test_openai_fields_without_effect_are_named(worker: Worker) -> None:
+    body = {"prompt": "x", "steps": 1, "size": "64x64", "quality": "high", "style": "vivid", "user": "me", "moderation": "low",
+            "background": "opaque", "partial_images": 1, "output_format": "webp", "output_compression": 30}  # fmt: skip
+    answer = worker.http.post("/v1/images/generations", json=body).json()
+    assert [line.split()[0] for line in answer["warnings"]] == ["quality", "style", "partial_images"]
+    assert opened(answer["data"][0]["b64_json"]).format == "WEBP" and answer["usage"]["total_tokens"] == 0
+
+
+def test_openai_edits_have_the_requested_size_and_one_picture(client: openai.OpenAI, worker: Worker) -> None:
+    content = io.BytesIO()
+    Image.new("RGB", (100, 60), "blue").save(content, format="PNG")
+    answer = client.images.edit(
+        image=("a.png", content.getvalue()),
+        prompt="x",
+        size="64x64",
+        extra_body={"steps": 1},  # type: ignore[call-overload]
+    )
+    assert opened(answer.data[0].b64_json).size == (64, 64)
+    own = client.images.edit(image=("a.png", content.getvalue()), prompt="x", extra_body={"steps": 1})
+    assert own.data is not None and opened(own.data[0].b64_json).size == (100, 60)
+    with pytest.raises(openai.BadRequestError, match="one picture is expected, got 2"):
+        client.images.edit(image=[("a.png", content.getvalue()), ("b.png", content.getvalue())], prompt="x")
+    with pytest.raises(openai.BadRequestError, match="mask"):
+        client.images.edit(image=("a.png", content.getvalue()), mask=("m.png", mask_with_a_hole()), prompt="x")
+
+
+def test_openai_knows_one_model_and_one_with_a_lora(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("inweave/emoji").id == "inweave/emoji"
+    assert client.models.retrieve("inweave/emoji+pixel:0.5").id == "inweave/emoji+pixel:0.5"
+    for name in ("nosuch", "inweave/emoji+nosuch"):
+        with pytest.raises(openai.NotFoundError):
+            client.models.retrieve(name)

@@ -159,8 +159,15 @@ def test_rbee_clients_get_their_own_words(worker: Worker) -> None:
     job = answer.json()["job_id"]
     assert answer.json() == {"job_id": job, "sse_url": f"/v1/jobs/{job}/stream"}
     events = list(worker.events(job, path="stream"))
-    assert [event["type"] for event in events] == ["progress", "progress", "complete"]
-    assert events[0] == {"type": "progress", "step": 1, "total": 2, "percent": 50.0}
+    assert [event["type"] for event in events] == ["preview", "preview", "complete"]
+    assert {**events[0], "image": 1} == {
+        "type": "preview",
+        "step": 1,
+        "total": 2,
+        "percent": 50.0,
+        "image": 1,
+        "format": "png",
+    }
     assert Image.open(io.BytesIO(base64.b64decode(events[-1]["image"]))).size == (128, 128)
 
 

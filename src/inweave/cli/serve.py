@@ -36,7 +36,8 @@ def serve(
     model_ref: Annotated[str | None, typer.Option("--model-ref", help="Model, by its reference.", rich_help_panel=RBEE)] = None,
     cuda_device: Annotated[int | None, typer.Option("--cuda-device", envvar="CUDA_DEVICE", help="Number of the GPU.", rich_help_panel=RBEE)] = None,
     use_f16: Annotated[bool, typer.Option("--use-f16", envvar="USE_F16", help="The same as --dtype fp16.", rich_help_panel=RBEE)] = False,
-    ignored: Annotated[list[str] | None, typer.Option("--callback-url", "--queen-url", "--hive-url", "--backend", help="Accepted and not used.", rich_help_panel=RBEE)] = None,
+    backend: Annotated[str | None, typer.Option("--backend", help="cpu, cuda, metal or rocm: what the number after --device means.", rich_help_panel=RBEE)] = None,
+    ignored: Annotated[list[str] | None, typer.Option("--callback-url", "--queen-url", "--hive-url", help="Accepted and not used.", rich_help_panel=RBEE)] = None,
     flags: Annotated[bool, typer.Option("--use-flash-attn", "--local-mode", help="Accepted and not used.", rich_help_panel=RBEE)] = False,
 ) -> None:  # fmt: skip
     """Serve images over HTTP: a durable queue, streams that can be rejoined, the APIs of A1111 and OpenAI.
@@ -55,13 +56,13 @@ def serve(
             if not equals or not name or not where:
                 raise ConfigError(f"--also {text}: write NAME=MODEL, such as sdxl=/models/sdxl")
             models[name] = where
-        devices = tuple(_device(each) for each in device or ()) or (
+        devices = tuple(_device(each, backend) for each in device or ()) or (
             (f"cuda:{cuda_device}",) if cuda_device is not None else None
         )
         folders = tuple(lora_dir) if lora_dir else tuple(folder for folder in (Path("loras"),) if folder.is_dir())
         options: dict[str, Any] = {
             "host": host, "port": port, "token": token, "data": data, "models": models, "lora_folders": folders,
-            "model": model or model_path or model_ref or sd_version, "devices": devices, "memory_gb": memory,
+            "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
             "keep_gb": keep_gb, "job_seconds": job_seconds, "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
         }  # fmt: skip
@@ -69,6 +70,19 @@ def serve(
         run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))
 
 
-def _device(text: str) -> str:
-    """rbee numbers GPUs; everybody else names them."""
-    return f"cuda:{text}" if text.isdigit() else text
+def _device(text: str, backend: str | None) -> str:
+    """rbee numbers devices, and its backend tells their kind; everybody else names them."""
+    kind = {"cpu": "cpu", "metal": "mps"}.get((backend or "").lower())
+    return text if not text.isdigit() else kind or f"cuda:{text}"
+
+
+def _variant(text: str | None) -> str | None:
+    """The repository of a variant that rbee names: v1-5, xl, turbo, ...; it must be in the cache of the hub."""
+    from inweave.errors import ConfigError
+    from inweave.models.variants import VARIANTS, find_variant
+
+    if text is None:
+        return None
+    if (variant := find_variant(text)) is None:
+        raise ConfigError(f"--sd-version {text}: unknown; known are {', '.join(each.name for each in VARIANTS)}")
+    return variant.repo

@@ -50,6 +50,7 @@ class Callbacks:
     preview_every: int = 0
     cancelled: Callable[[], bool] | None = None
     warn: Callable[[str], object] | None = None
+    preview_first: bool = False  # previews of the steps 1, 1 + every, ... and of the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +216,10 @@ def _report(
     if callbacks.progress is None:
         return
     left = (time.perf_counter() - started) / step * (total - step)
-    due = callbacks.preview_every > 0 and step % callbacks.preview_every == 0 and step < total
+    due = callbacks.preview_every > 0 and (
+        ((step - 1) % callbacks.preview_every == 0 or step == total)
+        if callbacks.preview_first
+        else (step % callbacks.preview_every == 0 and step < total)
+    )
     preview = _decode(model, latents, callbacks, preview=True) if due else None
     callbacks.progress(Progress(step, total, left, *number, preview=preview))

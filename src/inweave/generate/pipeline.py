@@ -116,6 +116,7 @@ class Pipeline:
         mask: ImageInput | None = None,
         progress: Callable[[Progress], object] | None = None,
         preview_every: int = 0,
+        preview_first: bool = False,
         cancelled: Callable[[], bool] | None = None,
         on_image: Callable[[int, Image.Image, dict[str, Any]], object] | None = None,
         on_mismatch: OnMismatch = "error",
@@ -125,7 +126,8 @@ class Pipeline:
 
         ``prompt``: the text, with the fields of `GenerateConfig` as ``settings``, or a complete `GenerateConfig`. ``init`` and
         ``mask``: images for image to image and inpainting, as paths or PIL images. ``progress`` is called after each step, with
-        a preview image every ``preview_every`` steps; `CancelledError` is raised once ``cancelled()`` returns true.
+        a preview image every ``preview_every`` steps (with ``preview_first`` from the first step on, and of the last one);
+        `CancelledError` is raised once ``cancelled()`` returns true.
         ``on_image(number, image, record)`` is called with each image when it is done.
         ``on_mismatch="warn"``: of a LoRA that fits only in part, use that part, and name the rest in the warnings of the
         result. Raises `ConfigError` with every invalid setting.
@@ -137,9 +139,8 @@ class Pipeline:
         else:
             config = prompt
         with self._lock:
-            return self._run(
-                self.prepare(config, init, mask, on_mismatch), Callbacks(progress, preview_every, cancelled), on_image
-            )
+            callbacks = Callbacks(progress, preview_every, cancelled, preview_first=preview_first)
+            return self._run(self.prepare(config, init, mask, on_mismatch), callbacks, on_image)
 
     def prepare(
         self,

@@ -37,3 +37,5 @@ class RunRequest:
     on_mismatch: Literal["error", "warn"] = "error"  # warn: of a LoRA that fits in part, use that part
     inputs: dict[str, bytes] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)  # of a train job: dataset and output
+    preview_first: bool = False  # previews from the first step on, and of the last one
+    name: str = ""  # what clients call the model

@@ -186,6 +186,7 @@ class Dispatcher:
             "job": job.id, "kind": job.kind, "model": resolved.model, "config": job.request["config"],
             "loras": resolved.loras, "paths": resolved.paths, "preview_every": job.request.get("preview_every", 0),
             "inputs": list(files), "on_mismatch": job.request.get("on_mismatch", "error"),
+            "preview_first": job.request.get("preview_first", False), "name": job.model,
         }  # fmt: skip
         self._reported = False
         await self._process.send(Message("run", data, tuple(blobs)))

@@ -75,7 +75,7 @@ class ModelProcess:
         request = RunRequest(
             message.data["kind"], message.data["model"], message.data["config"], message.data["loras"],
             message.data["preview_every"], message.data["on_mismatch"], dict(zip(names, message.blobs, strict=True)),
-            message.data["paths"],
+            message.data["paths"], message.data["preview_first"], message.data["name"],
         )  # fmt: skip
 
         def emit(event: Event) -> None:

@@ -34,12 +34,14 @@ from inweave.serve.bodies import json_body
 from inweave.serve.errors import GoneError
 from inweave.serve.jobs import Job, State, StoredEvent
 from inweave.serve.metrics import metrics_text
+from inweave.serve.rbee import contract_fields, device_label, rbee_event
 from inweave.serve.requests import ImageRequest, fingerprint
 from inweave.serve.service import Service
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
 router = APIRouter()
+RBEE = "rbee"  # marks the jobs of its clients
 JobId = Annotated[str, Field(max_length=100)]
 
 
@@ -81,7 +83,9 @@ async def submit(
 
         job, _ = await submit_training(service, body, client=client, key=idempotency_key)
     else:
-        image = ImageRequest.parse(body)
+        contract = isinstance(body, dict) and "hive_id" in body
+        image = ImageRequest.parse(contract_fields(body) if contract else body)
+        client = f"{RBEE} {client}" if contract else client
         job, _ = await service.submit_image(image, client=client, key=idempotency_key, fingerprint=fingerprint(body))
     if isinstance(body, dict) and "hive_id" in body:
         return JSONResponse({"job_id": job.id, "sse_url": f"/v1/jobs/{job.id}/stream"}, 200)
@@ -162,7 +166,8 @@ async def cancel_job(request: Request, job_id: JobId, forget: bool = False) -> d
         await asyncio.to_thread(service.store.delete, job_id)
         return {"job_id": job_id, "status": "forgotten"}
     job = await service.cancel(job_id)
-    return {"job_id": job.id, "status": "cancelled" if job.state == "cancelled" else "cancelling", "state": job.state}
+    status = "cancelled" if job.state == "cancelled" or job.client.startswith(f"{RBEE} ") else "cancelling"
+    return {"job_id": job.id, "status": status, "state": job.state}
 
 
 @router.post("/v1/jobs/{job_id}/retry", status_code=202)
@@ -191,8 +196,6 @@ async def job_stream(
     files = service.store.files.folder(job.id)
 
     def translate(job: Job, event: StoredEvent) -> Iterable[ServerSentEvent]:
-        from inweave.serve.rbee import rbee_event
-
         return rbee_event(event, files)
 
     return streams.event_stream(service, job, _event_number(last_event_id), translate)
@@ -279,7 +282,7 @@ async def info(request: Request) -> dict[str, Any]:
     identity: dict[str, Any] = request.app.state.identity
     return {
         "id": identity.get("worker_id") or f"worker-inweave-{identity['port']}", "model_id": service.model(None),
-        "device": service.settings.devices[0] if service.settings.devices else "auto", "port": identity["port"],
+        "device": device_label(service.settings.devices[0] if service.settings.devices else None), "port": identity["port"],
         "status": "busy" if busy else states.get(status, status), "implementation": "inweave", "version": __version__,
     }  # fmt: skip
 

@@ -24,21 +24,31 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.datastructures import FormData, UploadFile
 
 from inweave.errors import ConfigError, RequestError
+from inweave.generate.config import parse_loras
 from inweave.serve.bodies import json_body, parse_json
 from inweave.serve.jobs import Job
 from inweave.serve.native import client_of, service_of
-from inweave.serve.requests import ImageRequest, fingerprint
+from inweave.serve.requests import ImageRequest, fingerprint, named_as, png_size
+from inweave.serve.sdapi_images import resize_input
 from inweave.serve.service import Service
 from inweave.serve.streams import HEARTBEAT, follow
 from inweave.serve.waiting import finished_images, wait_or_cancel
 
 router = APIRouter()
-#: fields of OpenAI's that mean nothing to a diffusion model
-_IGNORED = ("quality", "style", "background", "moderation", "user", "input_fidelity")
+#: fields of OpenAI's that have no effect here -> the values with which none is expected; the answer names the others
+_IGNORED: dict[str, tuple[str, ...] | None] = {
+    "quality": ("auto", "standard"), "style": (), "background": ("auto", "opaque"), "moderation": None, "user": None,
+    "input_fidelity": ("low",),
+}  # fmt: skip
+#: our names in problems -> OpenAI's
+_FIELD_NAMES = {"count": "n", "mask_image": "mask"}
 _NUMBERS = ("n", "seed", "steps", "guidance", "guidance_scale", "strength", "width", "height", "partial_images",
             "output_compression", "feather", "clip_skip")  # fmt: skip
 _BRACKET = re.compile(r"loras\[\d*\]\[(name|path|hash|weight|scale|strength|te|unet)\]")
 _FORMATS = {"png": "PNG", "jpeg": "JPEG", "webp": "WEBP"}
+_USAGE = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0,
+          "input_tokens_details": {"image_tokens": 0, "text_tokens": 0}}  # fmt: skip
+MAX_SIDE = 4096
 
 
 @router.get("/v1/models")
@@ -51,6 +61,18 @@ async def list_models(request: Request) -> dict[str, Any]:
             if not entry.health and await service.fits_by_header(entry, name):
                 rows.append({**rows[0], "id": f"{name}+{entry.name}", "parent": name})
     return {"object": "list", "data": rows}
+
+
+@router.get("/v1/models/{model:path}")
+async def get_model(request: Request, model: str) -> dict[str, Any]:
+    """One model, or one with LoRAs: "<model>+<lora>"."""
+    service = service_of(request)
+    base, plus, stack = model.partition("+")
+    name = service.model(base)
+    choices = parse_loras(stack.split("+")) if plus else ()
+    await service.find_loras(choices)
+    row = {"id": f"{name}{plus}{stack}", "object": "model", "created": int(service.started), "owned_by": "inweave"}
+    return row | ({"parent": name} if plus else {})
 
 
 @router.post("/v1/images/generations")
@@ -70,8 +92,11 @@ async def edits(request: Request) -> Response:
     operation = "image_inpaint" if "mask_image" in fields else "image_transform"
     if "image" not in fields:
         raise ConfigError("image: is required")
+    if not isinstance(fields["image"], str):
+        raise ConfigError("image: expected a file")
     if "mask_image" in fields:
         fields["mask_image"] = await _white_where_transparent(service_of(request), fields["mask_image"])
+    await _resize(service_of(request), fields)
     return await _run(request, fields, operation)
 
 
@@ -95,7 +120,7 @@ async def _form_fields(form: FormData) -> dict[str, Any]:
         elif name in _NUMBERS:
             fields[name] = _number(name, value)
         elif name == "stream":
-            fields[name] = value.strip().lower() in ("true", "1")
+            fields[name] = {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower(), value)
         else:
             fields[name] = value
     if len(images) > 1:
@@ -150,17 +175,38 @@ async def _white_where_transparent(service: Service, text: str) -> str:
     return await asyncio.to_thread(convert)
 
 
+async def _resize(service: Service, fields: dict[str, Any]) -> None:
+    """Pictures at the size that was asked for: results have the size of the picture they are made from."""
+    size = _dimensions(fields.get("size", "auto"))
+    if size is None or not 64 <= min(size) <= max(size) <= MAX_SIDE:
+        return  # the size of the picture itself, or one that is refused
+    names = [name for name in ("image", "mask_image") if name in fields]
+    clean = [await service.picture(fields[name], name.removesuffix("_image")) for name in names]
+    if len({png_size(content) for content in clean}) > 1:
+        raise ConfigError("mask: it must have the size of the image")
+    for name, content in zip(names, clean, strict=True):
+        resized = await asyncio.to_thread(resize_input, content, size, 1)
+        fields[name] = base64.b64encode(resized).decode()
+
+
 async def _run(request: Request, body: dict[str, Any], operation: str) -> Response:
     service = service_of(request)
-    stream, output = bool(body.pop("stream", False)), _Output.of(body)
-    image = _image_request(body, operation)
+    mark = fingerprint([operation, body])
+    stream, output = body.pop("stream", None) or False, _Output.of(body)
+    if not isinstance(stream, bool):
+        raise ConfigError("stream: expected true or false")
+    if stream and output.url:
+        raise ConfigError("response_format: a stream sends b64_json; addresses come in answers that are not streamed")
+    warnings = _ignored_fields(body, stream)
     key = request.headers.get("idempotency-key")
-    job, _ = await service.submit_image(
-        image, client=client_of(request), key=key[:200] if key else None, fingerprint=fingerprint([operation, body])
-    )
+    with named_as(_FIELD_NAMES | ({"width": "size", "height": "size"} if "size" in body else {})):
+        image = _image_request(body, operation)
+        job, _ = await service.submit_image(
+            image, client=client_of(request), key=key[:200] if key else None, fingerprint=mark
+        )
     if stream:
         return EventSourceResponse(_stream(service, job, output, operation), ping=HEARTBEAT)
-    ended = await wait_or_cancel(request, service, job)
+    ended = await wait_or_cancel(request, service, job, keep=key is not None)
     files = await finished_images(service, ended)
     data = []
     for number, content in enumerate(files):
@@ -168,8 +214,38 @@ async def _run(request: Request, body: dict[str, Any], operation: str) -> Respon
             data.append({"url": str(request.base_url).rstrip("/") + f"/v1/jobs/{job.id}/files/{number}.png"})
         else:
             data.append({"b64_json": await asyncio.to_thread(output.encode, content)})
-    answer = {"created": int(ended.created), "data": data, "output_format": output.format, "size": _size(ended)}
-    return JSONResponse({**answer, "job_id": job.id, "loras": (ended.result or {}).get("loras", [])})
+    answer = {
+        "created": int(ended.created), "data": data, "output_format": output.format, "size": _size(ended),
+        "background": "opaque", "quality": "auto", "usage": _USAGE, "job_id": job.id,
+        "loras": (ended.result or {}).get("loras", []),
+        "warnings": [*warnings, *(ended.result or {}).get("warnings", []), *ended.request.get("warnings", [])],
+    }  # fmt: skip
+    return JSONResponse(answer)
+
+
+def _ignored_fields(body: Mapping[str, Any], stream: bool) -> list[str]:
+    """A line per field that has no effect; a transparent background cannot be made, so it is an error."""
+    if wrong := [name for name in _IGNORED if not isinstance(body.get(name), str | None)]:
+        raise ConfigError([f"{name}: expected text" for name in wrong])
+    if body.get("background") not in (None, "auto", "opaque"):
+        raise ConfigError("background: only opaque (or auto) can be made here")
+    lines = []
+    for name, expected in _IGNORED.items():
+        if expected is not None and body.get(name) is not None and body[name] not in expected:
+            lines.append(f"{name} has no effect here")
+    if body.get("partial_images") and not stream:
+        lines.append("partial_images has no effect without stream")
+    return lines
+
+
+def _dimensions(size: object) -> tuple[int, int] | None:
+    """(width, height), or nothing for "auto"."""
+    if size in ("auto", "", None):
+        return None
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size) if isinstance(size, str) else None
+    if match is None:
+        raise ConfigError("size: expected WIDTHxHEIGHT, such as 512x512, or auto")
+    return int(match[1]), int(match[2])
 
 
 def _image_request(body: dict[str, Any], operation: str) -> ImageRequest:
@@ -182,12 +258,8 @@ def _image_request(body: dict[str, Any], operation: str) -> ImageRequest:
         fields["preview_every"] = max(1, (steps if isinstance(steps, int) and steps > 0 else 20) // (partial + 1))
     if "n" in fields:
         fields["count"] = fields.pop("n")
-    size = fields.pop("size", "auto")
-    if size != "auto":
-        match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size) if isinstance(size, str) else None
-        if match is None:
-            raise ConfigError("size: expected WIDTHxHEIGHT, such as 512x512, or auto")
-        fields["width"], fields["height"] = int(match[1]), int(match[2])
+    if (size := _dimensions(fields.pop("size", "auto"))) is not None:
+        fields["width"], fields["height"] = size
     model, plus, stack = str(fields.pop("model", "") or "").partition("+")
     if model:
         fields["model"] = model
@@ -213,9 +285,7 @@ async def _stream(service: Service, job: Job, output: _Output, operation: str) -
                 current = await asyncio.to_thread(service.store.job, job.id)
                 for content in await finished_images(service, current):
                     text = await asyncio.to_thread(output.encode, content)
-                    details = {"image_tokens": 0, "text_tokens": 0}
-                    usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0, "input_tokens_details": details}
-                    data = {**common, "b64_json": text, "size": _size(current), "usage": usage}
+                    data = {**common, "b64_json": text, "size": _size(current), "usage": _USAGE}
                     yield _sent(f"{prefix}.completed", data)
             elif event.type in ("failed", "cancelled"):
                 ended = True
@@ -233,7 +303,8 @@ def _sent(kind: str, data: dict[str, Any]) -> ServerSentEvent:
 def error_body(message: str, code: str, status: int = 400) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"message": message, "type": kind, "param": None, "code": code}
+    param = re.match(r"([a-z_]+):", message)
+    return {"message": message, "type": kind, "param": param[1] if param and status < 500 else None, "code": code}
 
 
 def _size(job: Job) -> str:
@@ -261,6 +332,10 @@ class _Output:
             problems.append("output_compression: expected a number from 0 to 100")
         if where not in ("url", "b64_json"):
             problems.append("response_format: expected url or b64_json")
+        if quality is not None and kind == "png":
+            problems.append("output_compression: only for jpeg and webp")
+        if where == "url" and kind != "png":
+            problems.append("response_format: files are png; ask for b64_json to have another output_format")
         if problems:
             raise ConfigError(problems)
         return _Output(kind, 95 if quality is None else quality, where == "url")

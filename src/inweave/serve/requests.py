@@ -26,9 +26,9 @@ from inweave.generate.config import GenerateConfig
 Operation = Literal["image_generation", "image_transform", "image_inpaint"]
 OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
-_OWN = ("operation", "kind", "model", "priority", "on_mismatch", "preview_every", "image", "mask_image")
+_OWN = ("operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "image", "mask_image")
 #: what rbee's clients call things, and fields of theirs that mean nothing to a single worker
-_ALIASES = {"init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
+_ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
 _IGNORED = ("hive_id", "worker_id")
 #: what a data: address may call a picture; its content decides
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/bmp", "application/octet-stream")
@@ -43,7 +43,10 @@ class ImageRequest(CheckedModel):
     model: str | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     on_mismatch: OnMismatch = "error"
-    preview_every: Annotated[int, Field(ge=0, le=150)] = 0
+    preview_every: Annotated[int, Field(ge=0, le=150)] = Field(
+        default=0, description="a preview picture every so many steps; 0: none"
+    )
+    preview_first: bool = Field(default=False, description="previews from the first step on, and of the last one")
     image: str | None = Field(default=None, description="the picture to start from, in base64")
     mask_image: str | None = Field(default=None, description="white where to repaint, in base64")
     settings: GenerateConfig
@@ -53,14 +56,16 @@ class ImageRequest(CheckedModel):
         """The request in a JSON body, or a `ConfigError` with everything that is wrong with it."""
         if not isinstance(body, Mapping):
             raise ConfigError("expected a JSON object with an operation and a prompt")
-        fields: dict[str, Any] = {
-            _ALIASES.get(str(name), str(name)): value for name, value in body.items() if name not in _IGNORED
-        }
-        if "kind" in fields and "operation" not in fields:
-            fields["operation"] = fields["kind"]
-        own = {name: fields[name] for name in _OWN if name in fields and name != "kind"}
-        settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
         problems: list[str] = []
+        fields: dict[str, Any] = {}
+        for name, value in body.items():
+            ours = _ALIASES.get(str(name), str(name))
+            if fields.get(ours) not in (None, value) and value is not None:
+                problems.append(f"{name}: another name of {ours}, with another value; give one of them")
+            if name not in _IGNORED and (value is not None or ours not in fields):
+                fields[ours] = value
+        own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
+        settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
         parsed: GenerateConfig | None = None
         try:
             parsed = GenerateConfig(**settings)

@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, MemoryBudgetError
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.find import LoraFinder
@@ -52,6 +52,7 @@ class Runner:
     def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
         self._models: OrderedDict[str, Pipeline] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # of every model that was ever loaded
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         """Run a request to its end; returns its result, raises `CancelledError` or the reason why it failed."""
@@ -68,22 +69,33 @@ class Runner:
         if pipe is None:
             if emit is not None:
                 emit(Event("loading", {"model": model}))
-            self._make_room()
+            self._make_room(self._sizes.get(model) or 2 * stored_bytes(model))
             pipe = pipeline(
                 model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model)
             )
+            self._sizes[model] = model_bytes(pipe)
+            self._refuse_too_large(model)
+            self._make_room(self._sizes[model])
             self._models[model] = pipe
         self._models.move_to_end(model)
         return pipe
 
-    def _make_room(self) -> None:
-        """Drop idle models until the rest uses less than the budget; without one only a single model stays."""
+    def _make_room(self, size: int) -> None:
+        """Drop the models that were idle longest until ``size`` more bytes fit; without a budget only one model stays."""
         budget = self.settings.memory_bytes or 0
-        while self._models and sum(model_bytes(pipe) for pipe in self._models.values()) >= budget:
+        while self._models and sum(self._sizes[name] for name in self._models) + size > budget:
             self._models.popitem(last=False)
 
+    def _refuse_too_large(self, model: str) -> None:
+        """A model whose weights alone are larger than the budget; the originals of merged weights may not be needed."""
+        budget, weights = self.settings.memory_bytes, self._sizes[model] // 2
+        if budget is not None and weights > budget:
+            raise MemoryBudgetError(
+                f"the model has {weights / 2**30:.2g} GB of weights, and loaded models may take {budget / 2**30:.2g} GB"
+            )
+
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
-        pipe = self.load(request.model, emit)
+        pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
         pipe.finder = LoraTable(request.loras)
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
@@ -105,6 +117,7 @@ class Runner:
             mask=_decode(request.inputs.get("mask")),
             progress=report,
             preview_every=request.preview_every,
+            preview_first=request.preview_first,
             cancelled=cancelled,
             on_mismatch=request.on_mismatch,
         )
@@ -148,6 +161,13 @@ def _decode(content: bytes | None) -> Image.Image | None:
     image = Image.open(io.BytesIO(content), formats=("PNG",))
     image.load()
     return image
+
+
+def stored_bytes(model: str) -> int:
+    """The size of a model's files, before anything is known of it; 0 where they are not on this disk."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.rglob("*.safetensors") if path.is_dir() else []
+    return sum(file.stat().st_size for file in files)
 
 
 def model_bytes(pipe: Pipeline) -> int:

@@ -165,6 +165,10 @@ class Service:
             return model_name(self.settings.model)
         if name in self.models:
             return name
+        if (variant := find_variant(name)) is not None:
+            for served, where in self.models.items():
+                if where == variant.repo:  # the same model by another of its names
+                    return served
         raise MissingError(f"model {name[:200]}: not served here; there are {', '.join(self.models)}")
 
     def base_of(self, model: str) -> str:
@@ -264,6 +268,8 @@ class Service:
         self, request: ImageRequest, *, client: str = "", key: str | None = None, fingerprint: str = ""
     ) -> tuple[Job, bool]:
         """Check a request whole and queue it; (the job, whether it is new)."""
+        if key is not None and (known := await asyncio.to_thread(self.store.submitted, key, fingerprint)) is not None:
+            return known, False  # whatever became of its LoRAs meanwhile
         model = self.model(request.model)
         config = request.settings
         if config.count > self.settings.max_images:
@@ -293,7 +299,7 @@ class Service:
             )
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
-            "preview_every": request.preview_every, "on_mismatch": request.on_mismatch, "warnings": warnings,
+            "preview_every": request.preview_every, "preview_first": request.preview_first, "on_mismatch": request.on_mismatch, "warnings": warnings,
         }  # fmt: skip
         submission = Submission(request.operation, model, body, inputs, request.priority, client, key, fingerprint)
         return await self.submit(submission)

@@ -75,10 +75,8 @@ class JobStore:
         """(the job, whether it is new); a key that was used before returns its job, whatever became of it."""
         key = submission.idempotency_key
         with self._lock:
-            if key is not None and (known := self._row("idempotency_key = ?", key)) is not None:
-                if known[1] != submission.fingerprint:
-                    raise ConflictError("this idempotency key was used for another request")
-                return known[0], False
+            if key is not None and (known := self.submitted(key, submission.fingerprint)) is not None:
+                return known, False
             waiting = self.count("queued")
             if waiting >= self.queue_limit:
                 raise BusyError(f"the queue is full: {waiting} jobs are waiting, {self.queue_limit} are allowed")
@@ -97,6 +95,16 @@ class JobStore:
                 self.files.remove(job)
                 raise
             return self.job(job), True
+
+    def submitted(self, key: str, fingerprint: str) -> Job | None:
+        """The job of an idempotency key; `ConflictError` where it was another request."""
+        with self._lock:
+            known = self._row("idempotency_key = ?", key)
+        if known is None:
+            return None
+        if known[1] != fingerprint:
+            raise ConflictError("this idempotency key was used for another request")
+        return known[0]
 
     # reading
 

@@ -12,9 +12,9 @@ from inweave.serve.jobs import Job
 from inweave.serve.service import Service
 
 
-async def wait_or_cancel(request: Request, service: Service, job: Job) -> Job:
+async def wait_or_cancel(request: Request, service: Service, job: Job, *, keep: bool = False) -> Job:
     """The job once it has ended; raises the reason where it failed or was cancelled."""
-    ended = await wait(request, service, job)
+    ended = await wait(request, service, job, keep=keep)
     if ended.state == "failed" and ended.error is not None:
         raise error_of(ended.error)
     if ended.state == "cancelled":
@@ -22,18 +22,20 @@ async def wait_or_cancel(request: Request, service: Service, job: Job) -> Job:
     return ended
 
 
-async def wait(request: Request, service: Service, job: Job) -> Job:
-    """The job once it has ended, however it did; a caller that hangs up cancels it."""
+async def wait(request: Request, service: Service, job: Job, *, keep: bool = False) -> Job:
+    """The job once it has ended, however it did; a caller that hangs up cancels it, unless it can ask again (``keep``)."""
     try:
         while True:
             current = await service.wait(job.id, 1.0)
             if current.final:
                 return current
             if await request.is_disconnected():
-                await service.abandon(job.id)
+                if not keep:
+                    await service.abandon(job.id)
                 raise CancelledError("the caller hung up")
     except asyncio.CancelledError:
-        await asyncio.shield(service.abandon(job.id))
+        if not keep:
+            await asyncio.shield(service.abandon(job.id))
         raise
 
 

@@ -131,6 +131,10 @@ def test_memory_stays_the_same_over_many_switches(worker: Worker) -> None:
     assert growth < 0.05
 
 
+#: operations that answer when their job is done
+WAITING = ("/sdapi/v1/txt2img", "/sdapi/v1/img2img", "/v1/images/generations", "/v1/images/edits")
+
+
 def test_the_whole_interface_without_a_server_error(worker: Worker) -> None:
     """Every operation of the OpenAPI document, with what schemathesis makes up for it."""
     schema = schemathesis.openapi.from_url(f"{worker.url}/openapi.json")
@@ -147,6 +151,8 @@ def test_the_whole_interface_without_a_server_error(worker: Worker) -> None:
         @given(case=operation.as_strategy())
         @settings(max_examples=sized(5, 50), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         def run(case: Any) -> None:
+            if case.operation.path in WAITING and isinstance(case.body, dict):  # the queue stands still
+                case.body |= {"model": "nosuch", "override_settings": {"sd_model_checkpoint": "nosuch"}}
             response = case.call()
             statuses[response.status_code] += 1
             case.validate_response(response, checks=(not_a_server_error,))

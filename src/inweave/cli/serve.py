@@ -28,6 +28,7 @@ def serve(
     keep_hours: Annotated[float | None, typer.Option("--keep-hours", help="How long results are kept.", rich_help_panel=LIMITS)] = None,
     keep_gb: Annotated[float | None, typer.Option("--keep-gb", help="How many gigabytes of results are kept.", rich_help_panel=LIMITS)] = None,
     job_seconds: Annotated[float | None, typer.Option("--job-seconds", help="Longest time for one job.", rich_help_panel=LIMITS)] = None,
+    train_hours: Annotated[float | None, typer.Option("--train-hours", help="Longest time for one train job.", rich_help_panel=LIMITS)] = None,
     drain_seconds: Annotated[float | None, typer.Option("--drain-seconds", help="Time for the running job after SIGTERM.", rich_help_panel=LIMITS)] = None,
     origin: Annotated[list[str] | None, typer.Option("--origin", help="A web page of another origin that may call this worker.", rich_help_panel=LIMITS)] = None,
     worker_id: Annotated[str | None, typer.Option("--worker-id", envvar="WORKER_ID", help="Name of this worker in /info.", rich_help_panel=RBEE)] = None,
@@ -64,7 +65,8 @@ def serve(
             "host": host, "port": port, "token": token, "data": data, "models": models, "lora_folders": folders,
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
-            "keep_gb": keep_gb, "job_seconds": job_seconds, "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
+            "keep_gb": keep_gb, "job_seconds": job_seconds, "train_hours": train_hours,
+            "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
         }  # fmt: skip
         settings = from_options(**options)
         run(settings, {"worker_id": worker_id}, lambda address: typer.echo(f"inweave is listening on {address}"))

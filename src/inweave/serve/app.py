@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -29,6 +30,7 @@ from inweave.serve import (
 )
 from inweave.serve.errors import StorageError
 from inweave.serve.failures import code_of, message_of, public, status_of
+from inweave.serve.interface import describe_interface
 from inweave.serve.sdapi_options import SdOptions
 from inweave.serve.security import Security
 from inweave.serve.service import MismatchError, Service
@@ -55,6 +57,7 @@ def create_app(
             await service.stop()
 
     app = FastAPI(title="inweave", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.openapi = partial(describe_interface, app)  # type: ignore[method-assign]
     app.state.service = service
     app.state.identity = {"port": settings.port, **(identity or {})}
     app.state.sd_options = SdOptions(model_name(settings.model))

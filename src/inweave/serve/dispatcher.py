@@ -58,6 +58,7 @@ class DispatchSettings:
     memory_bytes: int | None = None
     preload: str | None = None
     job_seconds: float = 3600.0
+    train_seconds: float = 7 * 24 * 3600.0
 
 
 class Dispatcher:
@@ -240,14 +241,15 @@ class Dispatcher:
 
     async def _watch(self, job: Job) -> None:
         """Pass a cancellation on; end a job that takes too long, and a process that does not react."""
-        deadline = time.monotonic() + self._settings.job_seconds
+        seconds = self._settings.train_seconds if job.kind == "train" else self._settings.job_seconds
+        deadline = time.monotonic() + seconds
         while True:
             await self._signals.wait_for_change(job.id, max(0.0, min(1.0, deadline - time.monotonic())))
             late = time.monotonic() >= deadline
             if late or (await asyncio.to_thread(self._store.job, job.id)).cancel:
                 break
         if late:
-            reason = f"it took longer than {self._settings.job_seconds:g} s"
+            reason = f"it took longer than {seconds:g} s"
             await self._stored(self._store.finish, job.id, "failed", error=Failure("timeout", reason))
             self._signals.changed(job.id)
         with contextlib.suppress(WireError):

@@ -69,8 +69,7 @@ def service_of(request: Request) -> Service:
     return service
 
 
-@router.post("/v1/jobs", status_code=202, openapi_extra={"requestBody": {"content": {"application/json": {
-    "schema": ImageRequest.model_json_schema(ref_template="#/components/schemas/{model}")}}}})  # fmt: skip
+@router.post("/v1/jobs", status_code=202)
 async def submit(
     request: Request, idempotency_key: Annotated[str | None, Header(max_length=200)] = None
 ) -> JSONResponse:

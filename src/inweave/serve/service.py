@@ -76,7 +76,8 @@ class Service:
         self.dispatchers = [
             Dispatcher(
                 self.store, self.signals,
-                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds), self._resolve, self._deliver,
+                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds,
+                                 settings.train_hours * 3600), self._resolve, self._deliver,
             )
             for device in (settings.devices or (None,))
         ]  # fmt: skip

@@ -49,6 +49,7 @@ class ServeSettings(CheckedModel):
     image_pixels: Annotated[int, Field(ge=64 * 64)] = 4096 * 4096
     max_images: Annotated[int, Field(ge=1, le=100)] = Field(default=16, description="images in one job")
     job_seconds: Annotated[float, Field(gt=0)] = 3600.0
+    train_hours: Annotated[float, Field(gt=0)] = 7 * 24.0
     keep_hours: Annotated[float, Field(gt=0)] = 24.0
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0

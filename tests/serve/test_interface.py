@@ -1,0 +1,71 @@
+"""The OpenAPI document and the figures for Prometheus say what the worker does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+from prometheus_client.parser import text_string_to_metric_families
+
+from inweave.serve.app import create_app
+from inweave.serve.requests import ImageRequest
+from inweave.serve.settings import ServeSettings
+from tests.serve.worker import Worker
+
+
+def document() -> dict[str, Any]:
+    application: Any = create_app(ServeSettings(data=Path("/nonexistent")))
+    described: dict[str, Any] = application._app.openapi()
+    return described
+
+
+def references(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+        return own.union(*map(references, value.values()))
+    return set().union(*map(references, value)) if isinstance(value, list) else set()
+
+
+def test_every_reference_leads_somewhere_and_every_schema_is_valid() -> None:
+    described = document()
+    names = {name.rpartition("/")[2] for name in references(described)}
+    assert names <= described["components"]["schemas"].keys()
+    for schema in described["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({"components": described["components"], **schema})
+
+
+def test_every_operation_says_what_it_reads_and_how_it_refuses() -> None:
+    silent = ("retry", "refresh", "interrupt", "skip", "session")  # they read no body
+    for path, operations in document()["paths"].items():
+        for method, operation in operations.items():
+            assert operation["responses"]["4XX"]["content"]["application/json"]["schema"], path
+            if method in ("post", "put", "patch") and not any(word in path for word in silent):
+                assert operation["requestBody"]["content"], path
+
+
+def test_examples_are_valid_and_jobs_are_flat() -> None:
+    described = document()
+    for operations in described["paths"].values():
+        for operation in operations.values():
+            for media in operation.get("requestBody", {}).get("content", {}).values():
+                if "example" in media:
+                    schema = {"components": described["components"], **media["schema"]}
+                    jsonschema_rs.validate(schema, media["example"])
+    job = described["components"]["schemas"]["ImageJob"]
+    assert {"prompt", "loras", "steps", "image", "on_mismatch", "preview_every"} <= job["properties"].keys()
+    assert not {"settings", "init", "mask"} & job["properties"].keys()
+    example = described["paths"]["/v1/jobs"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    assert ImageRequest.parse(example).settings.loras[0].name == "pixel"
+
+
+def test_the_document_is_served_and_metrics_follow_the_conventions(worker: Worker) -> None:
+    assert worker.http.get("/openapi.json").json()["components"]["schemas"]["ImageJob"]
+    answer = worker.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = list(text_string_to_metric_families(answer.text))
+    assert {"inweave_jobs", "inweave_ready", "inweave_jobs_finished"} <= {family.name for family in families}
+    for family in families:
+        assert family.documentation and family.name.startswith("inweave_"), family.name
+        if family.type == "counter":
+            assert all(sample.name.endswith("_total") for sample in family.samples)

@@ -152,3 +152,15 @@ def test_an_open_address_needs_a_token(host: str) -> None:
 )
 def test_messages_lose_paths_and_addresses(text: str, expected: str) -> None:
     assert public(text) == expected
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_read() -> None:
+    settings = ServeSettings(token=TOKEN, data=Path("/nonexistent"), origins=("https://front.example",))
+    application = create_app(settings)
+    question = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    for origin, status in (("https://front.example", 204), ("https://evil.example", 401)):
+        code, headers = asyncio.run(ask("OPTIONS", "/v1/jobs", {"origin": origin, **question}, application))
+        assert code == status and ("access-control-allow-origin" in headers) == (status == 204)
+    code, headers = asyncio.run(ask("GET", "/health", {"origin": "https://front.example"}, application))
+    assert headers["access-control-allow-origin"] == "https://front.example" and headers["vary"] == "origin"
+    assert "access-control-allow-origin" not in asyncio.run(ask("GET", "/health", {"origin": "null"}, application))[1]

@@ -47,6 +47,13 @@ TOO_SLOW = (
     f"the body did not arrive: it may pause for {BODY_SECONDS:g} s, and comes with {BODY_RATE:,} bytes a second or more"
 )
 
+#: what pages of allowed origins may send, told to the browser before
+PREFLIGHT = (
+    (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, idempotency-key, last-event-id, x-client-id"),
+    (b"access-control-max-age", b"600"),
+)
+
 
 class BodyTooLarge(Exception):
     """A request is longer than the limit."""
@@ -68,6 +75,11 @@ class Security:
                 await self._app(scope, receive, send)
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        shared = self._shared(headers)
+        if shared and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+            await send({"type": "http.response.start", "status": 204, "headers": [*HEADERS, *shared, *PREFLIGHT]})
+            await send({"type": "http.response.body", "body": b""})
+            return
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await _answer(send, *refusal, prompt=not _from_script(headers))
@@ -88,7 +100,9 @@ class Security:
             if message["type"] == "http.response.start":
                 started = True
                 present = {name for name, _ in message["headers"]}
-                extra = [(name, value) for name, value in HEADERS if name not in present]
+                extra = [(name, value) for name, value in (*shared, *HEADERS) if name not in present]
+                if shared:
+                    extra.remove((b"cross-origin-resource-policy", b"same-origin"))
                 if b"cache-control" not in present:
                     extra.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*message["headers"], *extra]}
@@ -100,6 +114,13 @@ class Security:
             await _answer(send, 408, "too_slow", TOO_SLOW)
         elif limited.exceeded and not started:
             await _answer(send, 413, "too_large", f"the body is longer than {limited.limit:,} bytes")
+
+    def _shared(self, headers: dict[bytes, str]) -> list[tuple[bytes, bytes]]:
+        """What lets a page of an allowed origin read an answer; a browser asks for it before it sends a request."""
+        origin = headers.get(b"origin")
+        if origin is None or origin not in self._settings.origins:
+            return []
+        return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"origin")]
 
     def _refusal(self, scope: Scope, headers: dict[bytes, str]) -> tuple[int, str, str] | None:
         if not self._host_allowed(headers.get(b"host", "")):

@@ -153,7 +153,10 @@ def _bound_png(file: BinaryIO) -> None:
     while len(head := file.read(8)) == 8:
         length, kind = int.from_bytes(head[:4]), head[4:]
         if kind in (b"tEXt", b"zTXt", b"iTXt", b"iCCP", b"eXIf"):
-            total += _unpacked_size(kind, file.read(length), MAX_PNG_TEXT + 1 - total)
+            # a reader reserves what it is asked for, and a length can claim 2 GB
+            total += (
+                length if length > MAX_PNG_TEXT else _unpacked_size(kind, file.read(length), MAX_PNG_TEXT + 1 - total)
+            )
             if total > MAX_PNG_TEXT:
                 raise FormatError(f"its texts are larger than {MAX_PNG_TEXT:,} bytes")
             file.seek(4, os.SEEK_CUR)

@@ -169,3 +169,16 @@ def test_an_image_is_turned_upright(tmp_path: Path) -> None:
     Image.new("RGB", (6, 4)).save(path, exif=exif)
     assert read_image(path)[1:] == ((6, 4), 6)
     assert read_image(path).image.size == (4, 6)
+
+
+@pytest.mark.parametrize("kind", [b"eXIf", b"tEXt", b"zTXt", b"iTXt", b"iCCP"])
+def test_a_length_that_a_chunk_only_claims_reserves_no_memory(kind: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    content = png(10, 10)
+    path.write_bytes(content[:33] + (2**31 - 1).to_bytes(4) + kind + content[33:])
+    tracemalloc.start()
+    with pytest.raises(FormatError, match="its texts are larger"):
+        read_image(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 * 1024 * 1024

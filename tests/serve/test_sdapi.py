@@ -34,6 +34,11 @@ def opened(content: bytes | str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(content) if isinstance(content, str) else content))
 
 
+def about_request(warnings: list[str]) -> list[str]:
+    """Without those about options that other tests have set for everybody."""
+    return [line for line in warnings if not line.startswith("option ")]
+
+
 def noise(size: tuple[int, int] = (128, 128)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8))
 
@@ -160,7 +165,9 @@ def test_a_webui_client_inpaints_only_the_masked_part_by_default(worker: Worker)
     webui = webuiapi.WebUIApi(host="127.0.0.1", port=int(worker.url.rpartition(":")[2]), sampler="Euler", steps=2)
     image, mask = noise(), box_mask((40, 40, 80, 80))
     result = webui.img2img(images=[image], mask_image=mask, prompt="a pear", width=64, height=64, seed=1)
-    assert result.json["warnings"] == [] and result.image.size == (128, 128) and result.info["steps"] == 2
+    assert (
+        about_request(result.json["warnings"]) == [] and result.image.size == (128, 128) and result.info["steps"] == 2
+    )
     difference = np.asarray(result.image.convert("RGB"), np.int16) - np.asarray(image, np.int16)
     assert not difference[np.asarray(mask) == 0].any() and difference[50:70, 50:70].any()
     assert "a pear" in webui.png_info(result.image).info
@@ -172,7 +179,7 @@ def test_every_setting_of_a_mask_changes_the_result_or_is_named(worker: Worker) 
     def ask(**fields: Any) -> tuple[str, list[str]]:
         answer = worker.http.post("/sdapi/v1/img2img", json=body | fields)
         assert answer.status_code == 200, answer.text
-        return answer.json()["images"][0], answer.json()["warnings"]
+        return answer.json()["images"][0], about_request(answer.json()["warnings"])
 
     plain = ask()[0]
     assert ask(mask_blur=4, inpainting_fill=0, inpaint_full_res=True, resize_mode=0)[0] == plain, "A1111's defaults"
@@ -196,7 +203,7 @@ def test_options_are_followed_or_named(worker: Worker) -> None:
         answer = worker.http.post("/sdapi/v1/txt2img", json=BODY | {"batch_size": 2}).json()
         info = json.loads(answer["info"])
         assert info["clip_skip"] == 2 and info["batch_size"] == 2
-        assert answer["warnings"] == ["option face_restoration_unload has no effect here"]
+        assert "option face_restoration_unload has no effect here" in answer["warnings"]
         override = {"override_settings": {"CLIP_stop_at_last_layers": 1}, "override_settings_restore_afterwards": False}
         assert json.loads(worker.http.post("/sdapi/v1/txt2img", json=BODY | override).json()["info"])["clip_skip"] == 1
         assert worker.http.get("/sdapi/v1/options").json()["CLIP_stop_at_last_layers"] == 1

@@ -35,7 +35,7 @@ class SdOptions:
         """The same, for good: settings that are not followed are noted until they are null, so that later answers name them."""
         earlier = [line for line in self.without_effect if line.partition(" ")[0] not in changes]
         lines = tuple(dict.fromkeys((*earlier, *ignored_options(changes))))
-        return replace(self.override(changes, service), without_effect=lines[:MAX_NOTED])
+        return replace(self.override(changes, service), without_effect=lines[-MAX_NOTED:])
 
 
 def checkpoint_name(service: Service, text: str) -> str:

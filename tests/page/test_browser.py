@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
     pytest.mark.skipif(
-        not (ROOT / "node_modules" / "playwright-core").is_dir(), reason="npm ci has not installed playwright-core"
+        not (ROOT / "node_modules" / "playwright-core").is_dir(), reason="npm has not installed playwright-core"
     ),
 ]  # fmt: skip
 

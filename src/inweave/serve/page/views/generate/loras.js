@@ -160,7 +160,7 @@ export function Picker({ prompt, onPrompt, model }) {
   const reasons = Object.entries(Object.groupBy(hidden, (lora) => /** @type {string} */ (whyHidden(lora, base)))).map(
     ([reason, list]) => `${list?.length} ${reason}`,
   );
-  return html`<div class="stack">
+  return html`<div class="stack lora-picker">
     ${
       (loras?.length ?? 0) > 4 &&
       html`<div class="search">

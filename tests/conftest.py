@@ -7,6 +7,7 @@ with `--full` only, and `tests.support.sized(sample, full)` for numbers.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -33,6 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in CLEARED:
         os.environ.pop(name, None)
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing here may depend on a network, or wait for one
+    if not config.getoption("--full"):
+        with contextlib.suppress(ImportError):  # a machine with a GPU may have pytest alone
+            from hypothesis import settings
+
+            settings.register_profile(
+                "sample", derandomize=True
+            )  # the same examples everywhere; `--full` looks for new ones
+            settings.load_profile("sample")
     # a shell that starts something with `&` makes it and its children ignore Ctrl-C; these tests send it
     for name in ("SIGINT", "SIGHUP"):
         number = getattr(signal, name, None)

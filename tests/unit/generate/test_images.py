@@ -88,13 +88,13 @@ def test_a_sheet_has_room_for_every_cell_and_label() -> None:
     assert all(cell.crop((0, 0, 32, 1)).tobytes() in raw for row in cells for cell in row)
 
 
-def test_a_result_is_saved_as_png_or_refused(tmp_path: Path) -> None:
+def test_a_result_is_saved_in_a_format_that_holds_settings_or_refused(tmp_path: Path) -> None:
     from inweave.errors import ConfigError
     from inweave.generate.pipeline import Result
 
     result = Result([Image.new("RGB", (8, 8))], [{}], [])
-    for name in ("x.jpg", "x.webp", "x", "x.PNG.jpeg"):
-        with pytest.raises(ConfigError, match=r"end the name in \.png"):
+    for name in ("x.gif", "x.bmp", "x", "x.PNG.tiff"):
+        with pytest.raises(ConfigError, match=r"\.png, \.jpg"):
             result.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -173,7 +173,9 @@ def test_bad_usage(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("out", ["missing/out.safetensors", "file/out.safetensors", "folder.safetensors", "out.bin"])
+@pytest.mark.parametrize(
+    "out", ["file/out.safetensors", "file/missing/out.safetensors", "folder.safetensors", "out.bin"]
+)
 def test_an_output_that_cannot_be_written(out: str, tmp_path: Path) -> None:
     module = "lora_unet_conv_in"
     header = {f"{module}.lora_down.weight": {"dtype": "F32", "shape": [1, 4, 3, 3], "data_offsets": [0, 144]},

@@ -165,8 +165,9 @@ def test_bake_bad_usage(tmp_path: Path, base: Path, lora: Path) -> None:
         (("-b", base, "-l", f"{lora}:inf", "-o", out), "finite"),
         (("-b", base, "-l", f"{lora}:vae=1", "-o", out), "no component is called 'vae'"),
         (("-b", base, "-l", f"{lora}:te=1,te=2", "-o", out), "given twice"),
-        (("-b", base, "-l", lora, "-o", base), "the base itself"),
-        (("-b", base, "-l", lora, "-o", lora), "one of the adapters"),
+        (("-b", base, "-l", lora, "-o", base), "already exists"),
+        (("-b", base, "-l", lora, "-o", base, "--force"), "the base itself"),
+        (("-b", base, "-l", lora, "-o", lora, "--force"), "one of the adapters"),
         (("-b", base, "-l", lora, "-o", tmp_path / "out"), "ends in .safetensors"),
         (("-b", lora, "-l", lora, "-o", out), ""),
     ):
@@ -290,7 +291,7 @@ def test_resize_one_file(tmp_path: Path) -> None:
     entries = {entry.ref.name[-4:]: entry.factors for entry in load(out).entries}
     assert (entries["to_q"].rank, entries["to_q"].alpha) == (4, 4.0)
     assert entries["to_k"].rank == 2
-    printout = inweave("resize", source, "--energy", "0.5", "--out", out)
+    printout = inweave("resize", source, "--energy", "0.5", "--out", out, "--force")
     assert "of the squared norm is kept" in printout
 
 
@@ -298,7 +299,7 @@ def test_resize_keeps_other_kinds_of_one_file(tmp_path: Path) -> None:
     report = inweave_json("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
     assert len(report["unchanged"]) == 350
     assert report["modules"] == []
-    assert "unchanged" in inweave("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors")
+    assert "unchanged" in inweave("resize", LOKR, "--rank", "2", "--out", tmp_path / "o.safetensors", "--force")
     report = inweave_json("resize", LOKR, f"{LOKR}:0.5", "--rank", "2", "--out", tmp_path / "p.safetensors", code=1)
     assert "350 modules cannot be combined" in report["error"]
 

@@ -15,7 +15,7 @@ import typer
 from inweave.cli.extras import require
 from inweave.cli.options import JSON, Alpha, RankAlpha, Seed, supplied_alphas
 from inweave.cli.output import OK, print_json, print_lines, print_styled, reporting_errors
-from inweave.cli.outputs import Force, ImageNames
+from inweave.cli.outputs import Force, ImageNames, interrupts_wait
 from inweave.cli.progress import Display, display, size
 from inweave.files.paths import is_folder, printable
 
@@ -198,8 +198,9 @@ class ImageOutput:
             sys.stdout.buffer.flush()
             return
         path = self._names.free(self._paths[number])
-        save_image(path, image, record)
-        self.saved.append({"path": str(path), **facts})
+        with interrupts_wait():  # a file that is there is also counted
+            save_image(path, image, record)
+            self.saved.append({"path": str(path), **facts})
 
 
 def _source(image: Path | None) -> ImageSettings:

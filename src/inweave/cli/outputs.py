@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +31,28 @@ _FIELD = re.compile(r"(\{\{|\}\}|\{(\w*)\})")
 _BRACES = re.compile(r"[{}]")
 _AUTOMATIC = "{prompt}-{seed}.png"
 _MAX_NAME = 255  # bytes, in every common file system
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Ctrl-C inside of this is raised at its end."""
+    pending = False
+
+    def remember(*_: object) -> None:
+        nonlocal pending
+        pending = True
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pending:
+            raise KeyboardInterrupt
 
 
 def ensure_new(path: Path, force: bool) -> None:

@@ -53,7 +53,7 @@ def test_the_assumption_is_reported_everywhere(lone: Path, tmp_path: Path) -> No
     done = inweave.convert(lone, tmp_path / "out.safetensors", to="kohya", base=SDXL)
     assert done.assumed_alphas and "alpha = rank" in done.warnings[0]
     for command in (("check", lone, "--base", SDXL), ("inspect", lone),
-                    ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL)):  # fmt: skip
+                    ("convert", lone, tmp_path / "o.safetensors", "--to", "kohya", "--base", SDXL, "--force")):  # fmt: skip
         code, text = run(*command)
         assert code == 0 and "alpha = rank" in text, text
         document = json.loads(run(*command, "--json")[1])

@@ -255,10 +255,10 @@ def test_targets_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             baked(source, out)
-    with pytest.raises(FormatError, match="cannot be written"):
-        baked(base, tmp_path / "nowhere" / "out.safetensors")
-    with pytest.raises(FormatError, match="cannot be written"):
-        baked(folder, tmp_path / "nowhere" / "out")
+    for source, out in ((base, tmp_path / "file" / "out.safetensors"), (folder, tmp_path / "file" / "out")):
+        (tmp_path / "file").write_text("no folder")
+        with pytest.raises(FormatError, match=r"cannot be|not a directory|Not a directory"):
+            baked(source, out)
     (folder / "linked").symlink_to(tmp_path / "there")
     with pytest.raises(ConfigError, match="a symbolic link to a folder"):
         baked(folder, tmp_path / "out")

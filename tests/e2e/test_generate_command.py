@@ -197,6 +197,7 @@ def test_the_demo_leaves_a_page_with_everything_on_it(tmp_path: Path, monkeypatc
     assert check["ok"] and check["placed"] == check["tensors"]
 
 
+@pytest.mark.full
 def test_bench_reports_recall_and_styles() -> None:
     report = json.loads(
         inweave(
@@ -336,7 +337,7 @@ def test_a_folder_as_output_never_replaces(tmp_path: Path) -> None:
 def test_ctrl_c_keeps_the_images_that_are_done(tmp_path: Path) -> None:
     """A real process, stopped by a real signal in the third of four images."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "inweave", "generate", "red apple", "--steps", "40", "--seed", "1", "--count", "4",
+        [sys.executable, "-m", "inweave", "generate", "red apple", "--steps", "16", "--seed", "1", "--count", "4",
          "-o", str(tmp_path / "a.png"), "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120

@@ -36,12 +36,12 @@ from inweave.training.checkpoint import store as checkpoint
 from inweave.training.checkpoint.store import checkpoints, load_state
 from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, tiny
 
-KEPT = 2
+KEEP_LAST = (2, 0)  # checkpoints with their adapters; 0 keeps all
 MOST_KILLS = 12
 
 
-def settings(optimizer: str) -> dict[str, Any]:
-    return {**EVERYTHING, "optimizer": optimizer, "steps": 12, "save_every": 1, "keep_last": KEPT, "resume": "auto",
+def settings(optimizer: str, keep_last: int) -> dict[str, Any]:
+    return {**EVERYTHING, "optimizer": optimizer, "steps": 12, "save_every": 1, "keep_last": keep_last, "resume": "auto",
             "validation_split": 0.2}  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def die_at(count: int) -> None:
     shutil.rmtree = wrapped(shutil.rmtree)
 
 
-def start(output: Path, optimizer: str, dies: int | None = None) -> int:
+def start(output: Path, optimizer: str, keep_last: int, dies: int | None = None) -> int:
     """A process that trains; its number."""
     number = os.fork()
     if number:
@@ -77,7 +77,7 @@ def start(output: Path, optimizer: str, dies: int | None = None) -> int:
     try:
         if dies is not None:
             die_at(dies)
-        tiny(output, **settings(optimizer)).train()
+        tiny(output, **settings(optimizer, keep_last)).train()
         code = 0
     finally:
         os._exit(code)
@@ -89,16 +89,23 @@ def ended(number: int) -> int | None:
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-def check(output: Path, expected: dict[str, bytes]) -> None:
+def adapter_bits(output: Path) -> dict[str, dict[str, bytes]]:
+    """The adapter of the run and those of its steps, by name."""
+    return {path.name: file_bits(path) for path in (output / "t", *sorted(output.glob("t-0*")))}
+
+
+def check(output: Path, expected: dict[str, dict[str, bytes]], keep_last: int) -> None:
     """Everything a user would see, as after a run that was never killed."""
-    assert file_bits(output / "t") == expected, "the adapter has other bits"
     states = output / "t-state"
     steps_kept = [load_state(checkpoint).step for checkpoint in checkpoints(states)]
-    assert steps_kept == [12, 11], f"checkpoints {steps_kept}"
+    assert steps_kept == list(range(12, 0, -1))[: keep_last or None], f"checkpoints {steps_kept}"
     left = [path.name for path in (*states.iterdir(), *output.iterdir()) if path.name.startswith(".")]
     assert left == [".lock"], f"left behind: {left}"
-    adapters = sorted(path.name for path in output.glob("t-0*"))
-    assert adapters == [f"t-{step:06d}" for step in range(1, 12)], f"adapters {adapters}"
+    adapters = adapter_bits(output)
+    names = ["t", *(f"t-{step:06d}" for step in sorted(steps_kept) if step < 12)]
+    assert list(adapters) == names, f"adapters {list(adapters)}"
+    different = [name for name, bits in adapters.items() if bits != expected[name]]
+    assert not different, f"adapters with other bits: {different}"
     steps = [json.loads(line)["step"] for line in (output / "t.jsonl").read_text("utf-8").splitlines()]
     assert steps == sorted(steps) and set(range(1, 13)) <= set(steps), f"the log says {steps}"
 
@@ -114,19 +121,20 @@ def main() -> None:
     chance = random.Random(options.seed)
     kills = 0
     with tempfile.TemporaryDirectory(prefix="inweave-soak-") as folder:
-        straight: dict[str, tuple[dict[str, bytes], float]] = {}
+        straight: dict[str, tuple[dict[str, dict[str, bytes]], float]] = {}
         for number in range(options.rounds):
             optimizer = OPTIMIZERS[number % len(OPTIMIZERS)]
             if optimizer not in straight:
                 whole, started = Path(folder) / optimizer, time.perf_counter()
-                assert ended(start(whole, optimizer)) == 0
-                straight[optimizer] = file_bits(whole / "t"), time.perf_counter() - started
+                assert ended(start(whole, optimizer, 0)) == 0
+                straight[optimizer] = adapter_bits(whole), time.perf_counter() - started
             expected, seconds = straight[optimizer]
+            keep_last = KEEP_LAST[number // 2 % 2]
             output = Path(folder) / str(number)
             killed = 0
             while True:
                 in_save = number % 2 == 0 and killed < MOST_KILLS
-                process = start(output, optimizer, chance.randrange(1, 60) if in_save else None)
+                process = start(output, optimizer, keep_last, chance.randrange(1, 60) if in_save else None)
                 if not in_save and killed < MOST_KILLS:
                     time.sleep(chance.random() * seconds)
                     os.kill(process, signal.SIGKILL)
@@ -135,7 +143,7 @@ def main() -> None:
                     assert code == 0, f"round {number}: a resumed run failed"
                     break
                 killed += 1
-            check(output, expected)
+            check(output, expected, keep_last)
             shutil.rmtree(output)
             kills += killed
             print(f"round {number + 1}: {optimizer}, killed {killed} times, the same bits", flush=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,7 +149,7 @@ def test_a_real_run_resumes_bit_for_bit_and_samples_change_nothing(tmp_path: Pat
         (),
     ):  # the file of that step generates the same image, the base another one
         for prompt, path in by_prompt.items():
-            other = tmp_path / "other.png"
+            other = tmp_path / f"{len(loras)}-{path.name}"
             result = CliRunner().invoke(
                 app, ["generate", prompt, "--steps", "2", "--seed", "42", "-o", str(other), *loras]
             )
@@ -192,7 +193,7 @@ def test_a_check_reports_and_writes_nothing(tmp_path: Path, cache: Path) -> None
         (("-d", "x", "--set", "lerning_rate=1"), "did you mean 'learning_rate'?"),
         (("-d", "x", "--set", "rank"), "write SETTING=VALUE"),
         (("-d", "x", "--rank", "0"), "rank: "),
-        (("-d", "x", "--set", "optimizer=adam"), "did you mean 'adamw'?"),
+        (("-d", "x", "--set", "optimizer=adamm"), "did you mean 'adamw'?"),
         (("-d", "/none/here", "-m", "inweave/emoji"), "/none/here"),
         (("none.toml",), "none.toml"),
         (("-d", "x", "--steps", "3", "--set", "epochs=2"), "steps and epochs"),
@@ -331,6 +332,14 @@ def after_steps(output: Path, running: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+def logged_steps(text: str) -> list[int]:
+    """The steps of the lines that training prints where there is no terminal; any other line is an error."""
+    line_of_step = re.compile(r"(\d+)/60  loss \d+\.\d{4}  average \d+\.\d{4}  lr 5\.00e-02(  \d+(\.\d+)? it/s)?")
+    matches = [(line, line_of_step.fullmatch(line)) for line in text.splitlines()]
+    assert not [line for line, match in matches if match is None], text
+    return [int(match[1]) for _, match in matches if match is not None]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_saves_and_says_how_to_resume(number: signal.Signals, tmp_path: Path) -> None:
     running = process(tmp_path)
@@ -338,12 +347,16 @@ def test_one_signal_saves_and_says_how_to_resume(number: signal.Signals, tmp_pat
     running.send_signal(number)
     out, err = running.communicate(timeout=120)
     assert running.returncode == 0, err
-    assert "stopped on request; continue with --resume" in out and not err
-    assert load_state(checkpoints(tmp_path / "t-state")[0]).step < 60
+    assert "stopped on request; continue with --resume" in out
+    step = load_state(checkpoints(tmp_path / "t-state")[0]).step
+    assert 3 <= step < 60
+    assert logged_steps(err) == list(range(1, step + 1)), "a line per step, and nothing else"
     if number == signal.SIGINT:
         again = process(tmp_path, "--resume", "auto")
         out, err = again.communicate(timeout=300)
         assert again.returncode == 0 and "all steps are done" in out, err
+        first, _, others = err.partition("\n")
+        assert first == f"resumed: from step {step}" and logged_steps(others) == list(range(step + 1, 61))
         straight = tiny(tmp_path / "straight", steps=60).train()
         assert file_bits(tmp_path / "t") == file_bits(straight.path)
 

@@ -12,6 +12,8 @@ A prompt is its text followed by flags, as kohya's scripts read them, in any ord
     --n TEXT  negative prompt        --d SEED   0 or more              --s STEPS
     --w, --h  width and height       --l SCALE  of the guidance        --ss SAMPLER
 
+The text may be empty: such a sample shows what the adapter does by itself.
+
 A flag begins where two dashes, after a space or at the beginning, are followed by a letter, and it extends to the next
 flag. So `well--lit` and `day -- night` are text, and `--ar 3:2` is an unknown flag: it is refused, not generated.
 
@@ -118,7 +120,7 @@ def _put(fields: Fields, field: str, label: str, value: Any, problems: list[str]
         "a whole number of 0 or more" if field in ("width", "height", "seed", "steps") else "a number of 0 or more"
     )
     if field in ("prompt", "negative_prompt", "sampler"):
-        expected, fits = "text", isinstance(value, str) and bool(value)
+        expected, fits = "text", isinstance(value, str) and (bool(value) or field == "prompt")
     elif isinstance(value, str):
         pattern = r"[0-9]{1,30}" if "whole" in expected else r"[0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30}"
         fits = re.fullmatch(pattern, value) is not None

@@ -92,6 +92,16 @@ def test_kohyas_tables(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_prompt_may_be_empty_wherever_it_is_written(tmp_path: Path) -> None:
+    lines, tables = tmp_path / "prompts.txt", tmp_path / "prompts.json"
+    lines.write_text("--n blurry\n")
+    tables.write_text('[{"seed": 3}, {"prompt": "", "seed": 4}, ""]')
+    requests = [request for _, request in sample_requests(config(tmp_path, sample_prompts=(str(lines), str(tables))))]
+    assert [(request.prompt, request.negative_prompt, request.seed) for request in requests] == [
+        ("", "blurry", 42), ("", "", 3), ("", "", 4), ("", "", 42),
+    ]  # fmt: skip
+
+
 def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text(
@@ -102,7 +112,6 @@ def test_every_problem_of_a_file_is_reported_at_once_with_its_line(tmp_path: Pat
     assert problems == [
         f"3: --q: unknown flag; known flags are {known}",
         "3: --w (width): expected a whole number of 0 or more, got 'wide'",
-        "4: prompt: there is no text in it, got ''",
         "5: --w (width): appears twice",
         "6: --d (seed): expected a whole number of 0 or more, got '-1'",
     ]
@@ -142,7 +151,7 @@ def test_a_value_of_the_configuration_is_named_as_it_is_there(tmp_path: Path) ->
         ("a.json", "[", "not valid JSON"),
         ("a.json", '[{"prompt": "cat", "steps": 3}]', "prompt 1: steps: unknown key; known keys are prompt, "),
         ("a.json", '[{"prompt": "cat", "width": true}]', "width: expected a whole number of 0 or more, got True"),
-        ("a.json", '[{"seed": 3}]', "prompt: there is no text in it"),
+        ("a.json", '[{"prompt": 3}]', "prompt: expected text, got 3"),
         ("a.toml", 'prompt = "cat"', "expected a [prompt] table with one [[prompt.subset]] per prompt"),
         ("a.toml", "prompt =", "is not valid TOML"),
     ],

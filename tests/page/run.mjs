@@ -2,9 +2,12 @@
 //
 // A flow is a file in flows/ that exports `flow(tools)` and calls `tools.test(name, async (page) => ...)`. Each test gets a
 // fresh context (no storage, no cookies); what a page reports as an error fails its test. Prints one JSON line per test.
+// Two tests run at a time, one that makes pictures and one that does not; `{ alone: true }` is for those that change what
+// others see.
 // Lines {"ask": "restart"} go to whoever started this, who answers with one line when it is done.
 import assert from "node:assert/strict";
 import { mkdirSync, readdirSync, readFileSync } from "node:fs";
+import { availableParallelism, loadavg } from "node:os";
 import { createInterface } from "node:readline";
 import { chromium } from "playwright-core";
 
@@ -17,10 +20,14 @@ const SWITCHES = [
   "--disable-component-update",
   "--disable-sync",
 ];
+/** flows that make pictures: one after the other, while those that only look at the page run beside them */
+const MAKING = /^(compare|generate|queue):/;
 const [address, ...options] = process.argv.slice(2);
 const option = (name) => (options.includes(name) ? options[options.indexOf(name) + 1] : undefined);
 const only = option("--only");
 const shots = option("--shots");
+/** whether this machine has time to spare, or all of the tests were asked for: only then do times say something */
+const timed = Boolean(process.env.INWEAVE_FULL_TESTS) || loadavg()[0] < availableParallelism() / 2;
 if (shots) mkdirSync(shots, { recursive: true });
 
 const answers = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
@@ -35,6 +42,13 @@ const axe = readFileSync(new URL("../../node_modules/axe-core/axe.min.js", impor
 async function violations(page) {
   await page.evaluate(axe); // by the debugger: the page's own policy stays as it is
   return page.evaluate(async () => {
+    // colors are looked at when a change of scheme has arrived everywhere
+    // (an inherited color passes through its transitions one element after the other)
+    const ending = (each) => each.effect.getComputedTiming().endTime !== Infinity;
+    for (let still = 0; still < 5; still += 1) {
+      await new Promise(requestAnimationFrame);
+      if (document.getAnimations().some(ending)) still = 0;
+    }
     const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"];
     const { violations } = await window.axe.run(document, { runOnly: { type: "tag", values: tags } });
     return violations.flatMap(({ id, nodes }) =>
@@ -53,7 +67,12 @@ async function api(path, json, method) {
   return response.json();
 }
 
-const submit = async (fields) => (await api("/v1/jobs", { prompt: "a red apple", steps: 2, seed: 7, ...fields })).id;
+async function submit(fields) {
+  const small = { prompt: "a red apple", steps: 2, seed: 7, width: 64, height: 64 };
+  const answer = await api("/v1/jobs", { ...small, ...fields });
+  assert.ok(answer.id, `refused: ${JSON.stringify(answer)}`);
+  return answer.id;
+}
 
 async function ended(job) {
   for (;;) {
@@ -70,7 +89,7 @@ for (const file of readdirSync(new URL("flows/", import.meta.url)).sort()) {
   const { flow } = await import(new URL(`flows/${file}`, import.meta.url));
   const test = (name, run, settings = {}) =>
     tests.push({ name: `${file.replace(".mjs", "")}: ${name}`, run, settings });
-  flow({ test, assert, address, api, submit, ended, ask, violations, browser, shot });
+  flow({ test, assert, address, api, submit, ended, ask, violations, browser, shot, timed });
 }
 
 /** A picture of the page for people to look at, where a folder was named. */
@@ -79,8 +98,7 @@ async function shot(page, name) {
 }
 
 let failures = 0;
-for (const { name, run, settings } of tests) {
-  if (only && !name.includes(only)) continue;
+async function drive({ name, run, settings }) {
   const started = Date.now();
   const reports = [];
   const context = await browser.newContext({
@@ -114,5 +132,17 @@ for (const { name, run, settings } of tests) {
   await context.close();
   console.log(JSON.stringify({ name, error, seconds: (Date.now() - started) / 1000 }));
 }
+
+async function driveAll(list) {
+  for (const each of list) await drive(each);
+}
+
+const chosen = tests.filter(({ name }) => !only || name.includes(only));
+const together = chosen.filter(({ settings }) => !settings.alone);
+await Promise.all([
+  driveAll(together.filter(({ name }) => MAKING.test(name))),
+  driveAll(together.filter(({ name }) => !MAKING.test(name))),
+]);
+await driveAll(chosen.filter(({ settings }) => settings.alone));
 await browser.close();
 process.exit(failures ? 1 : 0);

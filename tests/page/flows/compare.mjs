@@ -1,6 +1,6 @@
 // Compare: with and without, sweeps and sheets, always the same seed.
 export function flow({ test, assert, api, submit, ended, violations, shot }) {
-  const query = "prompt=a+red+apple&seed=7&steps=2";
+  const query = "prompt=a+red+apple&seed=7&steps=1&width=64&height=64";
   const loras = encodeURIComponent(JSON.stringify([{ name: "pixel", strength: 1 }]));
 
   test("with and without, and a strength that redraws", async (page) => {
@@ -34,7 +34,7 @@ export function flow({ test, assert, api, submit, ended, violations, shot }) {
   });
 
   test("a picture is compared with itself without its LoRAs; sweeps and sheets", async (page) => {
-    const id = await submit({ prompt: "a fox <lora:pixel:0.5>", seed: 9 });
+    const id = await submit({ prompt: "a fox <lora:pixel:0.5>", seed: 9, steps: 1 });
     await ended(id);
     await page.goto(`/#/compare?job=${id}&image=0`);
     await page.waitForFunction(() => document.querySelector("textarea")?.value === "a fox");

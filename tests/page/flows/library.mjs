@@ -100,6 +100,6 @@ export function flow({ test, assert, api, violations, shot }) {
       const { loras } = await api("/v1/loras");
       assert.ok(!loras.some((lora) => lora.name.startsWith("my style")));
     },
-    { expected: /422/ },
+    { alone: true, expected: /422/ },
   );
 }

@@ -48,7 +48,7 @@ demo-reading: $(VENV)/.base
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 
 # a sample of what takes long: fuzzing, kills, launchers; minutes on two cores
-test: $(VENV)/.dev check browser
+test: $(VENV)/.dev check
 	$(PYTEST)
 
 # everything at full size

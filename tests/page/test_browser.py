@@ -26,6 +26,7 @@ TOKEN = "correct: horse / battery"
 HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
 
 pytestmark = [
+    pytest.mark.full,  # a minute and a half on two cores; `PAGE_ONLY=... pytest --full tests/page` for some of it
     pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
     pytest.mark.skipif(

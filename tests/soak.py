@@ -6,7 +6,7 @@ A round is one run from its first step to its file. It is started, killed and re
 
     at a moment    after a random share of the time a whole run takes
     in a save      at the n-th thing that touches the disk while a checkpoint or the adapter is written: half a file, before
-                   a flush, before and between renames, while old ones are removed
+                   a flush, before and between renames, in the middle of removing old ones
 
 Processes are forked from this one, which has loaded torch and done nothing with it.
 """
@@ -66,6 +66,8 @@ def die_at(count: int) -> None:
     Path.replace = wrapped(Path.replace)  # type: ignore[method-assign]
     Path.write_text = wrapped(Path.write_text)  # type: ignore[method-assign]
     shutil.rmtree = wrapped(shutil.rmtree)
+    os.unlink = wrapped(os.unlink)  # type: ignore[assignment]
+    os.rmdir = wrapped(os.rmdir)  # type: ignore[assignment]
 
 
 def start(output: Path, optimizer: str, keep_last: int, dies: int | None = None) -> int:

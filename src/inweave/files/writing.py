@@ -100,6 +100,12 @@ def new_folder(target: Path, *, error: ErrorClass = FormatError) -> Iterator[Pat
         shutil.rmtree(hidden, ignore_errors=True)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that is seen whole or not at all, whenever the process ends: it loses its name first."""
+    hidden = folder.rename(_hidden(folder, FormatError))
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
 def open_append(path: Path, *, error: ErrorClass = FormatError) -> TextIO:
     """A text file that grows in place; a link, a pipe and a device are refused."""
     with _system_errors(path, error):

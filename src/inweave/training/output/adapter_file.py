@@ -26,8 +26,8 @@ from inweave.adapter import Adapter, Entry, Factors, Tensor
 from inweave.errors import FormatError, TargetError
 from inweave.exchange.convert import save
 from inweave.exchange.load import load
-from inweave.files.paths import is_file
-from inweave.files.writing import flush_folder, make_folder, new_folder
+from inweave.files.paths import is_file, is_folder
+from inweave.files.writing import flush_folder, make_folder, new_folder, remove_folder
 from inweave.formats.files import open_container, write_file
 from inweave.formats.finite import scan
 from inweave.ops.decode import decode, encode
@@ -65,14 +65,17 @@ def save_adapter(
             ) as error:  # whatever the check says, nothing is lost
                 reason = str(error).replace(str(temporary), str(target))
                 raise TargetError(f"{reason}; what was trained is in {_keep(temporary, target, typed)}") from error
-            make_folder(target) if folder else None
-            for part in sorted(temporary.iterdir()) if folder else (temporary,):
-                part.replace(target / part.name if folder else target)
+            if folder and is_folder(target):  # what else is in it stays
+                for part in sorted(temporary.iterdir()):
+                    part.replace(target / part.name)
+            else:
+                temporary.replace(target)
     except OSError as error:
         raise FormatError(f"{target}: cannot be written: {error.strerror}; {_ADVICE}") from None
     except FormatError as error:
         raise FormatError(f"{target}: cannot be written; {_ADVICE} ({error})") from None
-    flush_folder(target if folder else target.parent)
+    for changed in (target, target.parent) if folder else (target.parent,):
+        flush_folder(changed)
     return target
 
 
@@ -111,7 +114,7 @@ def prune_adapters(output: Path, name: str, suffixes: Collection[str], *, since:
             if match[2] and is_file(path):
                 path.unlink()
             elif not match[2] and is_file(path / "adapter_model.safetensors"):
-                shutil.rmtree(path)
+                remove_folder(path)
 
 
 def remove_leftovers(output: Path, name: str) -> None:

@@ -9,7 +9,7 @@ Times of a flow: sigmoid and linear are ours too. Its "shift" and "weighted" are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from inweave.checked import for_message
@@ -34,9 +34,11 @@ from inweave.training.config.importers.translate import (
     OWN_FILE,
     SPEED,
     UPLOAD,
+    OtherSettings,
     SettingsDialect,
     Translation,
     choice,
+    min_snr,
     optional,
     parse_resolutions,
     precision,
@@ -47,16 +49,8 @@ from inweave.training.config.importers.translate import (
     translate,
     used_if,
 )
-from inweave.training.config.importers.values import (
-    is_off,
-    normalize_name,
-    parse_bool,
-    parse_int,
-    parse_number,
-    parse_scalar,
-)
+from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
-OtherSettings = Mapping[str, Any]
 _TRAINERS = ("sd_trainer", "ui_trainer", "diffusion_trainer")
 
 
@@ -318,9 +312,7 @@ AI_TOOLKIT: Final = SettingsDialect(
                                          "text encoders are not trained"),
         "train.gradient_accumulation_steps": _accumulation, "train.timestep_type": _timesteps,
         "train.gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
-        "train.min_snr_gamma": lambda out, name, value, settings: (
-            out.note(name, "is ignored for this model") if out.family in FLOW
-            else out.put(name, "min_snr_gamma", parse_scalar(value) or None)),
+        "train.min_snr_gamma": min_snr,
         "train.optimizer_params.betas": lambda out, name, value, settings: out.put(
             name, "betas", tuple(parse_number(each) for each in value)),
         "train.ema_config.use_ema": lambda out, name, value, settings: out.put(

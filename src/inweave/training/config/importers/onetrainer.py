@@ -27,6 +27,7 @@ from inweave.training.config.importers.translate import (
     NO_PART,
     OWN_FILE,
     SPEED,
+    OtherSettings,
     SettingsDialect,
     Translation,
     choice,
@@ -39,7 +40,6 @@ from inweave.training.config.importers.translate import (
 from inweave.training.config.importers.translate import precision as _precision
 from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_number, parse_scalar
 
-OtherSettings = Mapping[str, Any]
 _METHODS = {
     "FINE_TUNE": "a full fine-tune trains the whole model", "EMBEDDING": "textual inversion trains an embedding",
     "FINE_TUNE_VAE": "a VAE is trained",

@@ -7,23 +7,14 @@ timestep_distribution                  UNIFORM; LOGIT_NORMAL with noising_bias, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
 from inweave.training.config.fields import Settings
 from inweave.training.config.importers.targets import FLOW
-from inweave.training.config.importers.translate import MEMORY, PRECISIONS, Reader, Translation
-from inweave.training.config.importers.values import (
-    is_off,
-    normalize_name,
-    parse_bool,
-    parse_int,
-    parse_number,
-    parse_scalar,
-)
+from inweave.training.config.importers.translate import MEMORY, PRECISIONS, OtherSettings, Reader, Translation
+from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
-OtherSettings = Mapping[str, Any]
 #: text encoders that cannot be trained here, by family
 _FROZEN = {"flux": ("text_encoder_2",), "sd3": ("text_encoder_3",), "qwen_image": ("text_encoder",),
            "z_image": ("text_encoder",)}  # fmt: skip
@@ -72,7 +63,7 @@ def part(out: Translation, name: str, value: Any, settings: OtherSettings) -> No
         out.put(name, "guidance", parse_number(value))
     elif key == "gradient_checkpointing" and component == denoiser:
         out.put(name, "gradient_checkpointing", "full" if parse_bool(value) else "off")
-    elif key in ("offload_fraction", "activation_offloading") and not is_off(parse_scalar(value)):
+    elif key in ("offload_fraction", "activation_offloading") and not is_off(value):
         out.unsupported(name, MEMORY)
     elif key == "stop_training_after" and trained.get(component, component == denoiser):
         _stop(out, name, value, settings)

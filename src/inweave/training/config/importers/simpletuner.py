@@ -30,25 +30,19 @@ from inweave.training.config.importers.translate import (
     OWN_FILE,
     SPEED,
     UPLOAD,
+    OtherSettings,
     SettingsDialect,
     Translation,
     choice,
     cosine_cycles,
+    min_snr,
     precision,
     switch,
     translate,
     used_if,
 )
-from inweave.training.config.importers.values import (
-    is_off,
-    normalize_name,
-    parse_bool,
-    parse_int,
-    parse_number,
-    parse_scalar,
-)
+from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
-OtherSettings = Mapping[str, Any]
 #: reads a file that the configuration names; None where it is not there
 ReadFile = Callable[[str], Any]
 MARKS = frozenset({"model_family", "data_backend_config", "lora_type", "lycoris_config"})
@@ -324,9 +318,7 @@ SIMPLE_TUNER: Final = SettingsDialect(
         "lr_power": used_if("polynomial_power", lambda g: normalize_name(g.get("lr_scheduler")) == "polynomial",
                             "only used by the polynomial scheduler"),
         "mixed_precision": precision, "gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
-        "snr_gamma": lambda out, name, value, settings: (
-            out.note(name, "is ignored for this model") if out.family in FLOW
-            else out.put(name, "min_snr_gamma", parse_scalar(value) or None)),
+        "snr_gamma": min_snr,
         "use_ema": lambda out, name, value, settings: out.put(
             name, "ema_decay", parse_number(settings.get("ema_decay") or 0.995) if parse_bool(value) else 0.0),
         "pretrained_vae_model_name_or_path": lambda out, name, value, settings: out.put(name, "parts", {"vae": value}),

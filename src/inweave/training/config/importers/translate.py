@@ -22,7 +22,18 @@ from typing import Any
 
 from inweave.checked import for_message
 from inweave.training.config.fields import Settings
-from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_sizes
+from inweave.training.config.importers.targets import FLOW
+from inweave.training.config.importers.values import (
+    is_off,
+    normalize_name,
+    parse_bool,
+    parse_int,
+    parse_scalar,
+    parse_sizes,
+)
+
+#: the settings of another trainer's file
+OtherSettings = Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -84,7 +95,7 @@ class Translation:
         self.notes += other.notes
 
 
-Reader = Callable[[Translation, str, Any, Mapping[str, Any]], None]
+Reader = Callable[[Translation, str, Any, OtherSettings], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +106,11 @@ class SettingsDialect:
     missing: Mapping[str, str]
     refused: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that change nothing
-    finish: Callable[[Translation, Mapping[str, Any]], None] | None = None
+    finish: Callable[[Translation, OtherSettings], None] | None = None
 
 
 def translate(
-    settings: Mapping[str, Any],
+    settings: OtherSettings,
     dialect: SettingsDialect,
     own: frozenset[str] = frozenset(),
     out: Translation | None = None,
@@ -149,7 +160,7 @@ def known_names(dialect: SettingsDialect) -> list[str]:
 def choice(ours: str, table: Mapping[str, str]) -> Reader:
     """One of a list of names; another one is refused by name."""
 
-    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
         if normalize_name(value) in table:
             out.put(name, ours, table[normalize_name(value)])
         else:
@@ -166,7 +177,7 @@ def switch(ours: str, on: Any, off: Any) -> Reader:
 def only(ours: str, value: Any, when: bool = True) -> Reader:
     """A switch that has a meaning in one position only."""
 
-    def read(out: Translation, name: str, switch: Any, settings: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, switch: Any, settings: OtherSettings) -> None:
         out.put(name, ours, value) if parse_bool(switch) is when else out.unset.append(name)
 
     return read
@@ -175,7 +186,7 @@ def only(ours: str, value: Any, when: bool = True) -> Reader:
 def optional(ours: str, parse: Callable[[Any], Any], instead: str = "") -> Reader:
     """A value that is off at zero; refused while there is no such setting here, or done ``instead``."""
 
-    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
         if is_own(out, name):
             out.put(name, name, value)
         elif is_off(value):
@@ -198,7 +209,7 @@ def is_own(out: Translation, name: str) -> bool:
 def used_if(ours: str, enabled: Callable[[Mapping[str, Any]], bool], why: str) -> Reader:
     """Used where the switch it belongs to is on."""
 
-    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
         out.put(name, ours, value) if enabled(settings) else out.note(name, why)
 
     return read
@@ -224,13 +235,21 @@ METADATA = "is not written into the adapter"
 def cosine_cycles(kind: str) -> Reader:
     """Cycles of a cosine; the other schedulers of their tool ignore it."""
 
-    def read(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
         if parse_int(value) > 1 and "restarts" in normalize_name(settings.get(kind)):
             out.put(name, "cosine_cycles", parse_int(value))
         else:
             out.note(name, "only used by cosine_with_restarts")
 
     return read
+
+
+def min_snr(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """Min-SNR weighting, which their trainers pass over for flow models."""
+    if out.family in FLOW:
+        out.note(name, "is ignored for this model")
+    else:
+        out.put(name, "min_snr_gamma", parse_scalar(value) or None)
 
 
 def parse_resolutions(value: Any) -> list[int]:
@@ -249,7 +268,7 @@ def substring_patterns(values: Any) -> list[str]:
     return [f".*{re.escape(each.removeprefix('transformer.'))}.*" for each in listed]
 
 
-def sample_prompt(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+def sample_prompt(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """One prompt of a list of samples; its other options are the model's own here."""
     if name.endswith(".prompt") and isinstance(value, str):
         out.fields["sample_prompts"] = [*out.fields.get("sample_prompts", []), value]

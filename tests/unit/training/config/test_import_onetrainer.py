@@ -1,0 +1,112 @@
+"""OneTrainer's files become ours: whole configurations, presets, old versions, and the concepts next to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inweave.errors import ConfigError
+from inweave.training.config.importers.detect import import_config
+from inweave.training.config.importers.files import leaves_of
+from tests.unit.training.config.other_trainers import ONE_TRAINER, accounted, write_text
+
+
+def test_one_trainer(tmp_path: Path) -> None:
+    path = write_text(tmp_path, json.dumps(ONE_TRAINER))
+    with pytest.raises(ConfigError, match=r"perturbation_noise_weight: 0\.2"):
+        import_config(path)
+    result = import_config(path, without=["perturbation_noise_weight"])
+    c = result.config
+    assert result.kind == "OneTrainer"
+    assert (c.network, c.rank, c.alpha, c.targets) == ("dora", 24, 12, (r".*attn.*|.*ff\.net.*",))
+    assert (c.epochs, c.batch_size, c.learning_rate, c.lr_scheduler, c.warmup, c.cosine_cycles) == (
+        40,
+        2,
+        3e-4,
+        "cosine",
+        100,
+        1,
+    )
+    assert (c.ema_decay, c.precision, c.save_dtype, c.resolution, c.device) == (0.998, "bf16", "bf16", 768, "cuda")
+    assert (c.optimizer, c.betas, c.optimizer_args["d_coef"]) == ("prodigy", (0.9, 0.99), 2.0)
+    assert (c.timestep_sampling, c.timestep_shift, c.logit_std, c.caption_dropout, c.guidance) == (
+        "shift",
+        None,
+        1.0,
+        0.1,
+        1.0,
+    )
+    assert isinstance(c.dataset, dict)
+    assert [each["subsets"][0]["image_dir"] for each in c.dataset["datasets"]] == ["pictures/knight", "pictures/armour"]
+    assert c.dataset["datasets"][1]["subsets"][0]["flip_aug"] is True  # OneTrainer's default
+    assert (c.flip, c.shuffle_tags, c.keep_tokens, c.caption_variants) == (True, True, 1, 3)
+    assert (c.output, c.name, c.save_every, c.train_text_encoders) == ("models", "knight", 500, False)
+    missed = {each.split(":")[0] for each in result.no_equivalent}
+    assert missed == {
+        "transformer.weight_dtype",
+        "perturbation_noise_weight",
+        "something_new.deep.0.x",
+        "ema_update_step_interval",
+    }
+    for name in leaves_of(ONE_TRAINER):
+        assert accounted(result, name), name
+    assert "a-secret" not in repr(result)
+
+
+def test_one_trainer_presets_only_hold_what_differs(tmp_path: Path) -> None:
+    preset = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "learning_rate": 0.0003,
+              "base_model_name": "x", "concept_file_name": "concepts/c.json", "unet": {"train": True},
+              "text_encoder": {"train": False}, "text_encoder_2": {"train": False}, "loss_weight_fn": "MIN_SNR_GAMMA",
+              "resolution": "512,1024", "layer_filter_preset": "mine", "layer_filter": "attn1,attn2"}  # fmt: skip
+    path = write_text(tmp_path, json.dumps(preset))
+    with pytest.raises(ConfigError, match="dataset: is required"):
+        import_config(path)
+    assert import_config(path, dataset="there").config.dataset == "there"
+    (tmp_path / "concepts").mkdir()
+    write_text(tmp_path / "concepts", json.dumps([{"path": "off", "enabled": False}, {"path": "on"}]), "c.json")
+    result = import_config(path)
+    c = result.config
+    assert (c.rank, c.alpha, c.warmup, c.precision) == (16, 1.0, 200, "fp16")
+    assert (c.min_snr_gamma, c.targets) == (5, (".*attn1.*|.*attn2.*",))
+    assert isinstance(c.dataset, dict)
+    assert [(each["resolution"], each["subsets"][0]["image_dir"]) for each in c.dataset["datasets"]] == [
+        (512, "on"),
+        (1024, "on"),
+    ]
+    assert c.epochs == 50 and any("100 epochs are 50" in each for each in result.notes)
+
+
+def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
+    old = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_15", "base_model_name": "x", "optimizer": "ADAMW",
+           "learning_rate": 0.0003, "unet_learning_rate": 0.0001, "text_encoder_learning_rate": 0.0002,
+           "train_text_encoder": True, "text_encoder_layer_skip": 1, "concepts": [{"path": "x"}], "weight_decay": 0.02,
+           "timestep_distribution": "LOGIT_NORMAL", "gradient_checkpointing": "CPU_OFFLOADED", "text_caching": True,
+           "save_after": 0, "save_after_unit": "NEVER", "train_text_encoder_epochs": 30}  # fmt: skip
+    with pytest.raises(ConfigError, match="'LOGIT_NORMAL' has no equivalent"):
+        import_config(write_text(tmp_path, json.dumps(old)))
+    result = import_config(write_text(tmp_path, json.dumps({**old, "timestep_distribution": "UNIFORM"})))
+    c = result.config
+    assert (c.learning_rate, c.text_encoder_learning_rate, c.train_text_encoders, c.cache_text) == (
+        1e-4,
+        2e-4,
+        True,
+        False,
+    )
+    assert (c.clip_skip, c.weight_decay, c.gradient_checkpointing, c.save_every) == (2, 0.02, "full", 0)
+    assert result.no_equivalent == ["text_encoder.stop_training_after: 30 epochs: components are trained to the end"]
+
+
+def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('[{"path": "/home/somebody/photos", "enabled": true}]')
+    folder = tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True)
+    settings = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "base_model_name": "x"}
+    for name in (str(secret), "../../../secret.json", "link.json"):
+        if name == "link.json":
+            (folder / name).symlink_to(secret)
+        (folder / "config.json").write_text(json.dumps({**settings, "concept_file_name": name}))
+        with pytest.raises(ConfigError, match="dataset: is required"):
+            import_config(folder / "config.json")

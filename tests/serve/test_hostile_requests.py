@@ -75,6 +75,8 @@ def test_bombs_and_other_files_are_refused_before_they_are_decoded(worker: Worke
     refused(worker.http.post("/v1/jobs", json=body))
     refused(worker.http.post("/sdapi/v1/img2img", json={"init_images": [text(BOMBS[name])], "width": 64, "height": 64}))
     refused(worker.http.post("/v1/images/edits", data={"prompt": "x"}, files={"image": ("a.png", BOMBS[name])}))
+    refused(worker.http.post("/v1/uploads", content=BOMBS[name], headers={"Content-Type": "image/png"}))
+    refused(worker.http.post("/v1/uploads", files={"file": ("a.png", BOMBS[name], "image/png")}))
     assert time.monotonic() - started < 10  # three answers, on a machine that is busy
 
 

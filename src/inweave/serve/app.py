@@ -27,6 +27,7 @@ from inweave.serve import (
     sdapi_lists,
     sdapi_state,
     sessions,
+    upload_routes,
 )
 from inweave.serve.errors import StorageError
 from inweave.serve.failures import code_of, message_of, public, status_of
@@ -65,7 +66,8 @@ def create_app(
     app.state.settings = settings
     app.state.page = page_files.Page()
     for module in (
-        native, lora_routes, dataset_routes, sessions, picture_routes, openai, sdapi, sdapi_lists, sdapi_state, page_files,
+        native, lora_routes, dataset_routes, sessions, picture_routes, upload_routes, openai, sdapi, sdapi_lists, sdapi_state,
+        page_files,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(lora_routes.conversions)

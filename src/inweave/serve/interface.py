@@ -18,7 +18,7 @@ from inweave.serve.train_requests import TrainRequest
 
 _REF = "#/components/schemas/{model}"
 _TEXT, _WHOLE, _NUMBER, _FLAG = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
-_PICTURE = {"type": "string", "description": "a picture in base64, or a data: address"}
+_PICTURE = {"type": "string", "description": "a picture in base64, a data: address, or the id of an upload"}
 _FILE = {"type": "string", "contentMediaType": "application/octet-stream", "format": "binary"}
 _OBJECT: dict[str, Any] = {"type": "object"}
 _A1111 = {
@@ -63,7 +63,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "Img2Img": {"type": "object", "required": ["init_images"], "properties": {**_A1111, **_MASKS}},
     "ImagesGeneration": {"type": "object", "required": ["prompt"], "properties": _OPENAI},
     "ImagesEdit": {"type": "object", "required": ["prompt", "image"], "properties": {**_OPENAI, "image": _FILE, "mask": _FILE}},
-    "PngInfo": {"type": "object", "required": ["image"], "properties": {"image": _PICTURE}},
+    "PngInfo": {"type": "object", "required": ["image"], "properties": {"image": {**_PICTURE, "description": "in base64, or a data: address"}}},
     "Options": {"type": "object", "properties": {"sd_model_checkpoint": _TEXT, "CLIP_stop_at_last_layers": _WHOLE}},
     "TaskProgress": {"type": "object", "required": ["id_task"], "properties": {
         "id_task": _TEXT, "id_live_preview": _WHOLE, "live_preview": _FLAG}},
@@ -88,6 +88,7 @@ _ANSWERS: dict[tuple[str, str], tuple[str, str]] = {
     ("get", "/v1/jobs/{job_id}"): ("application/json", "Job"), ("patch", "/v1/jobs/{job_id}"): ("application/json", "Job"),
     ("get", "/v1/jobs/{job_id}/events"): ("text/event-stream", ""), ("get", "/v1/jobs/{job_id}/stream"): ("text/event-stream", ""),
     ("get", "/v1/jobs/{job_id}/files/{name}"): ("image/png", ""), ("get", "/metrics"): ("text/plain", ""),
+    ("get", "/v1/uploads/{upload}/file"): ("image/png", ""),
 }  # fmt: skip
 
 

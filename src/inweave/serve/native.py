@@ -250,10 +250,11 @@ async def capabilities(request: Request) -> dict[str, Any]:
         ],
         "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
         "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
-        "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority"],
+        "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads"],
         "limits": {
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,
             "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
+            "uploads": limits.upload_count, "upload_bytes": int(limits.upload_gb * 1024**3),
         },
     }  # fmt: skip
 

@@ -3,7 +3,7 @@
     {"operation": "image_generation", "prompt": ..., "loras": [{"name": "pixel", "strength": 0.8}], ...}
 
 A request names models by the names of `/v1/models`, LoRAs by a name, a path inside the library or a hash, and brings
-pictures as base64. It never names a file of this machine.
+pictures in base64 or by the id of an upload. It never names a file of this machine.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class ImageRequest(CheckedModel):
         default=0, description="a preview picture every so many steps; 0: none"
     )
     preview_first: bool = Field(default=False, description="previews from the first step on, and of the last one")
-    image: str | None = Field(default=None, description="the picture to start from, in base64")
-    mask_image: str | None = Field(default=None, description="white where to repaint, in base64")
+    image: str | None = Field(
+        default=None, description="the picture to start from, in base64 or by the id of an upload"
+    )
+    mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
     settings: GenerateConfig
 
     @classmethod
@@ -109,7 +111,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
 def decode_base64(text: str, label: str, limit: int) -> bytes:
     """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
     if re.match(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", text):
-        raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64")
+        raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64, or upload it")
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
@@ -124,7 +126,7 @@ def decode_base64(text: str, label: str, limit: int) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{label}: this is not base64") from None
+        raise RequestError(f"{label}: this is neither base64 nor the id of an upload") from None
 
 
 def png_size(content: bytes) -> tuple[int, int]:

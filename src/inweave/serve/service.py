@@ -36,6 +36,7 @@ from inweave.serve.requests import ImageRequest, decode_base64, png_size
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.serve.signals import JobSignals
 from inweave.serve.store import JobStore
+from inweave.serve.uploads import PREFIX, UploadStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
@@ -60,6 +61,10 @@ class Service:
         self.store = JobStore(
             settings.data, queue_limit=settings.queue_limit, keep_seconds=settings.keep_hours * 3600,
             keep_bytes=int(settings.keep_gb * 1024**3),
+        )  # fmt: skip
+        self.uploads = UploadStore(
+            settings.data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
+            max_bytes=int(settings.upload_gb * 1024**3),
         )  # fmt: skip
         self.datasets = DatasetStore(settings.data / "datasets")
         self.training = settings.data / "training"
@@ -116,6 +121,7 @@ class Service:
                 await task
         await self.checker.close()
         self.library.close()
+        self.uploads.close()
         self.store.close()
 
     async def _sweep(self) -> None:
@@ -123,6 +129,7 @@ class Service:
             try:
                 await asyncio.to_thread(self.store.expire)
                 await asyncio.to_thread(self.conversions.expire)
+                await asyncio.to_thread(self.uploads.expire)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)
@@ -312,7 +319,9 @@ class Service:
         return job, new
 
     async def picture(self, text: str, label: str) -> bytes:
-        """A picture of a request, as a clean PNG."""
+        """A picture of a request, in base64 or by the id of an upload, as a clean PNG."""
+        if text.startswith(PREFIX):
+            return await asyncio.to_thread(self.uploads.read, text)
         content = decode_base64(text, label, self.settings.body_bytes)
         return await self.checker.picture(content, label, self.settings.image_pixels)
 

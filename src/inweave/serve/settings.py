@@ -52,6 +52,8 @@ class ServeSettings(CheckedModel):
     train_hours: Annotated[float, Field(gt=0)] = 7 * 24.0
     keep_hours: Annotated[float, Field(gt=0)] = 24.0
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
+    upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded pictures")
+    upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="what uploaded pictures may take")
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     origins: tuple[str, ...] = Field(default=(), description="web pages of other origins that may call this worker")
     allow_train: bool = Field(default=True, description="whether train jobs are accepted")

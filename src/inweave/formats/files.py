@@ -124,18 +124,27 @@ def refuse_truncated(maps: Iterable[mmap.mmap], name: object = "a mapped file") 
 
 
 def _header(path: Path, file: BinaryIO) -> Header:
+    raw, size = header_bytes(path, file)
+    try:
+        return parse_header(raw, size)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def header_bytes(path: Path, file: BinaryIO) -> tuple[bytes, int]:
+    """(the JSON of a header, not yet looked at, the size of the file)."""
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(64)
     _refuse_other_formats(path, prefix, size)
     try:
         length = header_length(prefix, size)
-        file.seek(8)
-        raw = file.read(length)
-        if len(raw) != length:
-            raise FormatError(f"the header ends after {len(raw):,} of {length:,} bytes")
-        return parse_header(raw, size)
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from None
+    file.seek(8)
+    raw = file.read(length)
+    if len(raw) != length:
+        raise FormatError(f"{path}: the header ends after {len(raw):,} of {length:,} bytes")
+    return raw, size
 
 
 def weight_files(folder: Path) -> list[Path]:

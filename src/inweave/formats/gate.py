@@ -11,6 +11,7 @@ overlaps, and each span is exactly as long as its dtype and shape say. Whatever 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -76,6 +77,27 @@ def parse_header(raw: bytes, file_size: int) -> Header:
     }
     _check_tiling(spans, file_size - data_start)
     return Header(spans, metadata, data_start)
+
+
+_METADATA_FIRST = re.compile(r'\s*\{\s*"__metadata__"\s*:\s*')
+
+
+def split_header(raw: bytes) -> tuple[dict[str, str], bytes] | None:
+    """(the metadata that a header opens with, if it does, a digest of all the rest); None for a malformed one.
+
+    Two headers with the same digest have the same tensors at the same offsets, so what `parse_header` accepted once it
+    accepts again where the data of the file is as long. The tensors themselves are not looked at.
+    """
+    try:
+        _check_amount(raw)
+        text = raw.decode("utf-8")
+        if (match := _METADATA_FIRST.match(text)) is None:
+            return {}, hashlib.sha256(raw).digest()
+        decoder = json.JSONDecoder(object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        metadata, end = decoder.raw_decode(text, match.end())
+        return _metadata(metadata), hashlib.sha256(text[end:].encode("utf-8")).digest()
+    except (FormatError, ValueError, RecursionError, MemoryError):
+        return None  # parse_header says what is wrong with it
 
 
 _TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')

@@ -23,13 +23,28 @@ from inweave.formats.foreign import checkpoint_kind, foreign_kind
 from inweave.formats.grammar import Key, candle_home, is_candle_path, locate, split
 from inweave.formats.group import Context, Group
 from inweave.formats.restore import candle_alphas, restore_alphas
-from inweave.formats.spell import CANDLE_MODULES
+from inweave.formats.spell import CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA
 
 _PASSENGERS = ("bundle_emb.", "_aux.", "trainable_tokens.")
 _NOT_MERGEABLE = {
     "sam_a": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
     "sam_b": "an index list of a segmentation model (w_a_NNN / w_b_NNN): not a diffusion adapter",
 }
+
+
+#: the metadata that decides how tensors are read; all other fields only describe the file
+_DECIDING = frozenset({
+    "alpha", "lora_adapter_metadata", "rs_lora", "ss_network_args", "ss_network_dim", CANDLE_ALPHA, CANDLE_MODULES, STORED_ALPHA,
+})  # fmt: skip
+
+
+def deciding_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """The part of a file's metadata that reading depends on; `read` looks at nothing else of it."""
+    return {
+        name: value
+        for name, value in metadata.items()
+        if name in _DECIDING or value == "<embed>" or name.startswith("mflux")
+    }
 
 
 def read(
@@ -48,7 +63,8 @@ def read(
     the file does not state (`inweave.formats.alphas`).
     """
     supplied = None if alpha is None else SuppliedAlphas.of(alpha)
-    metadata = dict(metadata or {})
+    every_field = dict(metadata or {})
+    metadata = deciding_metadata(every_field)
     if not tensors:
         raise FormatError("the file holds no tensors")
     if (kind := foreign_kind(tensors, metadata)) is not None:
@@ -77,7 +93,7 @@ def read(
     return Adapter(
         entries=tuple(entries),
         carried=carried,
-        metadata=metadata,
+        metadata=every_field,
         config=config,
         problems=tuple(problems),
         warnings=tuple(

@@ -214,17 +214,21 @@ class Library:
         """Read whole files that were not yet, for hashes and health; returns how many were read."""
         marks = ", ".join("?" * len(self.folders))
         query = (
-            f"SELECT id, root, path, stamp, size FROM files WHERE contents IS NULL AND present = 1 AND root IN ({marks}) "
+            f"SELECT id, root, path, stamp, size, facts FROM files WHERE contents IS NULL AND present = 1 AND root IN ({marks}) "
             "AND json_extract(facts, '$.error') IS NULL ORDER BY modified_ns DESC"
         )
         done = 0
-        for entry, root, path, stamp, size in self._query(query, *map(str, self.folders))[:limit]:
+        for entry, root, path, stamp, size, document in self._query(query, *map(str, self.folders))[:limit]:
             if stop is not None and stop():
                 break
             file = Path(root) / path
+            facts = Facts(**_tuples(document))
             with self._reading(root, path, stamp, size):
-                contents = self._examiner.contents(file / PEFT_WEIGHTS if file.is_dir() else file)
-            if contents is not None:
+                read = self._examiner.contents(file / PEFT_WEIGHTS if file.is_dir() else file, facts)
+            if read is not None:
+                contents, corrected = read
+                if corrected != facts:
+                    self._execute("UPDATE files SET facts = ? WHERE id = ?", (_document(corrected), entry))
                 self._keep_contents(entry, contents)
                 done += 1
         return done

@@ -11,8 +11,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from inweave.adapter import Adapter
 from inweave.targets.aliases import bases_named
 from inweave.targets.bases import KNOWN, Known
 
@@ -44,10 +44,10 @@ class Declaration:
         return f"{self.field} is {self.label[:80]!r}"
 
 
-def declarations(adapter: Adapter) -> list[Declaration]:
-    """What the metadata of ``adapter`` says about its base, the most reliable first."""
+def declarations(metadata: Mapping[str, str], config: Mapping[str, object] | None = None) -> list[Declaration]:
+    """What a file's metadata and adapter_config.json say about its base, the most reliable first."""
     made = []
-    for field, label in _labels(adapter):
+    for field, label in _labels(metadata, config or {}):
         bases = _bases(label)
         if bases or field not in (*_OPEN, *_HINTS):
             made.append(Declaration(field, label, bases, field in _HINTS))
@@ -77,10 +77,9 @@ def contradicts(declaration: Declaration, base: str) -> bool:
 _BY_NAME: dict[str, Known] = {known.name: known for known in KNOWN}
 
 
-def _labels(adapter: Adapter) -> Iterator[tuple[str, str]]:
-    metadata: Mapping[str, str] = adapter.metadata
+def _labels(metadata: Mapping[str, str], config: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     packed = _object(metadata.get("lora_adapter_metadata", ""))
-    paths = {"base_model_name_or_path": (adapter.config or {}).get("base_model_name_or_path")}
+    paths = {"base_model_name_or_path": config.get("base_model_name_or_path")}
     paths |= {key: value for key, value in packed.items() if key.endswith("base_model_name_or_path")}
     for field, value in [(field, metadata.get(field)) for field in _ARCHITECTURE] + list(paths.items()):
         if isinstance(value, str) and value.strip().lower() not in _EMPTY:
@@ -102,6 +101,7 @@ def _object(text: str) -> dict[str, object]:
     return document if isinstance(document, dict) else {}
 
 
+@lru_cache(maxsize=4096)  # a collection has few labels and many files
 def _bases(label: str) -> tuple[str, ...]:
     """The bases of a label; a trainer's string may go on after the part that is known (`flux1-dev/lora`)."""
     plain = re.sub(r"\.(safetensors|ckpt|gguf)$", "", label.lower()[:200])

@@ -70,28 +70,50 @@ class Detection:
         return self.base is not None and self.scores.get(base, -1) == self.scores[self.base]
 
 
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How well the tensors of an adapter fit each base: of names and shapes alone, so files of one layout share it.
+
+    ``fixed`` is the detection where no metadata can change it.
+    """
+
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    entries: int = 0
+    encoders: int = 0  # entries of text encoders
+    fixed: Detection | None = None
+
+    def decide(self, declared: tuple[Declaration, ...]) -> Detection:
+        """The likeliest base, with what the metadata declares."""
+        if self.fixed is not None:
+            return self.fixed
+        counts = {name: each.placed for name, each in self.scores.items()}
+        best = max(counts.values(), default=0)
+        if best == 0:
+            reason = "no known base has these modules"
+            return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, self.entries, declared=declared)
+        nearest = max(counts, key=lambda base: counts[base])
+        total = self.entries - (self.encoders if self.encoders < self.entries and not _has_encoder(nearest) else 0)
+        if best * 2 < total:
+            reason = f"only {best} of {total} modules exist in {nearest}, the nearest base"
+            return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, total, declared=declared)
+        return _choose(self.scores, best, total, declared)
+
+
 def detect(adapter: Adapter) -> Detection:
     """The most likely base, how sure that is, and why."""
+    return fit(adapter).decide(tuple(declarations(adapter.metadata, adapter.config)))
+
+
+def fit(adapter: Adapter) -> Fit:
+    """The scores of an adapter's tensors, before its metadata is looked at."""
     entries = [e for e in adapter.entries if e.param == "weight" and not e.ref.below]
     if not entries:
-        return Detection(None, 0.0, ("no modules to go by",))
+        return Fit(fixed=Detection(None, 0.0, ("no modules to go by",)))
     if any(e.ref.name.startswith("#") for e in entries):
-        return _listed(adapter, entries)
+        return Fit(fixed=_listed(adapter, entries))
     groups = grouped(entries)
     scores = _scores(_candidates(groups), groups)
-    declared = tuple(declarations(adapter))
-    counts = {name: each.placed for name, each in scores.items()}
-    best = max(counts.values(), default=0)
-    if best == 0:
-        reason = "no known base has these modules"
-        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, len(entries), declared=declared)
-    encoders = sum(len(group.numbers) for group in groups if group.encoder)
-    nearest = max(counts, key=lambda base: counts[base])
-    total = len(entries) - (encoders if encoders < len(entries) and not _has_encoder(nearest) else 0)
-    if best * 2 < total:
-        reason = f"only {best} of {total} modules exist in {nearest}, the nearest base"
-        return Detection(None, 0.0, (reason, *map(str, _known(declared))), counts, total, declared=declared)
-    return _choose(scores, best, total, declared)
+    return Fit(scores, len(entries), sum(len(group.numbers) for group in groups if group.encoder))
 
 
 def _has_encoder(base: str) -> bool:

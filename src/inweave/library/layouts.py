@@ -1,0 +1,205 @@
+"""What the layout of a file means: the names, dtypes and shapes of its tensors, with the metadata that decides how they are read.
+
+    layout -> base, algorithms, ranks, dialects, problems
+
+Thousands of files share a layout, so each one is parsed once and recognized by a digest of its header afterwards. Only the
+metadata is read of every file: it may name the base where several fit, and it is the file's own.
+
+A scan reads headers and nothing else. Where reading a layout depends on numbers (a scale, the rows of a widened base), they
+belong to what a layout is recognized by; the alphas of LoRA and LoHa, a thousand of them scattered over a file, are assumed to
+be ordinary numbers until the whole file is read.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from inweave.adapter import Adapter, Tensor
+from inweave.adapter.tensor import scalar
+from inweave.errors import FormatError
+from inweave.exchange.load import load
+from inweave.files.reading import open_regular
+from inweave.formats.files import ADAPTER_FILES, header_bytes
+from inweave.formats.gate import Header, Span, parse_header, split_header
+from inweave.formats.read import deciding_metadata, read
+from inweave.targets.declared import declarations
+from inweave.targets.detect import Fit, fit
+
+MAX_PROBLEMS = 20
+MAX_LAYOUTS = 2000
+_MAX_VALUES = 8  # no tensor with more numbers than these decides how others are read
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The part of `Facts` that tensors tell."""
+
+    tensors: int
+    algorithms: tuple[str, ...]
+    ranks: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    dialects: tuple[str, ...]
+    modules: int
+    base: str | None
+    confidence: float
+    evidence: tuple[str, ...]
+    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A layout that was read before: without its base, which the metadata of each file has a say in."""
+
+    tensors: int
+    algorithms: tuple[str, ...]
+    ranks: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    dialects: tuple[str, ...]
+    modules: int
+    warnings: tuple[str, ...]
+    problems: tuple[str, ...]
+    fit: Fit
+
+    def layout(self, metadata: Mapping[str, str], config: Mapping[str, object] | None = None) -> Layout:
+        detection = self.fit.decide(tuple(declarations(metadata, config)))
+        return Layout(
+            self.tensors, self.algorithms, self.ranks, self.dtypes, self.dialects, self.modules,
+            detection.base, detection.confidence, tuple(detection.evidence), self.warnings, self.problems,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A header that was parsed before: how long its data is, and which numbers of it decide."""
+
+    data_bytes: int
+    values: tuple[Span, ...]
+
+
+class LayoutReader:
+    """Reads headers; remembers what their layouts mean."""
+
+    def __init__(self) -> None:
+        self._headers: dict[bytes, _Header] = {}
+        self._layouts: dict[tuple[object, ...], _Known] = {}
+
+    def read(self, path: Path) -> tuple[Layout, Mapping[str, str]]:
+        """(the layout, the metadata) of a file or a PEFT folder; `FormatError` where it is no adapter."""
+        if (
+            path.suffix == ".safetensors" and path.name not in ADAPTER_FILES[:2]
+        ):  # those may have a configuration beside them
+            with open_regular(path, buffering=0) as file:
+                if (known := self._read_header(path, file)) is not None:
+                    return known
+        adapter = load(path)
+        return exact_layout(adapter), adapter.metadata
+
+    def _read_header(self, path: Path, file: BinaryIO) -> tuple[Layout, Mapping[str, str]] | None:
+        """From the header alone; None for what only the whole road of reading can explain."""
+        raw, size = header_bytes(path, file)
+        if (parts := split_header(raw)) is None:
+            return None
+        metadata, digest = parts
+        data_start = 8 + len(raw)
+        header = None
+        if digest not in self._headers:
+            header = _parsed(raw, size, metadata)
+            if header is None:
+                return None
+            self._remember(digest, header, size - data_start)
+        known_header = self._headers[digest]
+        if known_header.data_bytes != size - data_start:
+            return None
+        deciding = deciding_metadata(metadata)
+        numbers = tuple(
+            os.pread(file.fileno(), span.end - span.begin, data_start + span.begin) for span in known_header.values
+        )
+        key = (digest, tuple(sorted(deciding.items())), numbers)
+        if key not in self._layouts:
+            header = header or _parsed(raw, size, metadata)
+            known = (
+                None
+                if header is None
+                else _known_of(header, deciding, dict(zip(known_header.values, numbers, strict=True)))
+            )
+            if known is None:
+                return None
+            self._layouts[key] = known
+        return self._layouts[key].layout(metadata), metadata
+
+    def _remember(self, digest: bytes, header: Header, data_bytes: int) -> None:
+        if len(self._headers) >= MAX_LAYOUTS:
+            self._headers.clear()
+            self._layouts.clear()
+        self._headers[digest] = _Header(data_bytes, tuple(_values(header).values()))
+
+
+def exact_layout(adapter: Adapter) -> Layout:
+    """The layout of an adapter with all its numbers."""
+    return _summary(adapter).layout(adapter.metadata, adapter.config)
+
+
+def _summary(adapter: Adapter) -> _Known:
+    return _Known(
+        tensors=len(adapter.tensors),
+        algorithms=tuple(adapter.algorithms),
+        ranks=tuple(sorted({e.factors.rank for e in adapter if e.factors.rank is not None})),
+        dtypes=tuple(sorted({tensor.dtype for tensor in adapter.tensors.values()})),
+        dialects=tuple(adapter.dialects),
+        modules=len({e.ref for e in adapter}),
+        warnings=adapter.warnings[:MAX_PROBLEMS],
+        problems=tuple(f"{', '.join(p.keys[:2])}: {p.reason}" for p in adapter.problems)[:MAX_PROBLEMS],
+        fit=fit(adapter),
+    )
+
+
+def _parsed(raw: bytes, size: int, metadata: Mapping[str, str]) -> Header | None:
+    """The header, unless it is malformed or holds its metadata elsewhere than in front."""
+    try:
+        header = parse_header(raw, size)
+    except FormatError:
+        return None
+    return header if header.metadata == metadata else None
+
+
+def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span, bytes]) -> _Known | None:
+    """What a layout means; None where reading fails, or where its base depends on more than the layout."""
+    tensors = {name: _tensor(name, span, numbers.get(span)) for name, span in header.spans.items()}
+    try:
+        known = _summary(read(tensors, deciding))
+    except FormatError:
+        return None
+    return None if known.fit.fixed is not None and known.modules else known
+
+
+def _values(header: Header) -> dict[str, Span]:
+    """The tensors that may decide how others are read: all the short ones but the alphas of LoRA and LoHa."""
+    kronecker = any("lokr" in name for name in header.spans)  # their alpha can tell what rank was meant
+    return {
+        name: span
+        for name, span in header.spans.items()
+        if 0 < math.prod(span.shape) <= _MAX_VALUES and (kronecker or not _is_alpha(name, span))
+    }
+
+
+def _is_alpha(name: str, span: Span) -> bool:
+    return name.endswith(".alpha") and math.prod(span.shape) == 1
+
+
+def _tensor(name: str, span: Span, numbers: bytes | None) -> Tensor:
+    """A tensor without its numbers, unless they decide something; an alpha is 1."""
+    if numbers is None and _is_alpha(name, span):
+        try:
+            return scalar(1.0, span.dtype, span.shape)
+        except (KeyError, ValueError):  # no dtype for a number: every reader says so
+            numbers = bytes(span.end - span.begin)
+    return Tensor(span.dtype, span.shape, numbers or b"")

@@ -1,5 +1,7 @@
-// Copies the modules and fonts that the page ships from node_modules, so that they are exactly what npm published.
-// `npm run vendor` writes them; `node tests/page/vendor.mjs --check` fails where a copy differs.
+// Copies the modules that the page ships from node_modules, so that they are exactly what npm published.
+// `npm run vendor` writes them; `node tests/page/vendor.mjs --check` fails where a copy differs. Fonts are cut down by
+// tools/page_fonts.py; of them the digests are compared.
+import { createHash } from "node:crypto";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { dirname } from "node:path";
 
@@ -13,8 +15,6 @@ const COPIES = [
   ["htm/dist/htm.module.js", "vendor/htm.js"],
   ["preact/LICENSE", "vendor/LICENSE-preact"],
   ["htm/LICENSE", "vendor/LICENSE-htm"],
-  ["@fontsource-variable/instrument-sans/files/instrument-sans-latin-wght-normal.woff2", "fonts/instrument-sans.woff2"],
-  ["@fontsource/instrument-serif/files/instrument-serif-latin-400-normal.woff2", "fonts/instrument-serif.woff2"],
   ["@fontsource-variable/instrument-sans/LICENSE", "fonts/LICENSE-instrument-sans"],
   ["@fontsource/instrument-serif/LICENSE", "fonts/LICENSE-instrument-serif"],
 ];
@@ -36,6 +36,12 @@ for (const [from, to, edit] of COPIES) {
     mkdirSync(dirname(target.pathname), { recursive: true });
     writeFileSync(target, final);
   }
+}
+const digest = (url) => createHash("sha256").update(readFileSync(url)).digest("hex");
+const fonts = JSON.parse(readFileSync(new URL("fonts.json", import.meta.url), "utf8"));
+for (const [name, font] of Object.entries(fonts)) {
+  const same = digest(new URL(font.from, modules)) === font.from_sha256 && digest(new URL(name, page)) === font.sha256;
+  if (!same) different.push(`${name} (tools/page_fonts.py)`);
 }
 if (different.length) {
   console.error(`not what npm published: ${different.join(", ")}; run npm run vendor`);

@@ -17,6 +17,7 @@ import { showError, Toasts } from "./ui/toast.js";
 const VIEWS = [
   { name: "generate", load: () => import("./views/generate.js") },
   { name: "compare", load: () => import("./views/compare.js") },
+  { name: "edit", load: () => import("./views/edit.js") },
   { name: "library", load: () => import("./views/library.js") },
   { name: "queue", load: () => import("./views/queue.js") },
 ];

@@ -11,6 +11,7 @@ import { createStore, persisted } from "./store.js";
  * @property {string} label   what it does, for the sheet
  * @property {string} group   the heading it stands under
  * @property {(event: KeyboardEvent) => void} run
+ * @property {boolean} [textOwn]  text fields have the same shortcut, and keep it
  */
 
 const stored = persisted("single-keys", true);
@@ -63,9 +64,10 @@ addEventListener("keydown", (event) => {
     event.target.matches("button, a, input, [role]")
   )
     return;
-  const keys = (mod ? "mod+" : "") + (event.key.length === 1 && mod ? event.key.toLowerCase() : event.key);
+  const key = event.key === "=" ? "+" : event.key; // plus without Shift
+  const keys = (mod ? "mod+" : "") + (key.length === 1 && mod ? key.toLowerCase() : key);
   const match = shortcuts.get().list.findLast((each) => each.keys === keys);
-  if (!match) return;
+  if (!match || (match.textOwn && isTyping(event.target))) return;
   event.preventDefault();
   match.run(event);
 });
@@ -77,7 +79,7 @@ addEventListener("keydown", (event) => {
  */
 export const keyNames = (keys) =>
   keys
-    .split("+")
+    .split(/(?<=.)\+/)
     .map(
       (key) =>
         ({ mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" })[key] ??

@@ -6,15 +6,13 @@ import { useShortcuts } from "../lib/keys.js";
 import { formatTag, parseTags, tagName } from "../lib/prompt.js";
 import { app } from "../lib/state.js";
 import { useStore } from "../lib/store.js";
-import { findModel } from "../lib/worker.js";
 import { t } from "../strings.js";
 import { Button } from "../ui/button.js";
 import { usePageDrop } from "../ui/dropzone.js";
-import { Field, NumberField, Select } from "../ui/field.js";
 import { showError, toast } from "../ui/toast.js";
-import { draft, generate, randomSeed, useSettings } from "./generate/draft.js";
+import { draft, randomSeed, submitDraft } from "./generate/draft.js";
+import { Form, Seed } from "./generate/form.js";
 import { Gallery, keyOf, picturesOf } from "./generate/gallery.js";
-import { Picker, Stack, Triggers } from "./generate/loras.js";
 import { Finished, Nothing, Running, removePicture, usePicture } from "./generate/stage.js";
 
 export function View() {
@@ -29,7 +27,7 @@ export function View() {
   const over = usePageDrop((files) => restore(files[0]).catch(showError));
   const submit = () => {
     setBusy(true);
-    generate()
+    submitDraft(draft, { operation: "image_generation" })
       .then(() => setSelected(null), showError)
       .finally(() => setBusy(false));
   };
@@ -65,9 +63,9 @@ export function View() {
           submit();
         }}
       >
-        <${Form} />
+        <${Form} draft=${draft} />
         <div class="generate-submit">
-          <${Seed} />
+          <${Seed} draft=${draft} />
           <${Button} kind="primary" size="large" type="submit" busy=${busy}>${current ? t.generate.submitMore : t.generate.submit}<//>
         </div>
       </form>
@@ -79,79 +77,6 @@ export function View() {
       </div>
     </div>
     ${over && html`<div class="drop-veil">${t.generate.dropHint}</div>`}`;
-}
-
-function Form() {
-  const state = useStore(draft, (all) => all);
-  const capabilities = useStore(app, (all) => all.capabilities);
-  const onPrompt = (/** @type {string} */ prompt) => draft.set({ prompt });
-  return html`<div class="generate-fields">
-    ${
-      (capabilities?.models.length ?? 0) > 1 &&
-      html`<${Select}
-      label=${t.generate.model}
-      value=${state.model ?? findModel(capabilities, null)?.name ?? ""}
-      options=${capabilities?.models.map((model) => model.name) ?? []}
-      onChange=${(/** @type {string} */ model) => draft.set({ model })}
-    />`
-    }
-    <div class="field">
-      <label for="prompt">${t.generate.prompt}</label>
-      <textarea id="prompt" class="input prompt" rows="4" placeholder=${t.generate.promptPlaceholder} value=${state.prompt} onInput=${(/** @type {any} */ e) => onPrompt(e.currentTarget.value)}></textarea>
-    </div>
-    <${Triggers} prompt=${state.prompt} onPrompt=${onPrompt} />
-    <section class="stack" aria-labelledby="loras-title">
-      <h2 id="loras-title" class="section-title">${t.generate.loras}</h2>
-      <${Stack} prompt=${state.prompt} onPrompt=${onPrompt} />
-      <${Picker} prompt=${state.prompt} onPrompt=${onPrompt} model=${state.model} />
-    </section>
-    <${Settings} />
-  </div>`;
-}
-
-function Settings() {
-  const state = useStore(draft, (all) => all);
-  const capabilities = useStore(app, (all) => all.capabilities);
-  const defaults = findModel(capabilities, state.model)?.defaults;
-  const own = { value: "", label: t.generate.own };
-  const set = (/** @type {string} */ name) => (/** @type {any} */ value) =>
-    draft.set({ [name]: value === "" ? undefined : value });
-  const changed = ["steps", "guidance", "width", "height", "sampler", "schedule", "clip_skip"].filter(
-    (name) => /** @type {any} */ (state)[name] !== undefined,
-  );
-  return html`<details class="fold" open=${changed.length > 0 || state.negative_prompt !== ""}>
-    <summary>${t.generate.settings}</summary>
-    <div class="stack">
-      <${Field} label=${t.generate.negative}>
-        ${(/** @type {string} */ id) => html`<textarea id=${id} class="input" rows="2" value=${state.negative_prompt} onInput=${(/** @type {any} */ e) => draft.set({ negative_prompt: e.currentTarget.value })}></textarea>`}
-      <//>
-      <div class="settings-grid">
-        <${NumberField} label=${t.generate.steps} min=${1} max=${150} value=${state.steps} onChange=${set("steps")} placeholder=${String(defaults?.steps ?? "")} />
-        <${NumberField} label=${t.generate.guidance} min=${0} step=${0.5} value=${state.guidance} onChange=${set("guidance")} placeholder=${String(defaults?.guidance ?? "")} />
-        <${NumberField} label=${t.generate.width} min=${8} step=${8} value=${state.width} onChange=${set("width")} placeholder=${String(defaults?.size ?? "")} />
-        <${NumberField} label=${t.generate.height} min=${8} step=${8} value=${state.height} onChange=${set("height")} placeholder=${String(defaults?.size ?? "")} />
-        <${Select} label=${t.generate.sampler} value=${state.sampler ?? ""} options=${[own, ...(capabilities?.samplers ?? [])]} onChange=${set("sampler")} />
-        <${Select} label=${t.generate.schedule} value=${state.schedule ?? ""} options=${[own, ...(capabilities?.schedules ?? [])]} onChange=${set("schedule")} />
-        <${NumberField} label=${t.generate.clipSkip} min=${1} max=${12} value=${state.clip_skip} onChange=${set("clip_skip")} placeholder=${t.generate.own} />
-      </div>
-      ${changed.length > 0 && html`<button type="button" class="link small" onClick=${() => draft.set(Object.fromEntries(changed.map((name) => [name, undefined])))}>${t.generate.reset}</button>`}
-    </div>
-  </details>`;
-}
-
-function Seed() {
-  const seed = useStore(draft, (state) => state.seed);
-  const locked = useStore(draft, (state) => state.locked);
-  const count = useStore(draft, (state) => state.count);
-  const most = useStore(app, (state) => state.capabilities?.limits.images_per_job);
-  return html`<div class="seed">
-    <${NumberField} label=${t.generate.seed} min=${0} value=${seed} placeholder=${t.generate.randomSeed} onChange=${(/** @type {number | undefined} */ value) => draft.set({ seed: value, locked: value !== undefined })} />
-    <div class="row seed-buttons">
-      <${Button} kind="quiet" icon=${locked ? "lock" : "unlock"} label=${locked ? t.generate.unlockSeed : t.generate.lockSeed} aria-pressed=${locked ? "true" : "false"} onClick=${() => draft.set({ locked: !locked, ...(seed === undefined ? { seed: randomSeed() } : {}) })} />
-      <${Button} kind="quiet" icon="dice" label=${t.generate.roll} onClick=${() => draft.set({ seed: randomSeed() })} />
-    </div>
-    <${NumberField} label=${t.generate.count} min=${1} max=${most} value=${count} placeholder="1" onChange=${(/** @type {number | undefined} */ value) => draft.set({ count: value })} />
-  </div>`;
 }
 
 /**
@@ -173,7 +98,7 @@ async function restore(file) {
       prompt =
         `${prompt} ${formatTag(here, choice.te ?? choice.strength ?? 1, choice.unet ?? choice.strength ?? 1)}`.trim();
   }
-  useSettings({ ...settings, prompt, loras: undefined });
+  draft.take({ ...settings, prompt });
   if (warnings.length) toast(t.generate.restoredWarnings, { kind: "warning", details: warnings });
   else toast(t.generate.restored);
 }

@@ -1,4 +1,4 @@
-// The form: what the next picture will be made of. It survives changes of view and reloads, and the address carries it.
+// Forms: what the next picture will be made of. They survive changes of view and reloads, and the address carries them.
 import { submitJob } from "../../lib/jobs.js";
 import { currentParams, remember, route } from "../../lib/router.js";
 import { app } from "../../lib/state.js";
@@ -20,91 +20,99 @@ import { toast } from "../../ui/toast.js";
  * @property {number} [height]
  * @property {number} [clip_skip]
  * @property {number} [count]
+ * @property {number} [strength]  of changing a picture
+ * @property {number} [feather]
  * @property {string} [sampler]
  * @property {string} [schedule]
+ *
+ * @typedef {import("../../lib/store.js").Store<Draft> & { fields: () => Record<string, any>,
+ *   take: (settings: Record<string, any>) => void, remember: () => void }} DraftStore
  */
 
-const NUMBERS = /** @type {const} */ (["seed", "steps", "guidance", "width", "height", "clip_skip", "count"]);
-const TEXTS = /** @type {const} */ (["prompt", "negative_prompt", "model", "sampler", "schedule"]);
-/** @type {Draft} */
-const EMPTY = { prompt: "", negative_prompt: "", locked: false };
-const stored = persisted("draft", EMPTY);
-
-export const draft = createStore(
-  /** @type {Draft} */ (
-    Object.keys(route.get().params).length ? fromParams(route.get().params) : { ...EMPTY, ...stored.read() }
-  ),
-);
+const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"];
+const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"];
 
 /**
- * @param {Record<string, string>} params
- * @returns {Draft}
+ * The form of a view.
+ * @param {string} view whose address carries it
+ * @param {Partial<Draft>} [own] further numbers of this form, with what they are at first
+ * @param {() => Record<string, any>} [place] what else the address says
+ * @returns {DraftStore}
  */
-function fromParams(params) {
-  /** @type {Record<string, any>} */
-  const fields = { ...EMPTY };
-  for (const name of TEXTS) if (params[name]) fields[name] = params[name];
-  for (const name of NUMBERS)
-    if (params[name] && Number.isFinite(Number(params[name]))) fields[name] = Number(params[name]);
-  fields.locked = fields.seed !== undefined;
-  return /** @type {Draft} */ (fields);
-}
+export function createDraft(view, own = {}, place = () => ({})) {
+  const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)];
+  /** @type {Draft} */
+  const empty = { prompt: "", negative_prompt: "", locked: false, ...own };
+  const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty);
+  /** Every field, unset: a patch that leaves nothing of what was there. */
+  const blank = () => ({ ...Object.fromEntries(names.map((name) => [name, undefined])), ...empty });
 
-/** The fields that are set, as an address and as a request name them. */
-function fields() {
-  const state = /** @type {Record<string, any>} */ (draft.get());
-  return Object.fromEntries(
-    [...TEXTS, ...NUMBERS]
-      .filter((name) => state[name] !== undefined && state[name] !== "")
-      .map((name) => [name, state[name]]),
-  );
-}
+  /**
+   * Take the settings of a picture; those it does not tell become the model's own.
+   * @param {Record<string, any>} settings
+   */
+  const patchOf = (settings) => {
+    /** @type {Record<string, any>} */
+    const patch = blank();
+    for (const name of names) {
+      const value = settings[name] ?? "";
+      if (TEXTS.includes(name) ? value : value !== "" && Number.isFinite(Number(value)))
+        patch[name] = TEXTS.includes(name) ? value : Number(value);
+    }
+    if (patch.count === 1) patch.count = undefined;
+    return /** @type {Draft} */ ({ ...patch, locked: patch.seed !== undefined });
+  };
+  /** What the address says of this form; null where that is nothing. */
+  const opened = () => {
+    const params = currentParams();
+    return route.get().view === view && names.some((name) => name in params) ? params : null;
+  };
 
-let timer = 0;
-draft.subscribe(() => {
-  clearTimeout(timer);
-  timer = setTimeout(() => {
-    stored.write(draft.get());
+  const first = opened();
+  const store = createStore(first ? patchOf(first) : { ...empty, ...stored.read() });
+  const fields = () => {
+    const state = /** @type {Record<string, any>} */ (store.get());
+    return Object.fromEntries(
+      names.filter((name) => state[name] !== undefined && state[name] !== "").map((name) => [name, state[name]]),
+    );
+  };
+  const write = () => {
+    stored.write(store.get());
     const { seed, ...rest } = fields();
-    remember("generate", draft.get().locked ? { ...rest, seed } : rest);
-  }, 250);
-});
-route.subscribe(() => {
-  const { view } = route.get();
-  const params = currentParams();
-  if (view === "generate" && Object.keys(params).length) draft.set({ ...blank(), ...fromParams(params) });
-});
-
-/** Every field, unset: a patch that leaves nothing of what was there. */
-const blank = () => Object.fromEntries([...TEXTS, ...NUMBERS].map((name) => [name, name in EMPTY ? "" : undefined]));
-
-/**
- * Take the settings of a picture; those it does not tell become the model's own.
- * @param {Record<string, any>} settings
- */
-export function useSettings(settings) {
-  /** @type {Record<string, any>} */
-  const patch = { ...blank(), locked: settings.seed !== undefined };
-  for (const name of [...TEXTS, ...NUMBERS])
-    if (settings[name] !== undefined && settings[name] !== null) patch[name] = settings[name];
-  if (patch.count === 1) patch.count = undefined;
-  draft.set(/** @type {Partial<Draft>} */ (patch));
+    remember(view, { ...place(), ...rest, ...(store.get().locked ? { seed } : {}) });
+  };
+  let timer = 0;
+  store.subscribe(() => {
+    clearTimeout(timer);
+    timer = setTimeout(write, 250);
+  });
+  route.subscribe(() => {
+    const params = opened();
+    if (params) store.set(patchOf(params));
+  });
+  return { ...store, fields, remember: write, take: (settings) => store.set(patchOf(settings)) };
 }
+
+export const draft = createDraft("generate");
 
 export const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 
 /** Jobs of this tab whose failure is worth a message. @type {Set<string>} */
 const mine = new Set();
 
-/** Queue what the form says. */
-export async function generate() {
-  const state = draft.get();
-  if (!state.locked || state.seed === undefined) draft.set({ seed: randomSeed() });
-  const request = fields();
+/**
+ * Queue what a form says. Returns the job's id.
+ * @param {DraftStore} form
+ * @param {Record<string, any>} more fields that are not in the form
+ */
+export async function submitDraft(form, more) {
+  const state = form.get();
+  if (!state.locked || state.seed === undefined) form.set({ seed: randomSeed() });
+  const request = { ...form.fields(), ...more };
   const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20;
-  mine.add(
-    await submitJob({ operation: "image_generation", ...request, preview_every: Math.max(1, Math.round(steps / 6)) }),
-  );
+  const id = await submitJob({ ...request, preview_every: Math.max(1, Math.round(steps / 6)) });
+  mine.add(id);
+  return id;
 }
 
 app.subscribe(() => {

@@ -21,7 +21,21 @@ export const picturesOf = (ended) =>
 /** @param {Picture} picture */
 export const keyOf = ({ job, image }) => `${job.id}/${image.file}`;
 
-/** @param {{ pictures: Picture[], selected: string | null, onSelect: (picture: Picture) => void }} props */
+/** @typedef {{ pictures: Picture[], selected: string | null, onSelect: (picture: Picture) => void }} Props */
+
+/** @param {Props} props */
+export const Thumbs = ({ pictures, selected, onSelect }) => html`<ul class="gallery-grid">
+    ${pictures.map((picture) => {
+      const key = keyOf(picture);
+      return html`<li key=${key}>
+        <button type="button" class="gallery-item" aria-pressed=${key === selected ? "true" : "false"} onClick=${() => onSelect(picture)}>
+          <img src=${picture.image.url} alt=${t.generate.pictureOf(picture.image.settings.prompt, picture.image.seed)} loading="lazy" width=${picture.image.width} height=${picture.image.height} />
+        </button>
+      </li>`;
+    })}
+  </ul>`;
+
+/** @param {Props} props */
 export function Gallery({ pictures, selected, onSelect }) {
   const next = useStore(app, (state) => state.endedNext);
   const ended = useStore(app, (state) => state.ended);
@@ -32,16 +46,7 @@ export function Gallery({ pictures, selected, onSelect }) {
       ${keep !== undefined && pictures.length > 0 && html`<span class="muted small">${t.generate.keptFor(keep)}</span>`}
     </header>
     ${ended && !pictures.length && html`<p class="muted small">${t.generate.galleryEmpty}</p>`}
-    <ul class="gallery-grid">
-      ${pictures.map((picture) => {
-        const key = keyOf(picture);
-        return html`<li key=${key}>
-          <button type="button" class="gallery-item" aria-pressed=${key === selected ? "true" : "false"} onClick=${() => onSelect(picture)}>
-            <img src=${picture.image.url} alt=${t.generate.pictureOf(picture.image.settings.prompt, picture.image.seed)} loading="lazy" width=${picture.image.width} height=${picture.image.height} />
-          </button>
-        </li>`;
-      })}
-    </ul>
+    <${Thumbs} pictures=${pictures} selected=${selected} onSelect=${onSelect} />
     ${next !== null && html`<${Button} onClick=${() => loadOlder().catch(showError)}>${t.actions.more}<//>`}
   </section>`;
 }

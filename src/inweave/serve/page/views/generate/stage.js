@@ -11,7 +11,7 @@ import { Button } from "../../ui/button.js";
 import { Empty } from "../../ui/empty.js";
 import { Loom, Thread } from "../../ui/swatch.js";
 import { showError, toast } from "../../ui/toast.js";
-import { draft, useSettings } from "./draft.js";
+import { draft } from "./draft.js";
 
 /**
  * @typedef {import("../../lib/types.js").Job} Job
@@ -54,7 +54,7 @@ export function Running({ job }) {
 
 /**
  * The prompt of a picture with all its LoRAs as tags, so that the form can show them.
- * @param {Picture} picture
+ * @param {{ job: Job, image: { settings: import("../../lib/types.js").ImageSettings } }} picture
  */
 export function promptOf({ job, image }) {
   const prompt = image.settings.prompt ?? "";
@@ -75,7 +75,7 @@ export function promptOf({ job, image }) {
 
 /** @param {Picture} picture */
 export function usePicture(picture) {
-  useSettings(promptOf(picture));
+  draft.take(promptOf(picture));
   toast(t.generate.restored);
 }
 
@@ -97,6 +97,7 @@ export function Finished({ picture }) {
       <div class="row wrap">
         <${Button} size="small" icon="reuse" onClick=${() => usePicture(picture)}>${t.generate.use}<//>
         ${(job.result?.loras?.length ?? 0) > 0 && html`<${Button} size="small" icon="compare" href=${href("compare", place)}>${t.generate.compare}<//>`}
+        <${Button} size="small" icon="edit" href=${href("edit", place)}>${t.nav.edit}<//>
         <span class="grow"></span>
         <${Button} size="small" kind="quiet" icon="download" label=${t.actions.download} href=${image.url} download=${`${job.id}-${image.file}`} />
         <${Button} size="small" kind="quiet" icon="trash" label=${t.actions.delete} onClick=${() => removePicture(picture)} />

@@ -28,6 +28,7 @@ def serve(
     keep_hours: Annotated[float | None, typer.Option("--keep-hours", help="How long results are kept.", rich_help_panel=LIMITS)] = None,
     keep_gb: Annotated[float | None, typer.Option("--keep-gb", help="How many gigabytes of results are kept.", rich_help_panel=LIMITS)] = None,
     upload_gb: Annotated[float | None, typer.Option("--upload-gb", help="How many gigabytes of uploaded pictures are kept.", rich_help_panel=LIMITS)] = None,
+    dataset_gb: Annotated[float | None, typer.Option("--dataset-gb", help="How many gigabytes datasets may hold together.", rich_help_panel=LIMITS)] = None,
     job_seconds: Annotated[float | None, typer.Option("--job-seconds", help="Longest time for one job.", rich_help_panel=LIMITS)] = None,
     train_hours: Annotated[float | None, typer.Option("--train-hours", help="Longest time for one train job.", rich_help_panel=LIMITS)] = None,
     drain_seconds: Annotated[float | None, typer.Option("--drain-seconds", help="Time for the running job after SIGTERM.", rich_help_panel=LIMITS)] = None,
@@ -66,7 +67,8 @@ def serve(
             "host": host, "port": port, "token": token, "data": data, "models": models, "lora_folders": folders,
             "model": model or model_path or model_ref or _variant(sd_version), "devices": devices, "memory_gb": memory,
             "dtype": dtype or ("fp16" if use_f16 else None), "queue_limit": queue_limit, "keep_hours": keep_hours,
-            "keep_gb": keep_gb, "upload_gb": upload_gb, "job_seconds": job_seconds, "train_hours": train_hours,
+            "keep_gb": keep_gb, "upload_gb": upload_gb, "dataset_gb": dataset_gb, "job_seconds": job_seconds,
+            "train_hours": train_hours,
             "drain_seconds": drain_seconds, "origins": tuple(origin or ()),
         }  # fmt: skip
         settings = from_options(**options)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 
 from inweave.errors import ConfigError
@@ -44,3 +47,13 @@ def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if dtype not in DTYPES:
         raise ConfigError(f"no dtype is called {dtype!r}; known are {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def device_memory(device: torch.device) -> dict[str, Any]:
+    """The kind and the name of a device, and its memory: kind, name, total_bytes, free_bytes."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return {"kind": "cuda", "name": torch.cuda.get_device_name(device), "total_bytes": total, "free_bytes": free}
+    page = os.sysconf("SC_PAGE_SIZE")
+    total, free = page * os.sysconf("SC_PHYS_PAGES"), page * os.sysconf("SC_AVPHYS_PAGES")
+    return {"kind": device.type, "name": device.type, "total_bytes": total, "free_bytes": free}

@@ -27,6 +27,7 @@ from inweave.serve import (
     sdapi_lists,
     sdapi_state,
     sessions,
+    train_routes,
     upload_routes,
 )
 from inweave.serve.errors import StorageError
@@ -66,8 +67,8 @@ def create_app(
     app.state.settings = settings
     app.state.page = page_files.Page()
     for module in (
-        native, lora_routes, dataset_routes, sessions, picture_routes, upload_routes, openai, sdapi, sdapi_lists, sdapi_state,
-        page_files,
+        native, lora_routes, dataset_routes, train_routes, sessions, picture_routes, upload_routes, openai, sdapi, sdapi_lists,
+        sdapi_state, page_files,
     ):  # fmt: skip
         app.include_router(module.router)
     app.include_router(lora_routes.conversions)

@@ -29,6 +29,10 @@ class Checker:
         answer = await self._call(label, {"name": "picture", "label": label, "pixels": pixels}, content)
         return answer.blobs[0]
 
+    async def thumbnail(self, path: str, side: int, label: str) -> bytes:
+        """A small copy of a picture that was checked before, as WebP."""
+        return (await self._call(label, {"name": "thumbnail", "path": path, "side": side})).blobs[0]
+
     async def record(self, content: bytes) -> dict[str, str]:
         """The texts in a picture."""
         texts: dict[str, str] = (await self._call("image", {"name": "record"}, content)).data["texts"]

@@ -60,6 +60,18 @@ def eight_bits(image: Any) -> Any:
     return image.convert("I").point(lambda value: value / 256).convert("L")
 
 
+def make_thumbnail(data: dict[str, Any], content: bytes) -> Message:
+    """A small copy of a picture."""
+    from PIL import Image
+
+    with Image.open(data["path"], formats=("PNG",)) as image:
+        small = image.convert("RGBA" if image.mode in ("RGBA", "LA", "PA") else "RGB")
+    small.thumbnail((data["side"], data["side"]))
+    target = io.BytesIO()
+    small.save(target, format="WEBP", quality=80)
+    return Message("answer", {"width": small.width, "height": small.height}, (target.getvalue(),))
+
+
 def check_record(data: dict[str, Any], content: bytes) -> Message:
     """The settings written into a picture."""
     from inweave.files.images import open_image_bytes
@@ -145,6 +157,7 @@ def check_adapter(data: dict[str, Any], content: bytes) -> Message:
 
 CALLS: dict[str, Callable[[dict[str, Any], bytes], Message]] = {
     "picture": check_picture,
+    "thumbnail": make_thumbnail,
     "record": check_record,
     "settings": check_settings,
     "lora": check_lora,

@@ -30,6 +30,8 @@ log = logging.getLogger("inweave.serve")
 PAUSES = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 #: seconds after a cancellation or a time-out until the process is killed
 PATIENCE = 30.0
+#: the same for training, which saves its checkpoint after a step that may be long
+TRAIN_PATIENCE = 600.0
 CRASHED = "the process that ran it ended unexpectedly"
 Status = Literal["starting", "loading", "ready", "failed", "stopping"]
 
@@ -222,6 +224,10 @@ class Dispatcher:
             self._store.files.write(job.id, name, message.blobs[0])
             data["file"] = name
             results.append(data)
+        elif kind == "sample" and message.blobs:  # many of them in a run, and each is looked at again and again
+            name = f"{data['step']:06d}-{data['index']}.png"
+            self._store.files.write(job.id, name, message.blobs[0])
+            data |= {"file": name, "url": f"/v1/jobs/{job.id}/files/{name}"}
         elif message.blobs:
             data["image"] = base64.b64encode(message.blobs[0]).decode()
             data["format"] = "png"
@@ -254,7 +260,7 @@ class Dispatcher:
             self._signals.changed(job.id)
         with contextlib.suppress(WireError):
             await self._process.send(Message("cancel", {"job": job.id}))
-        await asyncio.sleep(PATIENCE)
+        await asyncio.sleep(TRAIN_PATIENCE if job.kind == "train" and not late else PATIENCE)
         log.error("the model process does not react; it is killed")
         await self._process.stop(now=True)
 

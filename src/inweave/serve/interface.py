@@ -87,8 +87,9 @@ _ANSWERS: dict[tuple[str, str], tuple[str, str]] = {
     ("post", "/v1/jobs"): ("application/json", "JobAccepted"), ("post", "/v1/jobs/{job_id}/retry"): ("application/json", "JobAccepted"),
     ("get", "/v1/jobs/{job_id}"): ("application/json", "Job"), ("patch", "/v1/jobs/{job_id}"): ("application/json", "Job"),
     ("get", "/v1/jobs/{job_id}/events"): ("text/event-stream", ""), ("get", "/v1/jobs/{job_id}/stream"): ("text/event-stream", ""),
-    ("get", "/v1/jobs/{job_id}/files/{name}"): ("image/png", ""), ("get", "/metrics"): ("text/plain", ""),
-    ("get", "/v1/uploads/{upload}/file"): ("image/png", ""),
+    ("get", "/v1/jobs/{job_id}/files/{name}"): ("image/png", ""), ("post", "/v1/jobs/{job_id}/extend"): ("application/json", "JobAccepted"),
+    ("get", "/v1/datasets/{dataset}/pictures/{name}"): ("image/png", ""), ("get", "/v1/uploads/{upload}/file"): ("image/png", ""),
+    ("get", "/metrics"): ("text/plain", ""),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ GET    /v1/jobs                     newest first, paged with `before`
 GET    /v1/jobs/{id}                state, position, result, error; 410 once it has expired
 PATCH  /v1/jobs/{id}                {priority}, or {position}: a place among the waiting ones, 0 runs next
 DELETE /v1/jobs/{id}                cancel; ?forget=true removes one that has ended
-POST   /v1/jobs/{id}/retry          a new job with the same request
+POST   /v1/jobs/{id}/retry          a new job with the same request; training that was cut short goes on
 GET    /v1/jobs/{id}/events         server-sent events, `Last-Event-ID` resumes
 GET    /v1/jobs/{id}/stream         the same in rbee's words
 GET    /v1/jobs/{id}/files/{name}   a picture of the result; DELETE removes it, and the job with its last one
@@ -31,11 +31,13 @@ from inweave.formats.writers import WRITERS
 from inweave.models.samplers import SAMPLERS, SCHEDULES
 from inweave.serve import streams
 from inweave.serve.bodies import json_body
+from inweave.serve.datasets import MAX_DATASETS, MAX_PICTURES
 from inweave.serve.errors import GoneError
 from inweave.serve.jobs import Job, State, StoredEvent
 from inweave.serve.metrics import metrics_text
 from inweave.serve.rbee import contract_fields, device_label, rbee_event
 from inweave.serve.requests import ImageRequest, fingerprint
+from inweave.serve.runs import run_of
 from inweave.serve.service import Service
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
@@ -117,12 +119,13 @@ def job_document(job: Job, position: int | None = None) -> dict[str, Any]:
         result["images"] = [
             {**image, "url": f"/v1/jobs/{job.id}/files/{image['file']}"} for image in job.result.get("images", ())
         ]
+    training = {"dataset": job.request.get("dataset"), "run": run_of(job)} if job.kind == "train" else {}
     return {
         "id": job.id, "operation": job.kind, "model": job.model, "state": job.state, "priority": job.priority,
         "position": position, "attempts": job.attempts, "cancel_requested": job.cancel, "created": job.created,
         "started": job.started, "finished": job.finished, "settings": job.request.get("config", {}),
         "warnings": job.request.get("warnings", []), "result": result,
-        "error": job.error.as_dict() if job.error else None, "urls": job_urls(job),
+        "error": job.error.as_dict() if job.error else None, "urls": job_urls(job), **training,
     }  # fmt: skip
 
 
@@ -255,6 +258,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,
             "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
             "uploads": limits.upload_count, "upload_bytes": int(limits.upload_gb * 1024**3),
+            "datasets": MAX_DATASETS, "pictures_per_dataset": MAX_PICTURES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
         },
     }  # fmt: skip
 

@@ -31,8 +31,10 @@ from inweave.serve.datasets import DatasetStore
 from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.errors import StorageError
 from inweave.serve.jobs import Job, Submission
+from inweave.serve.planner import Planner
 from inweave.serve.process import end_process
 from inweave.serve.requests import ImageRequest, decode_base64, png_size
+from inweave.serve.runs import TrainingRuns, add_to_library, free_name
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.serve.signals import JobSignals
 from inweave.serve.store import JobStore
@@ -66,8 +68,9 @@ class Service:
             settings.data, keep_seconds=settings.keep_hours * 3600, max_count=settings.upload_count,
             max_bytes=int(settings.upload_gb * 1024**3),
         )  # fmt: skip
-        self.datasets = DatasetStore(settings.data / "datasets")
-        self.training = settings.data / "training"
+        self.datasets = DatasetStore(settings.data / "datasets", int(settings.dataset_gb * 1024**3))
+        self.runs = TrainingRuns(settings.data / "training")
+        self.planner = Planner()
         self.loras = settings.data / "loras"  # uploaded and trained here
         self.loras.mkdir(parents=True, exist_ok=True)
         folders = [*settings.lora_folders, self.loras, embedded.folder() / "loras"]
@@ -120,6 +123,7 @@ class Service:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self.checker.close()
+        await self.planner.close()
         self.library.close()
         self.uploads.close()
         self.store.close()
@@ -223,7 +227,7 @@ class Service:
                 async for chunk in content:
                     await asyncio.to_thread(file.write, chunk)
             await self.checker.adapter(str(received), f"LoRA {name}")
-            target = self._free_name(name)
+            target = free_name(self.loras, name)
             received.replace(target)
         except OSError as error:
             raise StorageError(f"the file could not be stored: {error.strerror}") from None
@@ -231,12 +235,6 @@ class Service:
             received.unlink(missing_ok=True)
         await asyncio.to_thread(self.library.scan)
         return await asyncio.to_thread(self.library.find, str(target.resolve()))
-
-    def _free_name(self, name: str) -> Path:
-        target, number = self.loras / f"{name}.safetensors", 2
-        while target.exists():
-            target, number = self.loras / f"{name}-{number}.safetensors", number + 1
-        return target
 
     async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
         """Each reference and its entry; everything that is unknown is one error."""
@@ -356,7 +354,7 @@ class Service:
         if job.kind == "train":
             paths = {
                 "dataset": str(self.datasets.folder(job.request["dataset"])),
-                "output": str(self.training / job.id),
+                "output": str(self.runs.folder(job)),
             }
         return Resolved(self.models[job.model], loras, paths)
 
@@ -365,10 +363,13 @@ class Service:
         if job.kind != "train":
             return result
         source = Path(result["adapter"])
-        target = self._free_name(source.stem)
-        shutil.copyfile(source, target)
+        return {**result, "adapter": self.publish(source, source.stem).as_dict(details=False)}
+
+    def publish(self, adapter: Path, stem: str) -> Entry:
+        """Put an adapter that was trained here into the library, under a name that is free."""
+        target = add_to_library(adapter, self.loras, stem)
         self.library.scan()
-        return {**result, "adapter": self.library.find(str(target.resolve())).as_dict(details=False)}
+        return self.library.find(str(target.resolve()))
 
     def result_files(self, job: Job) -> list[Path]:
         """The pictures of a job that is done."""

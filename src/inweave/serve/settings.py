@@ -54,6 +54,7 @@ class ServeSettings(CheckedModel):
     keep_gb: Annotated[float, Field(gt=0)] = 4.0
     upload_count: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=1000, description="uploaded pictures")
     upload_gb: Annotated[float, Field(gt=0)] = Field(default=1.0, description="what uploaded pictures may take")
+    dataset_gb: Annotated[float, Field(gt=0)] = Field(default=20.0, description="all datasets together")
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     origins: tuple[str, ...] = Field(default=(), description="web pages of other origins that may call this worker")
     allow_train: bool = Field(default=True, description="whether train jobs are accepted")

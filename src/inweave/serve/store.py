@@ -26,6 +26,7 @@ from inweave.errors import BusyError, ConflictError, MissingError
 from inweave.serve.job_files import JobFiles, own_folder
 from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, State, StoredEvent, Submission, new_id
 from inweave.serve.ordering import priorities_after_move
+from inweave.serve.runs import resumed_request
 from inweave.serve.store_tables import COLUMNS, SCHEMA, VERSION, job_of
 
 #: jobs that ended and expired; beyond this many, the oldest are forgotten
@@ -252,7 +253,7 @@ class JobStore:
             return self.job(job)
 
     def retry(self, job: str) -> Submission:
-        """A new submission like a job that ended, with its inputs."""
+        """A new submission like a job that ended, with its inputs; training that was cut short is resumed."""
         with self._lock:
             row = self.job(job)
             if row.expired:
@@ -260,7 +261,8 @@ class JobStore:
             if not row.final:
                 raise ConflictError(f"job {job} is {row.state}")
             inputs = {path.name.removeprefix("input-"): path.read_bytes() for path in self.files.inputs(job).values()}
-            return Submission(row.kind, row.model, row.request, inputs, row.priority, row.client)
+            request = resumed_request(row) if row.kind == "train" else row.request
+            return Submission(row.kind, row.model, request, inputs, row.priority, row.client)
 
     def prioritize(self, job: str, priority: int) -> Job:
         with self._lock:

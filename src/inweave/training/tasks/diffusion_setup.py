@@ -27,7 +27,7 @@ from inweave.training.data.cache import TensorCache
 from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
-from inweave.training.data.types import Dataset
+from inweave.training.data.types import Dataset, Example
 from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.memory.meta import blank
@@ -169,6 +169,17 @@ def read(config: TrainConfig) -> Dataset:
         caption_extensions=config.caption_extensions,
         skip_unreadable=config.skip_unreadable,
     )
+
+
+def crop_plan(config: TrainConfig) -> tuple[TrainConfig, list[tuple[Example, Placement | None]]]:
+    """(the configuration in full, how every image is scaled and cropped); captions are not needed for that."""
+    changes = {"caption": config.caption or "-", "skip_unreadable": True}
+    dataset = read(config.model_copy(update=changes))
+    blueprint = open_model(config.model, variant=config.variant, parts=config.parts or None)
+    config = with_defaults(config, blueprint, torch.device("cpu"))
+    rules = bucket_rules(config, blank(blueprint, DTYPES[config.precision]))
+    places, _ = arrange(dataset, rules, batch_size=config.batch_size)
+    return config, list(zip(dataset.examples, places, strict=True))
 
 
 def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) -> int | None:

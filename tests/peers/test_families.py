@@ -7,6 +7,7 @@ encoders, noise, schedule, guidance, merging or decoding shows in the pixels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ pytest.importorskip("peft")
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from inweave.errors import ConfigError  # noqa: E402
 from inweave.generate.pipeline import Pipeline  # noqa: E402
 from inweave.models import bundled, samplers  # noqa: E402
+from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.models.model import load_model  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 
@@ -154,6 +157,53 @@ def hole() -> Image.Image:
 def test_text_to_image(variant: str) -> None:
     mine, other = requests(variant)
     assert_same(ours(variant)(PROMPT, **mine).images[0], theirs(variant)(PROMPT, **other).images[0])
+
+
+def test_a_prompt_that_changes_between_steps() -> None:
+    """diffusers is given the other text by a callback, before the second step."""
+    mine, other = requests("sd1.5")
+    pipe = theirs("sd1.5")
+    plain = pipe(PROMPT, **other).images[0]
+    second = torch.cat(pipe.encode_prompt("a green pear", "cpu", 1, True, "blurry, dark")[::-1])
+
+    def exchange(pipe: Any, step: int, t: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt_embeds": second}
+
+    other["generator"].manual_seed(SEED)
+    expected = pipe(PROMPT, callback_on_step_end=exchange, **other).images[0]
+    edited = ours("sd1.5")(f"[{PROMPT}:a green pear:0.34]", **mine).images[0]
+    assert_same(edited, expected)
+    assert_other(edited, plain)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "z-image", "qwen-image"])
+def test_prompts_that_are_composed(variant: str) -> None:
+    """One prediction is the sum of those for each prompt, weighted and guided."""
+    model, pieces, others = ours(variant).model, ((PROMPT, 1.0),), ((("a pear", 1.0),), -0.4)
+    request = ConditioningRequest(pieces, (("dark", 1.0),), 3.0, SIDE, SIDE, None, 0.7, (others,))
+    latents = torch.randn(model.latent_space.shape(SIDE, SIDE), generator=torch.Generator().manual_seed(1))
+    t, family = torch.tensor(500.0), model.family
+    with torch.no_grad():
+        composed = family.predict(model, latents, t, family.condition(model, request))
+        separate = [
+            family.condition(model, replace(request, positive=each, weight=1.0, others=()))
+            for each in (pieces, others[0])
+        ]
+        rows = [family.denoise(model, torch.cat([latents, latents]), t, each.inputs).chunk(2) for each in separate]
+    negative = rows[0][0]
+    positive = negative + 0.7 * (rows[0][1] - negative) - 0.4 * (rows[1][1] - negative)
+    expected = family.guide(negative, positive, 3.0)
+    assert torch.allclose(composed, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert not torch.allclose(composed, rows[0][1], rtol=0.1)
+
+
+@pytest.mark.parametrize("variant", ["flux1-dev", "flux1-schnell", "sdxl-turbo", "z-image-turbo"])
+def test_a_composition_is_refused_where_there_is_no_guidance(variant: str) -> None:
+    mine, _ = requests(variant)
+    with pytest.raises(ConfigError, match="flux.* does not have" if "flux" in variant else "starts above"):
+        ours(variant)("a cat AND a dog", **mine)
+    edited = ours(variant)("[a cat:a dog:1]", **mine).images[0]
+    assert edited.tobytes() == ours(variant)("a cat", **mine).images[0].tobytes()
 
 
 @pytest.mark.parametrize("variant", ["sd1.5", "sdxl", "sd3-medium", "z-image"])

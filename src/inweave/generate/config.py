@@ -184,7 +184,7 @@ class GenerateConfig(CheckedModel):
 
     def parsed_prompts(self) -> tuple[ParsedPrompt, ParsedPrompt]:
         """(positive, negative): weighted text and LoRA tags."""
-        return parse(self.prompt), parse(self.negative_prompt)
+        return parse(self.prompt), parse(self.negative_prompt, negative=True)
 
     def tagged_loras(self) -> tuple[LoraChoice, ...]:
         """The adapters that tags in the prompts name."""

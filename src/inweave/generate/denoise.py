@@ -13,8 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +21,9 @@ import torch
 from PIL import Image
 
 from inweave.errors import CancelledError, FormatError, RequestError
+from inweave.generate.conditioning import PromptConditioning, network_errors
 from inweave.generate.images import to_image
 from inweave.models import vae
-from inweave.models.configuration import library_errors
-from inweave.models.families.base import Conditioning
 from inweave.models.model import Model
 from inweave.models.samplers import make_scheduler, set_steps
 
@@ -57,7 +55,7 @@ class Callbacks:
 class Job:
     """One image, everything decided."""
 
-    conditioning: Conditioning
+    conditioning: PromptConditioning
     sampler: str
     schedule: str
     steps: int
@@ -103,30 +101,23 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
         channels, mask = _mask_inputs(model, job, generator)
         options = {"generator": generator} if "generator" in inspect.signature(scheduler.step).parameters else {}
     started = time.perf_counter()
+    total = -(-(len(times) - first) // order)
     for step, t in enumerate(times[first:]):
         if callbacks.cancelled is not None and callbacks.cancelled():
             raise CancelledError(f"cancelled before step {step + 1} of {len(times) - first}")
         with network_errors(model):
             rows = scheduler.scale_model_input(latents, t) if hasattr(scheduler, "scale_model_input") else latents
             rows = rows if channels is None else torch.cat([rows, channels], 1)
-            prediction = model.family.predict(model, rows, t, job.conditioning)
+            prediction = model.family.predict(model, rows, t, job.conditioning.at(step // order, total))
             latents = scheduler.step(prediction, t, latents, return_dict=False, **options)[0]
             # the first half of a step of two ends at no noise level of its own
             if mask is not None and original is not None and getattr(scheduler, "state_in_first_order", True):
                 following = times[first + step + 1 : first + step + 2]
                 outside = _add_noise(scheduler, original, noise, following) if len(following) else original
                 latents = (mask * latents + (1 - mask) * outside).to(latents.dtype)
-        done, total = (-(-evaluations // order) for evaluations in (step + 1, len(times) - first))
-        _report(model, callbacks, done, total, started, latents, number)
+        _report(model, callbacks, step // order + 1, total, started, latents, number)
     _ensure_finite(model, latents, "the denoiser", job.loras)
     return _decode(model, latents, callbacks, job.loras)
-
-
-@contextmanager
-def network_errors(model: Model) -> Iterator[None]:
-    """Whatever a library raises inside a network: its parts, or a part and its configuration, do not fit each other."""
-    with library_errors(f"{model.name}: its networks cannot be run together; a configuration of it is wrong"):
-        yield
 
 
 def _ensure_finite(model: Model, values: torch.Tensor, source: str, loras: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.generate.infotext import not_reproduced, read_sampler
+from inweave.generate.prompt_edits import literal
 from inweave.generate.source import ImageSettings
 
 _FIELDS = {
@@ -24,7 +25,8 @@ def from_invoke(table: Mapping[str, Any]) -> ImageSettings:
     fields = {name: value for name, value in table.items() if value not in (None, "", [], {}, False, 0)}
     for theirs, ours in _FIELDS.items():
         if theirs in table and table[theirs] is not None:
-            settings.config[ours] = table[theirs]
+            value = table[theirs]
+            settings.config[ours] = literal(value) if theirs.endswith("prompt") and isinstance(value, str) else value
         fields.pop(theirs, None)
     read_sampler(settings, fields.pop("scheduler", None), None)
     model = fields.pop("model", None)

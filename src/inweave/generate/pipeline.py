@@ -31,8 +31,9 @@ from inweave.errors import ConfigError, FormatError, InweaveError, RequestError,
 from inweave.exchange.load import load
 from inweave.files.paths import is_file
 from inweave.generate.applied import AppliedLora
+from inweave.generate.conditioning import PromptConditioning, composition_problem
 from inweave.generate.config import GenerateConfig, LoraChoice, parse_loras
-from inweave.generate.denoise import Callbacks, Job, Progress, generate_image, network_errors
+from inweave.generate.denoise import Callbacks, Job, Progress, generate_image
 from inweave.generate.find import LoraFinder, adapter_of, parse_request
 from inweave.generate.images import (
     ImageInput,
@@ -47,9 +48,6 @@ from inweave.generate.images import (
 from inweave.generate.prompt import ParsedPrompt
 from inweave.generate.repeat import model_hash
 from inweave.generate.result import Result
-from inweave.models import embedded
-from inweave.models.embedded_words import read_pieces
-from inweave.models.families.base import Conditioning, ConditioningRequest
 from inweave.models.model import Model, load_model
 from inweave.models.samplers import own_sampler, problems
 from inweave.targets.detect import detect
@@ -157,14 +155,17 @@ class Pipeline:
         image, region = self._open_images(config, init, mask, wrong)
         size = self._size(config, image, wrong)
         loras = self._apply((*self.loras, *config.loras), config.tagged_loras(), wrong, on_mismatch)
+        defaults = self.model.blueprint.variant or self.model.family
+        guidance = defaults.guidance if config.guidance is None else config.guidance
+        if positive.composed and not self.model.family.is_guided(self.model, guidance):
+            wrong.append(composition_problem(self.model, guidance))
         if wrong:
             raise ConfigError(wrong)
-        defaults = self.model.blueprint.variant or self.model.family
         complete = config.model_copy(
             update={
                 "sampler": sampler,
                 "steps": config.steps or defaults.steps,
-                "guidance": defaults.guidance if config.guidance is None else config.guidance,
+                "guidance": guidance,
                 "seed": secrets.randbits(32) if config.seed in (None, -1) else config.seed,
                 "width": size[0],
                 "height": size[1],
@@ -276,7 +277,7 @@ class Pipeline:
         images: list[Image.Image] = []
         records: list[dict[str, Any]] = []
         warnings = [*request.warnings, *(warning for lora in request.loras for warning in lora.warnings)]
-        warnings += [*request.positive.warnings, *request.negative.warnings, *conditioning.warnings]
+        warnings += [*request.positive.warnings, *request.negative.warnings]
         callbacks = replace(callbacks, warn=warnings.append)
         for number in range(config.count):
             seed = config.seed + number
@@ -291,24 +292,17 @@ class Pipeline:
             records.append(self._record(request, seed))
             if on_image is not None:
                 on_image(number, images[-1], records[-1])
+        warnings += conditioning.warnings
         return Result(images, records, request.loras, list(dict.fromkeys(warnings)), swap_seconds)
 
     def _swap_in(self, request: PreparedRequest) -> None:
         """Make the weights those of the request's LoRAs."""
         self.model.swap(_layers(request.loras))
 
-    def _conditioning(self, request: PreparedRequest) -> Conditioning:
-        config, prompts = request.config, (request.positive.pieces, request.negative.pieces)
+    def _conditioning(self, request: PreparedRequest) -> PromptConditioning:
+        config, prompts = request.config, (request.positive, request.negative)
         assert config.guidance is not None
-        notes: list[str] = []
-        if self.model.name == embedded.NAME:
-            (positive, notes), (negative, more) = (read_pieces(pieces) for pieces in prompts)
-            prompts, notes = (positive, negative), [*notes, *more]
-        with network_errors(self.model):
-            conditioning = self.model.family.condition(
-                self.model, ConditioningRequest(*prompts, config.guidance, *request.size, config.clip_skip)
-            )
-        return replace(conditioning, warnings=(*notes, *conditioning.warnings))
+        return PromptConditioning(self.model, prompts, config.guidance, request.size, config.clip_skip)
 
     def _record(self, request: PreparedRequest, seed: int) -> dict[str, Any]:
         config = request.config.model_copy(update={"seed": seed, "count": 1}, check=False).model_dump(exclude_none=True)

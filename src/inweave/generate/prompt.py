@@ -4,11 +4,10 @@
     \\( \\) \\[ \\]                      the characters themselves
     BREAK                            what follows starts a new chunk of text
     <lora:name:0.8>                  an adapter and its strength (`inweave.adapter.strength_spec`); `lyco` means the same
+    [a:b:0.5]  [a|b]  a AND b        prompts that change between steps or are composed (`inweave.generate.prompt_edits`)
 
 What other programs do with a prompt and inweave does not is text here, and named in a warning (`syntax_warnings`):
 
-    [from:to:when]  [to:when]  [from::when]  [a|b]     prompts that change between steps
-    a AND b                                          prompts that are composed
     {a|b}  __name__                                  random choices and wildcards
     embedding:name                                   textual inversion
 
@@ -26,7 +25,9 @@ import numpy as np
 
 from inweave.adapter.strength_spec import parse_strength_spec
 from inweave.errors import ConfigError
+from inweave.generate.prompt_edits import Composition, compose
 
+Pieces = tuple[tuple[str, float], ...]
 MAX_LENGTH = 50_000
 MAX_WEIGHT = 10_000.0  # far beyond any use; half precision ends at 65,504
 BREAK = "BREAK"
@@ -34,8 +35,7 @@ _TAG = re.compile(r"<(\w+):([^<>]+)>")
 _TOKEN = re.compile(
     r"\\[()\[\]\\]|[()\[\]]|:\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+\)|\bBREAK\b|\\|[^\\()\[\]:B]+|:|B", re.DOTALL
 )
-_GROUP = re.compile(r"(?<!\\)\[([^\[\]]*+)\]")
-_WHEN = re.compile(r"\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+")
+_MARK = "\0"  # where a tag stood
 _CHOICE = re.compile(r"(?<!\\)\{[^{}|]*+\|[^{}]*+\}")
 _WILDCARD = re.compile(r"(?<![\w\\])__[A-Za-z0-9][\w/*-]{0,100}?__(?!\w)")
 UP, DOWN = 1.1, 1 / 1.1
@@ -52,18 +52,34 @@ class LoraTag:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """``text`` is the prompt without tags; ``pieces`` its weighted parts, for the text encoders."""
+    """``text`` is the prompt without tags; ``pieces`` its weighted parts, for the text encoders.
+
+    ``composition``: what it says at each step, where it is not one text that stays the same; ``pieces`` then hold all of it.
+    """
 
     text: str
-    pieces: tuple[tuple[str, float], ...]
+    pieces: Pieces
     tags: tuple[LoraTag, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
+    composition: Composition | None = None
+
+    @property
+    def composed(self) -> bool:
+        """Whether predictions for several texts have to be added up."""
+        return self.composition is not None and self.composition.composed
+
+    def at(self, step: int, steps: int) -> tuple[tuple[Pieces, float], ...]:
+        """The texts of one step, counted from 0, and the weight of each in the prediction."""
+        if self.composition is None:
+            return ((self.pieces, 1.0),)
+        parts = self.composition.parts
+        return tuple((tuple(weighted_pieces(part.at(step, steps))), part.weight) for part in parts)
 
 
 @lru_cache(maxsize=64)
-def parse(prompt: str) -> ParsedPrompt:
-    """Split a prompt into weighted text and LoRA tags."""
+def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
+    """Split a prompt into weighted text and LoRA tags; AND means nothing in a ``negative`` one."""
     tags: list[LoraTag] = []
     problems: list[str] = []
     warnings: list[str] = []
@@ -90,27 +106,30 @@ def parse(prompt: str) -> ParsedPrompt:
     text = re.sub(r"[ \t]{2,}", " ", text).strip() if text != prompt else text.strip()
     if not _is_text(text):
         problems.append("prompt: it holds half a surrogate pair, which is no text")
+    composition = None
+    try:
+        composition = compose(text, negative=negative)
+        warnings += composition.warnings
+        if tags and _MARK in compose(_TAG.sub(_MARK, prompt), negative=negative).edited_text():
+            warnings.append("a LoRA inside of [...] is applied in all steps; only words change between them")
+    except ConfigError as error:
+        problems += error.problems
     warnings += syntax_warnings(text)
-    pieces = weighted_pieces(text)
+    texts = [text] if composition is None else [part.everything() for part in composition.parts]
+    pieces = [piece for each in texts for piece in weighted_pieces(each)]
+    if composition is not None and composition.plain:
+        composition = None
+    elif composition is not None:
+        if any(not abs(part.weight) <= MAX_WEIGHT for part in composition.parts):
+            problems.append(f"prompt: AND gives a part a weight beyond {MAX_WEIGHT:,.0f}")
     if any(not abs(weight) <= MAX_WEIGHT for _, weight in pieces):
         problems.append(f"prompt: its brackets give a word a weight beyond {MAX_WEIGHT:,.0f}")
-    return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings))
+    return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings), composition)
 
 
 def syntax_warnings(text: str) -> list[str]:
     """A line for each kind of syntax that means something to other programs and is plain text here."""
-    edits: list[str] = []
-    for match in _GROUP.finditer(text):
-        parts = match[1].split(":")
-        if "|" in match[1] or (len(parts) > 1 and _WHEN.fullmatch(parts[-1])):
-            edits.append(match[0])
     warnings = []
-    if edits:
-        warnings.append(
-            f"{_samples(edits)}: prompts that change between steps are not supported; it is read as plain text"
-        )
-    if re.search(r"\bAND\b", text):
-        warnings.append("AND: composed prompts are not supported; it is read as a plain word")
     if choices := _CHOICE.findall(text):
         warnings.append(f"{_samples(choices)}: random choices are not supported; it is read as plain text")
     if wildcards := _WILDCARD.findall(text):

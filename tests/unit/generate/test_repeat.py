@@ -33,7 +33,7 @@ def image(path: Path, **texts: str) -> Path:
 
 
 A1111 = (
-    "a cat <lora:pixel:0.8> [dog:cat:0.5]\nNegative prompt: bad\n"
+    "a cat <lora:pixel:0.8> {dog|cat}\nNegative prompt: bad\n"
     "Steps: 28, Sampler: Euler a, Schedule type: Karras, CFG scale: 7, Seed: 5, Size: 512x768, Model hash: 6ce0161689, "
     "Model: v1-5-pruned, VAE hash: 735e4c3a44, VAE: kl-f8.ckpt, Denoising strength: 0.4, Clip skip: 2, Hires upscale: 2, "
     'Hires steps: 10, Hires upscaler: Latent, Lora hashes: "pixel: 0123456789ab", TI hashes: "easynegative: c74b4e810b03", '
@@ -44,14 +44,14 @@ A1111 = (
 def test_each_field_that_is_not_reproduced_has_a_warning_of_its_own() -> None:
     settings = parse_infotext(A1111)
     assert settings.config == {
-        "prompt": "a cat <lora:pixel:0.8> [dog:cat:0.5]", "negative_prompt": "bad", "steps": 28, "sampler": "Euler a",
+        "prompt": "a cat <lora:pixel:0.8> {dog|cat}", "negative_prompt": "bad", "steps": 28, "sampler": "Euler a",
         "schedule": "Karras", "guidance": 7.0, "seed": 5, "width": 512, "height": 768, "clip_skip": 2,
     }  # fmt: skip
     assert settings.hashes == {"pixel": "0123456789ab", "ink": "0011223344"}
     assert settings.model == {"name": "v1-5-pruned", "hash": "6ce0161689"}
     for field in (
         "VAE (", "VAE hash (", "Hires upscale (", "Hires steps (", "Hires upscaler (", "Denoising strength (", "TI hashes (",
-        "embedding bad (", "ControlNet 0 (", "[dog:cat:0.5]",
+        "embedding bad (", "ControlNet 0 (", "{dog|cat}",
     ):  # fmt: skip
         assert len([text for text in settings.warnings if field in text]) == 1, field
     assert len(settings.warnings) == 10 and not settings.inputs
@@ -95,6 +95,17 @@ def test_a_graph_of_comfyui(tmp_path: Path) -> None:
         "embeddings (textual inversion", "node 7 ('VAELoader'", "node 10 ('LatentUpscale'", "node 11 ('KSampler'",
     ]  # fmt: skip
     assert GenerateConfig(**settings.config).sampler == "dpm_solver_multistep"
+
+
+def test_brackets_and_and_of_comfyui_are_text(tmp_path: Path) -> None:
+    """It knows neither edits nor composed prompts: `[dog:cat:0.5]` is what its text encoder read."""
+    graph = GRAPH | {
+        "3": {"class_type": "CLIPTextEncode", "inputs": {"text": "a [dog:cat:0.5] AND (b:1.2)", "clip": ["2", 1]}}
+    }
+    settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
+    prompt = GenerateConfig(**settings.config).parsed_prompts()[0]
+    assert prompt.composition is None
+    assert prompt.pieces == (("a [dog:cat:0.5] and", 1.0), ("b", 1.2))
 
 
 def ui(nodes: list[tuple[Any, ...]]) -> dict[str, Any]:

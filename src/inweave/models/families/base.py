@@ -23,6 +23,8 @@ Contract
   states and cuts inside `denoise`.
 - Text encoders are either trainable, and then run inside the training step, or frozen: the states of a frozen one are
   computed once (`frozen_states`) and stand for its token ids in `encode`.
+- Composed prompts add up to one positive prediction, which is then guided as any other:
+  positive = negative + sum of weight (prediction - negative).
 - Everything a method returns depends on its arguments and the weights alone; nothing is kept on the family.
 """
 
@@ -108,7 +110,10 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class ConditioningRequest:
-    """Both prompts of an image, how strongly to guide, and the image's size in pixels."""
+    """Both prompts of an image, how strongly to guide, and the image's size in pixels.
+
+    ``others``: prompts that are composed with the positive one, each with its weight beside the first one's ``weight``.
+    """
 
     positive: Pieces
     negative: Pieces
@@ -116,16 +121,22 @@ class ConditioningRequest:
     width: int
     height: int
     clip_skip: int | None = None
+    weight: float = 1.0
+    others: tuple[tuple[Pieces, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
-    """Arguments of the denoiser; where ``guided``, rows for the negative prompt come before those for the positive."""
+    """Arguments of the denoiser; where ``guided``, rows for the negative prompt come before those for the positive.
+
+    ``weights``: those of several positive prompts, in order; nothing for a single one of weight 1.
+    """
 
     inputs: Mapping[str, torch.Tensor]
     guidance: float
     guided: bool
     warnings: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 class BlueprintView(Protocol):
@@ -315,24 +326,30 @@ class Family(ABC):
         import torch
 
         guided = self.is_guided(model, request.guidance)
-        positive = self.tokenize(model, request.positive)
-        warnings = [*self.prompt_warnings(model, request), *positive.warnings]
+        prompts = (request.positive, *(pieces for pieces, _ in request.others))
+        positives = [self.tokenize(model, pieces) for pieces in prompts]
+        warnings = [*self.prompt_warnings(model, request), *(line for each in positives for line in each.warnings)]
         with torch.no_grad():
-            if guided:  # both with as many chunks
-                negative = self.tokenize(model, request.negative, positive.chunks)
-                positive = self.tokenize(model, request.positive, negative.chunks)
+            if guided:  # all with as many chunks
+                longest = max(each.chunks for each in positives)
+                negative = self.tokenize(model, request.negative, longest)
+                longest = max(longest, negative.chunks)
+                positives = [self.tokenize(model, pieces, longest) for pieces in prompts]
                 warnings += negative.warnings
                 below = self.encode(model, on_encoders(model, negative.ids), request.clip_skip, negative.weights)
-            text = self.encode(model, on_encoders(model, positive.ids), request.clip_skip, positive.weights)
+            texts = [
+                self.encode(model, on_encoders(model, each.ids), request.clip_skip, each.weights) for each in positives
+            ]
             if guided:
-                below = self.negative_text(model, request, below)
-                text = {name: torch.cat([below[name], value]) for name, value in text.items()}
+                texts.insert(0, self.negative_text(model, request, below))
+            text = {name: torch.cat([each[name] for each in texts]) for name in texts[-1]} if guided else texts[0]
             rows = next(iter(text.values()))
             size = (request.height, request.width)
             sizes = torch.tensor([[*size, 0, 0, *size]], dtype=model.dtype, device=rows.device).repeat(len(rows), 1)
             latents = model.latent_space.shape(request.width, request.height)
             inputs = self.batch_inputs(model, text, sizes, latents, request.guidance)
-        return Conditioning(inputs, request.guidance, guided, tuple(warnings))
+        weights = (request.weight, *(weight for _, weight in request.others))
+        return Conditioning(inputs, request.guidance, guided, tuple(warnings), () if weights == (1.0,) else weights)
 
     def predict(
         self, model: ModelView, latents: torch.Tensor, t: torch.Tensor, conditioning: Conditioning
@@ -342,7 +359,13 @@ class Family(ABC):
 
         if not conditioning.guided:
             return self.denoise(model, latents, t, conditioning.inputs)
-        negative, positive = self.denoise(model, torch.cat([latents, latents]), t, conditioning.inputs).chunk(2)
+        rows = 1 + max(len(conditioning.weights), 1)
+        predictions = self.denoise(model, torch.cat([latents] * rows), t, conditioning.inputs)
+        negative, *positives = predictions.chunk(rows)
+        positive = positives[0]
+        if conditioning.weights:
+            weighted = zip(conditioning.weights, positives, strict=True)
+            positive = negative + sum(weight * (each - negative) for weight, each in weighted)
         return self.guide(negative, positive, conditioning.guidance)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from inweave.errors import ConfigError
 from inweave.files.writing import make_folder
+from inweave.generate.conditioning import PromptConditioning
 from inweave.generate.config import GenerateConfig
 from inweave.generate.pipeline import Pipeline
-from inweave.models.families.base import Conditioning
 from inweave.models.model import Model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import at_most
@@ -79,15 +79,19 @@ class _TrainingPipeline(Pipeline):
     def __init__(self, model: Model, *, cache_text: bool) -> None:
         super().__init__(model)
         # the prompts never change, and neither does what frozen encoders make of them
-        self._cache: dict[str, Conditioning] | None = {} if cache_text else None
+        self._cache: dict[str, PromptConditioning] | None = {} if cache_text else None
 
     def encode(self, request: GenerateConfig) -> None:
-        self._conditioning(self.prepare(request))
+        prepared = self.prepare(request)
+        assert prepared.config.steps is not None
+        conditioning = self._conditioning(prepared)
+        for step in range(prepared.config.steps):
+            conditioning.at(step, prepared.config.steps)
 
     def _swap_in(self, request: Any) -> None:
         pass  # the adapter is attached, and nothing else is
 
-    def _conditioning(self, request: Any) -> Conditioning:
+    def _conditioning(self, request: Any) -> PromptConditioning:
         if self._cache is None:
             return super()._conditioning(request)
         key = repr((request.config, request.size))

@@ -1,0 +1,84 @@
+"""What the denoiser is told at each step: the prompts of a request, encoded once for each text that occurs.
+
+A prompt that stays the same is encoded before the first step; one that changes (`inweave.generate.prompt_edits`) when a
+step needs another text. Steps are those that are made: image to image at a strength of 0.5 makes half of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from inweave.generate.prompt import ParsedPrompt, Pieces
+from inweave.models import embedded
+from inweave.models.configuration import library_errors
+from inweave.models.embedded_words import read_pieces
+from inweave.models.families.base import Conditioning, ConditioningRequest
+from inweave.models.model import Model
+
+#: the texts of one step: positive ones with their weights, and the negative one
+Texts = tuple[tuple[tuple[Pieces, float], ...], Pieces]
+
+
+@contextmanager
+def network_errors(model: Model) -> Iterator[None]:
+    """Whatever a library raises inside a network: its parts, or a part and its configuration, do not fit each other."""
+    with library_errors(f"{model.name}: its networks cannot be run together; a configuration of it is wrong"):
+        yield
+
+
+class PromptConditioning:
+    """The conditioning of any step; ``warnings`` are about the texts that were encoded so far."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: tuple[ParsedPrompt, ParsedPrompt],
+        guidance: float,
+        size: tuple[int, int],
+        clip_skip: int | None,
+    ) -> None:
+        self.model = model
+        self.positive, self.negative = prompts
+        self.guidance, self.size, self.clip_skip = guidance, size, clip_skip
+        self.warnings: list[str] = []
+        self._encoded: dict[Texts, Conditioning] = {}
+        if self.positive.composition is None and self.negative.composition is None:
+            self.at(0, 1)
+
+    def at(self, step: int, steps: int) -> Conditioning:
+        """The conditioning of step ``step``, counted from 0, of ``steps``."""
+        ((negative, _),) = self.negative.at(step, steps)
+        texts = self.positive.at(step, steps), negative
+        if texts not in self._encoded:
+            self._encoded[texts] = self._encode(*texts)
+        return self._encoded[texts]
+
+    def _encode(self, positives: tuple[tuple[Pieces, float], ...], negative: Pieces) -> Conditioning:
+        if self.model.name == embedded.NAME:
+            positives = tuple((self._spelled(pieces), weight) for pieces, weight in positives)
+            negative = self._spelled(negative)
+        (first, weight), *others = positives
+        request = ConditioningRequest(first, negative, self.guidance, *self.size, self.clip_skip, weight, tuple(others))
+        with network_errors(self.model):
+            conditioning = self.model.family.condition(self.model, request)
+        self.warnings += conditioning.warnings
+        return conditioning
+
+    def _spelled(self, pieces: Pieces) -> Pieces:
+        spelled, notes = read_pieces(pieces)
+        self.warnings += notes
+        return spelled
+
+
+def composition_problem(model: Model, guidance: float) -> str:
+    """Why the prompts that AND joins cannot be composed by this model at this guidance."""
+    family, variant = model.family, model.blueprint.variant
+    least = next((number for number in (0, 1) if family.is_guided(model, number + 0.5)), None)
+    name = variant.name if variant else family.name
+    reason = (
+        f"classifier-free guidance, which starts above {least} (it is {guidance:g})"
+        if least is not None
+        else f"classifier-free guidance, which {name} does not have"
+    )
+    return f"prompt: prompts that AND joins are composed by {reason}; write one prompt without AND"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import signal
@@ -9,8 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
+from safetensors.torch import load
 
 from tests.serve.worker import SMALL, Worker
 from tests.support import figure, sized
@@ -113,3 +117,68 @@ def test_a_job_that_kills_its_process_twice_fails_with_the_reason(own_worker: Wo
     assert ended["state"] == "failed" and ended["error"]["code"] == "worker_crashed" and ended["attempts"] == 2
     assert "2 times" in ended["error"]["message"]
     assert own_worker.http.get("/health").status_code == 200
+
+
+def two_pictures(worker: Worker) -> str:
+    """A dataset that costs next to nothing to train on."""
+    dataset = str(worker.http.post("/v1/datasets", json={"name": "two"}).json()["id"])
+    for color in ("red", "green"):
+        content = io.BytesIO()
+        Image.new("RGB", (64, 64), color).save(content, format="PNG")
+        worker.http.put(f"/v1/datasets/{dataset}/pictures/{color}.png", content=content.getvalue())
+        worker.http.put(f"/v1/datasets/{dataset}/captions/{color}", json={"caption": f"a {color} square"})
+    return dataset
+
+
+def start_training(worker: Worker, dataset: str, name: str, **settings: Any) -> str:
+    settings = {"steps": 6, "rank": 2, "log_every": 1, "seed": 4, "resolution": 64, "batch_size": 1, **settings}
+    body = {"operation": "train", "dataset": dataset, "name": name, "settings": settings}
+    answer = worker.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def until_step(worker: Worker, job: str, step: int) -> None:
+    for event in worker.events(job):
+        assert event["type"] not in ENDS, event
+        if event["type"] == "progress" and event["step"] >= step:
+            return
+
+
+def trained_bits(worker: Worker, job: str) -> dict[str, bytes]:
+    """The tensors of the adapter that a train job put into the library."""
+    ended = worker.ended(job)
+    assert ended["state"] == "done", ended["error"]
+    content = worker.http.get(f"/v1/loras/{ended['result']['adapter']['id']}/file").content
+    return {name: tensor.numpy().tobytes() for name, tensor in load(content).items()}
+
+
+def resumed_from(worker: Worker, job: str) -> list[int]:
+    texts = [event["text"] for event in worker.events(job) if event["type"] == "resumed"]
+    assert not any("/" in text for text in texts), "a folder of the machine"
+    return [int(text.removeprefix("from step ")) for text in texts if text.startswith("from step ")]
+
+
+@pytest.mark.full  # tests/serve/test_training_resume.py is the sample
+def test_training_that_is_interrupted_ends_with_the_bits_of_a_run_that_was_not(own_worker: Worker) -> None:
+    own_worker.wait_ready()
+    dataset = two_pictures(own_worker)
+    expected = trained_bits(own_worker, start_training(own_worker, dataset, "straight"))
+    assert len(expected) > 10 and any(any(bits) for bits in expected.values())
+    for interruption in ("model killed", "worker killed", "worker stopped"):
+        stopped = interruption == "worker stopped"
+        job = start_training(own_worker, dataset, interruption.replace(" ", "-"), save_every=0 if stopped else 2)
+        until_step(own_worker, job, 3)
+        if interruption == "model killed":
+            kill_model(own_worker)
+        elif interruption == "worker killed":
+            restart_killed(own_worker)
+        else:
+            assert own_worker.stop() == 0
+            own_worker.start(wait=False)
+            assert own_worker.job(job)["attempts"] == 0  # put back as if it had not been started
+        assert trained_bits(own_worker, job) == expected
+        assert own_worker.job(job)["attempts"] == (1 if stopped else 2)
+        (step,) = resumed_from(own_worker, job)
+        assert step >= 3 if stopped else step in (2, 4)
+        figure(f"{interruption} in a training run: it resumed from step {step} of 6 and has the same bits")

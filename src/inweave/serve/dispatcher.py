@@ -120,6 +120,9 @@ class Dispatcher:
                 if self._process.pid is None:
                     raise WireError("the model process is gone")
                 continue
+            if self._stopping:  # it was claimed in the very moment
+                await self._stored(self._store.put_back, job.id)
+                return
             self._signals.changed(job.id)
             self.current, self._reported = job, True
             started = time.monotonic()
@@ -242,6 +245,8 @@ class Dispatcher:
             await self._stored(self._store.finish, job.id, "done", result=result)
         elif state == "failed":
             await self._stored(self._store.finish, job.id, "failed", error=Failure(**data["error"]))
+        elif self._stopping and not (await asyncio.to_thread(self._store.job, job.id)).cancel:
+            await self._stored(self._store.put_back, job.id)  # `drain` ended it, nobody cancelled it
         else:
             await self._stored(self._store.finish, job.id, "cancelled")
 
@@ -276,11 +281,17 @@ class Dispatcher:
         await asyncio.sleep(pause)
 
     async def drain(self, seconds: float) -> None:
-        """Stop taking jobs, give the running one ``seconds``; what is left of it goes back to the queue."""
+        """Stop taking jobs, give the running one ``seconds``; what is left of it goes back to the queue.
+
+        Training is not waited for: it saves a checkpoint, and continues from there after the next start.
+        """
         self._stopping = True
         self.status, self.reason = "stopping", "the worker is shutting down"
         self._signals.work()
         deadline = time.monotonic() + seconds
+        if self.current is not None and self.current.kind == "train":
+            with contextlib.suppress(WireError):
+                await self._process.send(Message("cancel", {"job": self.current.id}))
         while self.current is not None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         if self.current is not None:

@@ -11,7 +11,6 @@ import logging
 import secrets
 import shutil
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -32,9 +31,10 @@ from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.errors import StorageError
 from inweave.serve.jobs import Job, Submission
 from inweave.serve.planner import Planner
-from inweave.serve.process import end_process
 from inweave.serve.requests import ImageRequest, decode_base64, png_size
+from inweave.serve.run_retention import expire_runs
 from inweave.serve.runs import TrainingRuns, add_to_library, free_name
+from inweave.serve.scanning import scan_library
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.serve.signals import JobSignals
 from inweave.serve.store import JobStore
@@ -42,7 +42,7 @@ from inweave.serve.uploads import PREFIX, UploadStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0
-MAX_SCANS = 20
+GRACE = 5.0
 MAX_LORAS = 100
 
 
@@ -117,6 +117,7 @@ class Service:
     async def stop(self) -> None:
         """Finish what runs within the grace period, put the rest back, close everything."""
         await asyncio.gather(*(each.drain(self.settings.drain_seconds) for each in self.dispatchers))
+        await asyncio.wait(self._tasks[: len(self.dispatchers)], timeout=GRACE)  # they end by themselves
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -134,32 +135,19 @@ class Service:
                 await asyncio.to_thread(self.store.expire)
                 await asyncio.to_thread(self.conversions.expire)
                 await asyncio.to_thread(self.uploads.expire)
+                await asyncio.to_thread(expire_runs, self.store, self.settings.data / "training", self.store.keep_bytes)
             except Exception:
                 log.exception("expired jobs could not be removed")
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _index(self) -> None:
-        """Index the library in a process of its own: a hostile file can end that one, not this one."""
         while True:
             await self.scan(examine=True)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def scan(self, *, examine: bool = False) -> None:
-        """Bring the index up to date; ``examine`` also reads whole files, which takes as long as the disk needs."""
-        folders = [argument for folder in self.library.folders for argument in ("--folder", str(folder))]
-        command = [sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database",
-                   str(self.settings.data / "library.sqlite3"), *folders, *(["--examine"] if examine else [])]  # fmt: skip
-        for _ in range(MAX_SCANS):  # a file that ends the process once is tried again, then passed over
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
-            try:
-                code = await process.wait()
-            finally:
-                await asyncio.shield(end_process(process))
-            if code >= 0:
-                break
-            log.error("the scan of the library ended unexpectedly (signal %d)", -code)
+        """Bring the index of the library up to date."""
+        await scan_library(self.library, self.settings.data / "library.sqlite3", examine=examine)
 
     @property
     def readiness(self) -> tuple[bool, str]:

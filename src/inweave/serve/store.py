@@ -24,7 +24,7 @@ from typing import Any
 
 from inweave.errors import BusyError, ConflictError, MissingError
 from inweave.serve.job_files import JobFiles, own_folder
-from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, State, StoredEvent, Submission, new_id
+from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Job, Kind, State, StoredEvent, Submission, new_id
 from inweave.serve.ordering import priorities_after_move
 from inweave.serve.runs import resumed_request
 from inweave.serve.store_tables import COLUMNS, SCHEMA, VERSION, job_of
@@ -117,12 +117,17 @@ class JobStore:
             raise MissingError(f"there is no job {job}")
         return row[0]
 
-    def jobs(self, *, states: tuple[State, ...] = (), before: int | None = None, limit: int = 50) -> list[Job]:
+    def jobs(
+        self, *, states: tuple[State, ...] = (), kind: Kind | None = None, before: int | None = None, limit: int = 50
+    ) -> list[Job]:
         """The newest first; ``before`` is the number of the last one of the page before."""
         where, values = ["expired = 0"], list[Any]()
         if states:
             where.append(f"state IN ({', '.join('?' * len(states))})")
             values += states
+        if kind is not None:
+            where.append("kind = ?")
+            values.append(kind)
         if before is not None:
             where.append("number < ?")
             values.append(before)

@@ -26,6 +26,8 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
 
 POLL_SECONDS = 0.2
+#: what a run loses at most where its process is killed, whatever its `save_every`
+CHECKPOINT_SECONDS = 300.0
 MAX_HISTORY = 500  # records of earlier jobs of a run
 MAX_SAMPLES = 200
 MAX_LOG = 2**28
@@ -34,7 +36,8 @@ MAX_LOG = 2**28
 def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings: RunnerSettings) -> dict[str, Any]:
     """Train and return where the adapter is, below the folder of the job.
 
-    A cancelled run saves its checkpoint first, so that the same job, retried, continues.
+    A run that is cancelled saves a checkpoint first; one that is killed has that of at most ``CHECKPOINT_SECONDS`` ago. The
+    same output folder continues from there, and ends with the bits of a run that was never interrupted.
     """
     config = TrainConfig(
         **request.config, model=request.model, dataset=request.paths["dataset"], output=request.paths["output"],
@@ -48,6 +51,7 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
         emit(Event("preparing", {"activity": activity, "done": done, "total": total}))
 
     run, sample = prepare(config, on_progress=progress)
+    run.schedule.seconds = CHECKPOINT_SECONDS
     for event in earlier_events(Path(config.output), config.name, run.number):
         emit(event)
     announced: set[int] = set()

@@ -32,7 +32,8 @@ from inweave.training.checkpoint.resume import (
     open_resume_point,
     state_folder,
 )
-from inweave.training.checkpoint.store import State, save_state
+from inweave.training.checkpoint.schedule import CheckpointSchedule
+from inweave.training.checkpoint.store import State
 from inweave.training.checkpoint.store import checkpoints as existing_checkpoints
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -85,6 +86,7 @@ class Run:
         self.started = time.time()
         self.validation: list[tuple[int, float]] = []
         self.output = Path(config.output)
+        self.schedule = CheckpointSchedule(state_folder(config), config.keep_last, config.keep_every)
         self._save_interval = self._interval(config.save_every, config.save_every_epochs)
         self._sample_interval = self._interval(config.sample_every, config.sample_every_epochs)
         self._validate_interval = (
@@ -154,11 +156,11 @@ class Run:
             "validation": self.validation, "losses": self.progress.recent,
         }  # fmt: skip
 
-    def save_checkpoint(self) -> None:
-        """Save the current step; only the first process writes."""
+    def save_checkpoint(self, *, interim: bool = False) -> None:
+        """Save the current step; only the first process writes. ``interim``: until the next checkpoint."""
         if self.world.first:
-            state = State(self.number, self.step.state(), self._facts())
-            save_state(state_folder(self.config), state, self.config.keep_last, keep_every=self.config.keep_every)
+            self.schedule.save(State(self.number, self.step.state(), self._facts()), interim=interim)
+        self.schedule.restart_clock()
         self.world.wait()
 
     def save_adapter(self, suffix: str = "", *, float32: bool = False) -> Path:
@@ -248,6 +250,8 @@ class Run:
                 self._validate(log)
             if self._save_due():
                 self._save()
+            elif self.schedule.timed and not last and self.world.any(self.schedule.overdue, self.task.device):
+                self.save_checkpoint(interim=True)
             if sample is not None and self._sample_interval.due(self.number):
                 self._sample(sample, log)
 

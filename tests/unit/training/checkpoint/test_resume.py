@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import SCALARS, Even
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.checkpoint.store import State, checkpoints, load_newest, load_state, save_state
 from tests.support import sized
-from tests.unit.training.tiny import OPTIMIZERS, TinyTask, config, file_bits, log, make_run, tiny
+from tests.unit.training.tiny import OPTIMIZERS, TinyTask, config, file_bits, log, make_run, state_bits, tiny
 
 
 def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
@@ -350,3 +350,26 @@ def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: st
             fits = name == "split" and tensor is not None and tensor.dtype == torch.int64 and tensor.dim() == 0
             assert problem or same or fits, (name, tensor)
         shutil.rmtree(tmp_path / "t", ignore_errors=True)
+
+
+@pytest.mark.parametrize("keep_last", [0, 2])
+def test_checkpoints_by_time_bound_what_is_lost_and_count_for_nothing(keep_last: int, tmp_path: Path) -> None:
+    plain = tiny(tmp_path / "plain", save_every=2, keep_last=keep_last)
+    plain.train()
+    run = tiny(tmp_path / "timed", save_every=2, keep_last=keep_last)
+    run.schedule.seconds = 0.0  # overdue after every step
+    seen: list[list[int]] = []
+    train_step = run.train_step
+
+    def observed() -> None:
+        seen.append(sorted(load_state(path).step for path in checkpoints(run.schedule.folder)))
+        train_step()
+
+    run.train_step = observed  # type: ignore[method-assign]
+    result = run.train()
+    assert [steps[-1] if steps else 0 for steps in seen] == list(range(8)), "no step is lost"
+    assert all(sum(step % 2 for step in steps) <= 1 for steps in seen), "only one of them stays"
+    left = [[path.name for path in checkpoints(each.schedule.folder)] for each in (plain, run)]
+    assert left[0] == left[1] and state_bits(run) == state_bits(plain)
+    assert sorted(path.name for path in run.output.iterdir()) == sorted(path.name for path in plain.output.iterdir())
+    assert result.step == 8

@@ -12,16 +12,16 @@ render(html`<${App} />`, root);
 
 /** What every view needs, asked again after a restart or a new token. */
 async function load() {
-  refreshJobs();
-  await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {});
+	refreshJobs();
+	await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {});
 }
 
 let known = { session: app.get().session, online: app.get().online };
 app.subscribe(() => {
-  const { session, online } = app.get();
-  const reopened = session === "open" && (known.session !== "open" || (online && !known.online));
-  known = { session, online };
-  if (reopened) load();
+	const { session, online } = app.get();
+	const reopened = session === "open" && (known.session !== "open" || (online && !known.online));
+	known = { session, online };
+	if (reopened) load();
 });
 
 openSession();

@@ -3,31 +3,21 @@ import { t } from "../strings.js";
 import { app } from "./state.js";
 
 export class ApiError extends Error {
-  /**
-   * @param {number} status 0 where the worker could not be reached
-   * @param {string} code
-   * @param {string} message
-   * @param {{ problems?: string[], report?: any, retryAfter?: number }} [more]
-   */
-  constructor(status, code, message, more = {}) {
-    super(message);
-    this.status = status;
-    this.code = code;
-    this.problems = more.problems ?? [];
-    this.report = more.report;
-    this.retryAfter = more.retryAfter;
-  }
+	/**
+	 * @param {number} status 0 where the worker could not be reached
+	 * @param {string} code
+	 * @param {string} message
+	 * @param {{ problems?: string[], report?: any, retryAfter?: number }} [more]
+	 */
+	constructor(status, code, message, more = {}) {
+		super(message);
+		this.status = status;
+		this.code = code;
+		this.problems = more.problems ?? [];
+		this.report = more.report;
+		this.retryAfter = more.retryAfter;
+	}
 }
-
-/**
- * @typedef {object} CallOptions
- * @property {string} [method]
- * @property {any} [json] sent as the body
- * @property {BodyInit} [body] sent as it is
- * @property {Record<string, string>} [headers]
- * @property {Record<string, string | number | boolean | null | undefined | string[]>} [query]
- * @property {AbortSignal} [signal]
- */
 
 /**
  * The response of a call that succeeded.
@@ -35,31 +25,31 @@ export class ApiError extends Error {
  * @param {CallOptions} [options]
  */
 export async function call(path, options = {}) {
-  const headers = new Headers({ "X-Requested-With": "inweave", ...options.headers });
-  let body = options.body;
-  if (options.json !== undefined) {
-    headers.set("Content-Type", "application/json");
-    body = JSON.stringify(options.json);
-  }
-  let response;
-  try {
-    response = await fetch(address(path, options.query), {
-      method: options.method ?? (body === undefined ? "GET" : "POST"),
-      headers,
-      body,
-      signal: options.signal,
-      credentials: "same-origin",
-    });
-  } catch (error) {
-    if (options.signal?.aborted) throw error;
-    setOnline(false);
-    throw new ApiError(0, "offline", t.errors.offline);
-  }
-  setOnline(true);
-  if (response.ok) return response;
-  const failure = await failureOf(response);
-  if (failure.status === 401 && app.get().session !== "locked") app.set({ session: "locked", tokenRequired: true });
-  throw failure;
+	const headers = new Headers({ "X-Requested-With": "inweave", ...options.headers });
+	let body = options.body;
+	if (options.json !== undefined) {
+		headers.set("Content-Type", "application/json");
+		body = JSON.stringify(options.json);
+	}
+	let response;
+	try {
+		response = await fetch(address(path, options.query), {
+			method: options.method ?? (body === undefined ? "GET" : "POST"),
+			headers,
+			body,
+			signal: options.signal,
+			credentials: "same-origin",
+		});
+	} catch (error) {
+		if (options.signal?.aborted) throw error;
+		setOnline(false);
+		throw new ApiError(0, "offline", t.errors.offline);
+	}
+	setOnline(true);
+	if (response.ok) return response;
+	const failure = await failureOf(response);
+	if (failure.status === 401 && app.get().session !== "locked") app.set({ session: "locked", tokenRequired: true });
+	throw failure;
 }
 
 /**
@@ -69,7 +59,7 @@ export async function call(path, options = {}) {
  * @returns {Promise<any>}
  */
 export async function api(path, options) {
-  return (await call(path, options)).json();
+	return (await call(path, options)).json();
 }
 
 /**
@@ -78,37 +68,37 @@ export async function api(path, options) {
  * @param {CallOptions["query"]} [query]
  */
 export function address(path, query = {}) {
-  const fields = new URLSearchParams();
-  for (const [name, value] of Object.entries(query)) {
-    if (Array.isArray(value)) for (const each of value) fields.append(name, each);
-    else if (value !== null && value !== undefined) fields.set(name, String(value));
-  }
-  const text = fields.toString();
-  return text ? `${path}?${text}` : path;
+	const fields = new URLSearchParams();
+	for (const [name, value] of Object.entries(query)) {
+		if (Array.isArray(value)) for (const each of value) fields.append(name, each);
+		else if (value !== null && value !== undefined) fields.set(name, String(value));
+	}
+	const text = fields.toString();
+	return text ? `${path}?${text}` : path;
 }
 
 /** A random id; `crypto.randomUUID` is missing on plain http. */
 export const randomId = () =>
-  Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+	Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** @param {boolean} online */
 function setOnline(online) {
-  if (app.get().online !== online) app.set({ online });
+	if (app.get().online !== online) app.set({ online });
 }
 
 /** @param {Response} response */
 async function failureOf(response) {
-  /** @type {any} */
-  let error = {};
-  try {
-    const body = await response.json();
-    error = typeof body.error === "object" ? body.error : { code: body.error, message: body.detail };
-  } catch {
-    // not JSON: a proxy in between
-  }
-  return new ApiError(response.status, error.code ?? "http", error.message ?? t.errors.http(response.status), {
-    problems: error.problems,
-    report: error.report,
-    retryAfter: Number(response.headers.get("Retry-After")) || undefined,
-  });
+	/** @type {any} */
+	let error = {};
+	try {
+		const body = await response.json();
+		error = typeof body.error === "object" ? body.error : { code: body.error, message: body.detail };
+	} catch {
+		// not JSON: a proxy in between
+	}
+	return new ApiError(response.status, error.code ?? "http", error.message ?? t.errors.http(response.status), {
+		problems: error.problems,
+		report: error.report,
+		retryAfter: Number(response.headers.get("Retry-After")) || undefined,
+	});
 }

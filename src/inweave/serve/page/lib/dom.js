@@ -7,15 +7,15 @@ import htm from "../vendor/htm.js";
 import { h } from "../vendor/preact.js";
 
 export {
-  useCallback,
-  useContext,
-  useEffect,
-  useId,
-  useLayoutEffect,
-  useMemo,
-  useReducer,
-  useRef,
-  useState,
+	useCallback,
+	useContext,
+	useEffect,
+	useId,
+	useLayoutEffect,
+	useMemo,
+	useReducer,
+	useRef,
+	useState,
 } from "../vendor/hooks.js";
 export { createContext, createPortal, Fragment, h, render } from "../vendor/preact.js";
 export const html = htm.bind(h);

@@ -11,29 +11,29 @@ export const strength = (value) => String(Math.round(value * 100) / 100);
 
 /** @param {number} bytes */
 export function bytes(bytes) {
-  if (bytes < 1000) return `${bytes} B`;
-  const units = ["kB", "MB", "GB", "TB"];
-  const power = Math.min(Math.floor(Math.log10(bytes) / 3), units.length);
-  return `${(bytes / 1000 ** power).toPrecision(3).replace(/\.0+$/, "")} ${units[power - 1]}`;
+	if (bytes < 1000) return `${bytes} B`;
+	const units = ["kB", "MB", "GB", "TB"];
+	const power = Math.min(Math.floor(Math.log10(bytes) / 3), units.length);
+	return `${(bytes / 1000 ** power).toPrecision(3).replace(/\.0+$/, "")} ${units[power - 1]}`;
 }
 
 /** @param {number} seconds 75 -> 1 min 15 s */
 export function duration(seconds) {
-  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.floor(seconds / 60)} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s`;
-  return `${Math.floor(seconds / 3600)} h ${String(Math.round((seconds % 3600) / 60)).padStart(2, "0")} min`;
+	if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
+	if (seconds < 90) return `${Math.round(seconds)} s`;
+	if (seconds < 5400) return `${Math.floor(seconds / 60)} min ${String(Math.round(seconds % 60)).padStart(2, "0")} s`;
+	return `${Math.floor(seconds / 3600)} h ${String(Math.round((seconds % 3600) / 60)).padStart(2, "0")} min`;
 }
 
 /** @param {number} timestamp in seconds; 3 minutes ago */
 export function ago(timestamp) {
-  const seconds = timestamp - Date.now() / 1000;
-  for (const [unit, size] of /** @type {[Intl.RelativeTimeFormatUnit, number][]} */ ([
-    ["day", 86400],
-    ["hour", 3600],
-    ["minute", 60],
-  ])) {
-    if (Math.abs(seconds) >= size) return relative.format(Math.round(seconds / size), unit);
-  }
-  return relative.format(0, "second");
+	const seconds = timestamp - Date.now() / 1000;
+	for (const [unit, size] of /** @type {[Intl.RelativeTimeFormatUnit, number][]} */ ([
+		["day", 86400],
+		["hour", 3600],
+		["minute", 60],
+	])) {
+		if (Math.abs(seconds) >= size) return relative.format(Math.round(seconds / size), unit);
+	}
+	return relative.format(0, "second");
 }

@@ -5,12 +5,6 @@ import { followStream, pause } from "./sse.js";
 import { app } from "./state.js";
 import { checkLoras, loadLoras, loadReadiness } from "./worker.js";
 
-/**
- * @typedef {import("./types.js").Job} Job
- * @typedef {import("./types.js").JobEvent} JobEvent
- * @typedef {import("./types.js").Progress} Progress
- */
-
 const FINAL = new Set(["done", "failed", "cancelled"]);
 const PAGE = 60;
 // browsers allow six connections to a host, for all tabs together
@@ -26,94 +20,94 @@ let again = false; // whether to look again without a pause
 
 /** Keep the lists up to date for as long as the page is open; hidden pages rest. */
 export async function watchJobs() {
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) stopStreams();
-    refreshJobs();
-  });
-  addEventListener("online", refreshJobs);
-  while (true) {
-    if (!document.hidden && app.get().session === "open") {
-      await refresh()
-        .then(checkLoras)
-        .catch(() => {});
-    }
-    const { active, online, notReady } = app.get();
-    const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;
-    const call = new Promise((resolve) => {
-      wake = () => resolve(null);
-    });
-    if (!again) await Promise.race([pause(busy ? 1200 : 4000), call]);
-    again = false;
-  }
+	document.addEventListener("visibilitychange", () => {
+		if (document.hidden) stopStreams();
+		refreshJobs();
+	});
+	addEventListener("online", refreshJobs);
+	while (true) {
+		if (!document.hidden && app.get().session === "open") {
+			await refresh()
+				.then(checkLoras)
+				.catch(() => {});
+		}
+		const { active, online, notReady } = app.get();
+		const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;
+		const call = new Promise((resolve) => {
+			wake = () => resolve(null);
+		});
+		if (!again) await Promise.race([pause(busy ? 1200 : 4000), call]);
+		again = false;
+	}
 }
 
 /** Look again now. */
 export function refreshJobs() {
-  again = true;
-  wake?.();
+	again = true;
+	wake?.();
 }
 
 async function refresh() {
-  const wasOnline = app.get().online;
-  const before = new Set(app.get().active?.map((job) => job.id));
-  const { jobs, paused } = await api("/v1/jobs", { query: { state: ["queued", "running"], limit: 200 } });
-  const active = inOrder(jobs);
-  app.set({ active, paused });
-  if (!wasOnline || app.get().notReady !== null) await loadReadiness();
-  const running = active.filter((job) => job.state === "running");
-  for (const job of running.slice(0, MAX_STREAMS)) keepProgress(job);
-  const now = new Set(active.map((job) => job.id));
-  if (app.get().ended === null || !wasOnline || [...before].some((id) => !now.has(id))) await refreshEnded();
+	const wasOnline = app.get().online;
+	const before = new Set(app.get().active?.map((job) => job.id));
+	const { jobs, paused } = await api("/v1/jobs", { query: { state: ["queued", "running"], limit: 200 } });
+	const active = inOrder(jobs);
+	app.set({ active, paused });
+	if (!wasOnline || app.get().notReady !== null) await loadReadiness();
+	const running = active.filter((job) => job.state === "running");
+	for (const job of running.slice(0, MAX_STREAMS)) keepProgress(job);
+	const now = new Set(active.map((job) => job.id));
+	if (app.get().ended === null || !wasOnline || [...before].some((id) => !now.has(id))) await refreshEnded();
 }
 
 /** @param {Job[]} jobs */
 export function inOrder(jobs) {
-  const place = (/** @type {Job} */ job) => (job.state === "running" ? -1 : (job.position ?? 0));
-  return [...jobs].sort((a, b) => place(a) - place(b) || a.created - b.created);
+	const place = (/** @type {Job} */ job) => (job.state === "running" ? -1 : (job.position ?? 0));
+	return [...jobs].sort((a, b) => place(a) - place(b) || a.created - b.created);
 }
 
 /** The newest jobs that ended. */
 export async function refreshEnded() {
-  const { jobs, next } = await api("/v1/jobs", { query: { state: ["done", "failed", "cancelled"], limit: PAGE } });
-  const older = (app.get().ended ?? []).slice(PAGE);
-  const known = new Set(jobs.map((/** @type {Job} */ job) => job.id));
-  app.set({
-    ended: [...jobs, ...older.filter((job) => !known.has(job.id))],
-    endedNext: older.length ? app.get().endedNext : next,
-  });
+	const { jobs, next } = await api("/v1/jobs", { query: { state: ["done", "failed", "cancelled"], limit: PAGE } });
+	const older = (app.get().ended ?? []).slice(PAGE);
+	const known = new Set(jobs.map((/** @type {Job} */ job) => job.id));
+	app.set({
+		ended: [...jobs, ...older.filter((job) => !known.has(job.id))],
+		endedNext: older.length ? app.get().endedNext : next,
+	});
 }
 
 /** The page of ended jobs after those that are known. */
 export async function loadOlder() {
-  const { endedNext, ended } = app.get();
-  if (endedNext === null) return;
-  const { jobs, next } = await api("/v1/jobs", {
-    query: { state: ["done", "failed", "cancelled"], limit: PAGE, before: endedNext },
-  });
-  const known = new Set(ended?.map((job) => job.id));
-  app.set({
-    ended: [...(ended ?? []), ...jobs.filter((/** @type {Job} */ job) => !known.has(job.id))],
-    endedNext: next,
-  });
+	const { endedNext, ended } = app.get();
+	if (endedNext === null) return;
+	const { jobs, next } = await api("/v1/jobs", {
+		query: { state: ["done", "failed", "cancelled"], limit: PAGE, before: endedNext },
+	});
+	const known = new Set(ended?.map((job) => job.id));
+	app.set({
+		ended: [...(ended ?? []), ...jobs.filter((/** @type {Job} */ job) => !known.has(job.id))],
+		endedNext: next,
+	});
 }
 
 /**
  * Queue a job; the same job however often the worker has to be asked. Returns its id.
- * @param {import("./types.js").ImageRequest | Record<string, any>} request
+ * @param {ImageRequest | Record<string, any>} request
  * @returns {Promise<string>}
  */
 export async function submitJob(request) {
-  const key = randomId();
-  for (let attempt = 0; ; attempt += 1) {
-    try {
-      const { id } = await api("/v1/jobs", { json: request, headers: { "Idempotency-Key": key } });
-      changed();
-      return id;
-    } catch (error) {
-      if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error;
-      await pause(500 * 2 ** attempt);
-    }
-  }
+	const key = randomId();
+	for (let attempt = 0; ; attempt += 1) {
+		try {
+			const { id } = await api("/v1/jobs", { json: request, headers: { "Idempotency-Key": key } });
+			changed();
+			return id;
+		} catch (error) {
+			if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error;
+			await pause(500 * 2 ** attempt);
+		}
+	}
 }
 
 /**
@@ -123,30 +117,30 @@ export async function submitJob(request) {
  * @returns {Promise<Job>}
  */
 export function waitForJob(id, { onEvent, signal } = {}) {
-  return new Promise((resolve, reject) => {
-    const stop = followJob(
-      id,
-      (event) => {
-        onEvent?.(event);
-        if (FINAL.has(event.type)) api(`/v1/jobs/${id}`).then(resolve, reject);
-      },
-      reject,
-    );
-    signal?.addEventListener("abort", () => {
-      stop();
-      reject(signal.reason);
-    });
-  });
+	return new Promise((resolve, reject) => {
+		const stop = followJob(
+			id,
+			(event) => {
+				onEvent?.(event);
+				if (FINAL.has(event.type)) api(`/v1/jobs/${id}`).then(resolve, reject);
+			},
+			reject,
+		);
+		signal?.addEventListener("abort", () => {
+			stop();
+			reject(signal.reason);
+		});
+	});
 }
 
 /** @param {string} id */
 export async function cancelJob(id) {
-  try {
-    await api(`/v1/jobs/${id}`, { method: "DELETE" });
-  } catch (error) {
-    if (!(error instanceof ApiError) || error.status !== 409) throw error; // it has ended in the meantime
-  }
-  changed();
+	try {
+		await api(`/v1/jobs/${id}`, { method: "DELETE" });
+	} catch (error) {
+		if (!(error instanceof ApiError) || error.status !== 409) throw error; // it has ended in the meantime
+	}
+	changed();
 }
 
 /**
@@ -154,9 +148,9 @@ export async function cancelJob(id) {
  * @param {string} id
  */
 export async function forgetJob(id) {
-  await api(`/v1/jobs/${id}`, { method: "DELETE", query: { forget: true } });
-  app.set((state) => ({ ended: state.ended?.filter((job) => job.id !== id) ?? null }));
-  changed();
+	await api(`/v1/jobs/${id}`, { method: "DELETE", query: { forget: true } });
+	app.set((state) => ({ ended: state.ended?.filter((job) => job.id !== id) ?? null }));
+	changed();
 }
 
 /**
@@ -165,23 +159,23 @@ export async function forgetJob(id) {
  * @param {string} file
  */
 export async function deletePicture(id, file) {
-  await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, { method: "DELETE" });
-  app.set((state) => ({
-    ended:
-      state.ended?.flatMap((job) => {
-        if (job.id !== id || !job.result) return [job];
-        const images = job.result.images.filter((image) => image.file !== file);
-        return images.length ? [{ ...job, result: { ...job.result, images } }] : [];
-      }) ?? null,
-  }));
-  changed();
+	await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, { method: "DELETE" });
+	app.set((state) => ({
+		ended:
+			state.ended?.flatMap((job) => {
+				if (job.id !== id || !job.result) return [job];
+				const images = job.result.images.filter((image) => image.file !== file);
+				return images.length ? [{ ...job, result: { ...job.result, images } }] : [];
+			}) ?? null,
+	}));
+	changed();
 }
 
 /** @param {string} id */
 export async function retryJob(id) {
-  const answer = await api(`/v1/jobs/${id}/retry`, { method: "POST" });
-  changed();
-  return answer.id;
+	const answer = await api(`/v1/jobs/${id}/retry`, { method: "POST" });
+	changed();
+	return answer.id;
 }
 
 /**
@@ -190,15 +184,15 @@ export async function retryJob(id) {
  * @param {number} position
  */
 export async function moveJob(id, position) {
-  await api(`/v1/jobs/${id}`, { method: "PATCH", json: { position } });
-  changed();
+	await api(`/v1/jobs/${id}`, { method: "PATCH", json: { position } });
+	changed();
 }
 
 /** @param {boolean} paused */
 export async function pauseQueue(paused) {
-  await api("/v1/queue", { json: { paused } });
-  app.set({ paused });
-  changed();
+	await api("/v1/queue", { json: { paused } });
+	app.set({ paused });
+	changed();
 }
 
 /**
@@ -208,8 +202,8 @@ export async function pauseQueue(paused) {
 export const imageAddress = (image) => address(image.url);
 
 function changed() {
-  refreshJobs();
-  channel?.postMessage("changed");
+	refreshJobs();
+	channel?.postMessage("changed");
 }
 
 // streams: one connection per job, however many parts of the page read it
@@ -224,24 +218,24 @@ const streams = new Map();
  * @param {(error: any) => void} [onFailure] the job is unknown or has expired
  */
 export function followJob(id, listener, onFailure) {
-  let stream = streams.get(id);
-  if (!stream) {
-    stream = { events: [], listeners: new Set(), failures: new Set(), stop: new AbortController() };
-    streams.set(id, stream);
-    run(id, stream);
-  }
-  const joined = stream;
-  if (onFailure) joined.failures.add(onFailure);
-  for (const event of joined.events) listener(event);
-  joined.listeners.add(listener);
-  return () => {
-    joined.listeners.delete(listener);
-    if (onFailure) joined.failures.delete(onFailure);
-    if (!joined.listeners.size && streams.get(id) === joined) {
-      joined.stop.abort();
-      streams.delete(id);
-    }
-  };
+	let stream = streams.get(id);
+	if (!stream) {
+		stream = { events: [], listeners: new Set(), failures: new Set(), stop: new AbortController() };
+		streams.set(id, stream);
+		run(id, stream);
+	}
+	const joined = stream;
+	if (onFailure) joined.failures.add(onFailure);
+	for (const event of joined.events) listener(event);
+	joined.listeners.add(listener);
+	return () => {
+		joined.listeners.delete(listener);
+		if (onFailure) joined.failures.delete(onFailure);
+		if (!joined.listeners.size && streams.get(id) === joined) {
+			joined.stop.abort();
+			streams.delete(id);
+		}
+	};
 }
 
 /**
@@ -249,22 +243,22 @@ export function followJob(id, listener, onFailure) {
  * @param {{ events: JobEvent[], listeners: Set<(event: JobEvent) => void>, failures: Set<(e: any) => void>, stop: AbortController }} stream
  */
 async function run(id, stream) {
-  try {
-    await followStream(`/v1/jobs/${id}/events`, {
-      signal: stream.stop.signal,
-      isFinal: (event) => FINAL.has(event.event),
-      onEvent(message) {
-        const event = JSON.parse(message.data);
-        // an older preview is of no use to a reader that joins later
-        if (event.type === "preview") stream.events = stream.events.filter((each) => each.type !== "preview");
-        stream.events.push(event);
-        for (const listener of [...stream.listeners]) listener(event);
-      },
-    });
-  } catch (error) {
-    for (const failure of [...stream.failures]) failure(error);
-  }
-  if (streams.get(id) === stream) streams.delete(id);
+	try {
+		await followStream(`/v1/jobs/${id}/events`, {
+			signal: stream.stop.signal,
+			isFinal: (event) => FINAL.has(event.event),
+			onEvent(message) {
+				const event = JSON.parse(message.data);
+				// an older preview is of no use to a reader that joins later
+				if (event.type === "preview") stream.events = stream.events.filter((each) => each.type !== "preview");
+				stream.events.push(event);
+				for (const listener of [...stream.listeners]) listener(event);
+			},
+		});
+	} catch (error) {
+		for (const failure of [...stream.failures]) failure(error);
+	}
+	if (streams.get(id) === stream) streams.delete(id);
 }
 
 /** @type {Map<string, () => void>} */
@@ -275,33 +269,33 @@ const watched = new Map();
  * @param {Job} job
  */
 function keepProgress(job) {
-  if (watched.has(job.id)) return;
-  const done = () => {
-    watched.get(job.id)?.();
-    watched.delete(job.id);
-    app.set((state) => {
-      const { [job.id]: _, ...progress } = state.progress;
-      return { progress };
-    });
-    refreshJobs();
-  };
-  const stop = followJob(
-    job.id,
-    (event) => {
-      if (FINAL.has(event.type)) {
-        if (event.type === "done" && job.operation === "train") loadLoras().catch(() => {});
-        queueMicrotask(done);
-      } else
-        app.set((state) => ({ progress: { ...state.progress, [job.id]: advance(state.progress[job.id], event) } }));
-    },
-    done,
-  );
-  watched.set(job.id, stop);
+	if (watched.has(job.id)) return;
+	const done = () => {
+		watched.get(job.id)?.();
+		watched.delete(job.id);
+		app.set((state) => {
+			const { [job.id]: _, ...progress } = state.progress;
+			return { progress };
+		});
+		refreshJobs();
+	};
+	const stop = followJob(
+		job.id,
+		(event) => {
+			if (FINAL.has(event.type)) {
+				if (event.type === "done" && job.operation === "train") loadLoras().catch(() => {});
+				queueMicrotask(done);
+			} else
+				app.set((state) => ({ progress: { ...state.progress, [job.id]: advance(state.progress[job.id], event) } }));
+		},
+		done,
+	);
+	watched.set(job.id, stop);
 }
 
 function stopStreams() {
-  for (const stop of watched.values()) stop();
-  watched.clear();
+	for (const stop of watched.values()) stop();
+	watched.clear();
 }
 
 /**
@@ -310,19 +304,19 @@ function stopStreams() {
  * @returns {Progress}
  */
 export function advance(before, event) {
-  const at = before ?? { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: "queued" };
-  if (event.type === "progress" || event.type === "preview") {
-    return {
-      step: event.step ?? at.step,
-      total: event.total ?? at.total,
-      percent: event.percent ?? at.percent,
-      eta: event.eta ?? at.eta,
-      preview: event.type === "preview" && event.image ? `data:image/png;base64,${event.image}` : at.preview,
-      phase: "running",
-    };
-  }
-  if (event.type === "started" || event.type === "retried") {
-    return { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: event.type };
-  }
-  return ["loading", "preparing"].includes(event.type) ? { ...at, phase: event.type } : at;
+	const at = before ?? { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: "queued" };
+	if (event.type === "progress" || event.type === "preview") {
+		return {
+			step: event.step ?? at.step,
+			total: event.total ?? at.total,
+			percent: event.percent ?? at.percent,
+			eta: event.eta ?? at.eta,
+			preview: event.type === "preview" && event.image ? `data:image/png;base64,${event.image}` : at.preview,
+			phase: "running",
+		};
+	}
+	if (event.type === "started" || event.type === "retried") {
+		return { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: event.type };
+	}
+	return ["loading", "preparing"].includes(event.type) ? { ...at, phase: event.type } : at;
 }

@@ -5,23 +5,14 @@
 import { useEffect, useRef } from "./dom.js";
 import { createStore, persisted } from "./store.js";
 
-/**
- * @typedef {object} Shortcut
- * @property {string} keys
- * @property {string} label   what it does, for the sheet
- * @property {string} group   the heading it stands under
- * @property {(event: KeyboardEvent) => void} run
- * @property {boolean} [textOwn]  text fields have the same shortcut, and keep it
- */
-
 const stored = persisted("single-keys", true);
-/** @type {import("./store.js").Store<{ list: Shortcut[], singleKeys: boolean }>} */
+/** @type {Store<{ list: Shortcut[], singleKeys: boolean }>} */
 export const shortcuts = createStore({ list: /** @type {Shortcut[]} */ ([]), singleKeys: stored.read() });
 
 /** @param {boolean} on */
 export function allowSingleKeys(on) {
-  stored.write(on);
-  shortcuts.set({ singleKeys: on });
+	stored.write(on);
+	shortcuts.set({ singleKeys: on });
 }
 
 export const isMac = /mac|iphone|ipad/i.test(navigator.platform);
@@ -31,45 +22,45 @@ export const isMac = /mac|iphone|ipad/i.test(navigator.platform);
  * @param {Shortcut[]} list
  */
 export function useShortcuts(list) {
-  const newest = useRef(list);
-  newest.current = list;
-  const names = list.map((each) => each.keys).join(" ");
-  useEffect(() => {
-    const offered = newest.current.map((each, index) => ({
-      ...each,
-      run: (/** @type {KeyboardEvent} */ event) => newest.current[index]?.run(event),
-    }));
-    shortcuts.set((state) => ({ list: [...state.list, ...offered] }));
-    return () => shortcuts.set((state) => ({ list: state.list.filter((each) => !offered.includes(each)) }));
-  }, [names]);
+	const newest = useRef(list);
+	newest.current = list;
+	const names = list.map((each) => each.keys).join(" ");
+	useEffect(() => {
+		const offered = newest.current.map((each, index) => ({
+			...each,
+			run: (/** @type {KeyboardEvent} */ event) => newest.current[index]?.run(event),
+		}));
+		shortcuts.set((state) => ({ list: [...state.list, ...offered] }));
+		return () => shortcuts.set((state) => ({ list: state.list.filter((each) => !offered.includes(each)) }));
+	}, [names]);
 }
 
 /** @param {EventTarget | null} target */
 function isTyping(target) {
-  if (!(target instanceof HTMLElement)) return false;
-  if (target.isContentEditable || target.matches("textarea, select")) return true;
-  return target instanceof HTMLInputElement && !["checkbox", "radio", "range", "button"].includes(target.type);
+	if (!(target instanceof HTMLElement)) return false;
+	if (target.isContentEditable || target.matches("textarea, select")) return true;
+	return target instanceof HTMLInputElement && !["checkbox", "radio", "range", "button"].includes(target.type);
 }
 
 addEventListener("keydown", (event) => {
-  if (event.defaultPrevented || event.isComposing || event.altKey) return;
-  const mod = isMac ? event.metaKey : event.ctrlKey;
-  if (document.querySelector("dialog[open]") || (!mod && (event.ctrlKey || event.metaKey))) return;
-  if (!mod && (isTyping(event.target) || !shortcuts.get().singleKeys)) return;
-  // a letter on a focused button or slider is a shortcut, but Enter, space and arrows are the control's own
-  if (
-    !mod &&
-    event.key.length > 1 &&
-    event.target instanceof HTMLElement &&
-    event.target.matches("button, a, input, [role]")
-  )
-    return;
-  const key = event.key === "=" ? "+" : event.key; // plus without Shift
-  const keys = (mod ? "mod+" : "") + (key.length === 1 && mod ? key.toLowerCase() : key);
-  const match = shortcuts.get().list.findLast((each) => each.keys === keys);
-  if (!match || (match.textOwn && isTyping(event.target))) return;
-  event.preventDefault();
-  match.run(event);
+	if (event.defaultPrevented || event.isComposing || event.altKey) return;
+	const mod = isMac ? event.metaKey : event.ctrlKey;
+	if (document.querySelector("dialog[open]") || (!mod && (event.ctrlKey || event.metaKey))) return;
+	if (!mod && (isTyping(event.target) || !shortcuts.get().singleKeys)) return;
+	// a letter on a focused button or slider is a shortcut, but Enter, space and arrows are the control's own
+	if (
+		!mod &&
+		event.key.length > 1 &&
+		event.target instanceof HTMLElement &&
+		event.target.matches("button, a, input, [role]")
+	)
+		return;
+	const key = event.key === "=" ? "+" : event.key; // plus without Shift
+	const keys = (mod ? "mod+" : "") + (key.length === 1 && mod ? key.toLowerCase() : key);
+	const match = shortcuts.get().list.findLast((each) => each.keys === keys);
+	if (!match || (match.textOwn && isTyping(event.target))) return;
+	event.preventDefault();
+	match.run(event);
 });
 
 /**
@@ -78,10 +69,10 @@ addEventListener("keydown", (event) => {
  * @returns {string[]}
  */
 export const keyNames = (keys) =>
-  keys
-    .split(/(?<=.)\+/)
-    .map(
-      (key) =>
-        ({ mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" })[key] ??
-        key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del"),
-    );
+	keys
+		.split(/(?<=.)\+/)
+		.map(
+			(key) =>
+				({ mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" })[key] ??
+				key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del"),
+		);

@@ -1,14 +1,5 @@
 // LoRA tags of a prompt: <lora:name:0.8>, <lora:name:te=0.5,unet=0.8>. The prompt is where they live; cards only show them.
 
-/**
- * @typedef {object} Tag
- * @property {number} start
- * @property {number} end
- * @property {string} name     as it is written: a name, an id or a hash
- * @property {number} te       strength of the text encoders
- * @property {number} unet     strength of the denoiser
- */
-
 const TAG = /<(?:lora|lyco):([^<>]+)>/gi;
 
 /**
@@ -16,22 +7,22 @@ const TAG = /<(?:lora|lyco):([^<>]+)>/gi;
  * @returns {Tag[]}
  */
 export function parseTags(prompt) {
-  return Array.from(prompt.matchAll(TAG), (match) => {
-    const [name, ...fields] = match[1].split(":");
-    const numbers = fields.flatMap((field) => field.split(",")).map((field) => field.split("="));
-    const plain = numbers.filter((field) => field.length === 1).map((field) => Number(field[0]));
-    const by = Object.fromEntries(
-      numbers.filter((field) => field.length === 2).map(([key, value]) => [key.trim(), Number(value)]),
-    );
-    const te = by.te ?? plain[0] ?? 1;
-    return {
-      start: match.index,
-      end: match.index + match[0].length,
-      name: name.trim(),
-      te,
-      unet: by.unet ?? plain[1] ?? te,
-    };
-  });
+	return Array.from(prompt.matchAll(TAG), (match) => {
+		const [name, ...fields] = match[1].split(":");
+		const numbers = fields.flatMap((field) => field.split(",")).map((field) => field.split("="));
+		const plain = numbers.filter((field) => field.length === 1).map((field) => Number(field[0]));
+		const by = Object.fromEntries(
+			numbers.filter((field) => field.length === 2).map(([key, value]) => [key.trim(), Number(value)]),
+		);
+		const te = by.te ?? plain[0] ?? 1;
+		return {
+			start: match.index,
+			end: match.index + match[0].length,
+			name: name.trim(),
+			te,
+			unet: by.unet ?? plain[1] ?? te,
+		};
+	});
 }
 
 /** @param {number} value */
@@ -43,14 +34,14 @@ const number = (value) => String(Math.round(value * 1000) / 1000);
  * @param {number} unet
  */
 export const formatTag = (name, te, unet) =>
-  te === unet ? `<lora:${name}:${number(te)}>` : `<lora:${name}:te=${number(te)},unet=${number(unet)}>`;
+	te === unet ? `<lora:${name}:${number(te)}>` : `<lora:${name}:te=${number(te)},unet=${number(unet)}>`;
 
 /** @param {string} prompt the prompt without its tags */
 export const withoutTags = (prompt) =>
-  prompt
-    .replace(TAG, "")
-    .replace(/[ \t]{2,}/g, " ")
-    .trim();
+	prompt
+		.replace(TAG, "")
+		.replace(/[ \t]{2,}/g, " ")
+		.trim();
 
 /**
  * @param {string} prompt
@@ -58,8 +49,8 @@ export const withoutTags = (prompt) =>
  * @param {{ te: number, unet: number }} strengths
  */
 export function setTag(prompt, index, { te, unet }) {
-  const tag = parseTags(prompt)[index];
-  return prompt.slice(0, tag.start) + formatTag(tag.name, te, unet) + prompt.slice(tag.end);
+	const tag = parseTags(prompt)[index];
+	return prompt.slice(0, tag.start) + formatTag(tag.name, te, unet) + prompt.slice(tag.end);
 }
 
 /**
@@ -68,15 +59,15 @@ export function setTag(prompt, index, { te, unet }) {
  * @param {number} strength
  */
 export const addTag = (prompt, name, strength) =>
-  `${prompt.trimEnd()}${prompt.trim() ? " " : ""}${formatTag(name, strength, strength)}`;
+	`${prompt.trimEnd()}${prompt.trim() ? " " : ""}${formatTag(name, strength, strength)}`;
 
 /**
  * @param {string} prompt
  * @param {number} index
  */
 export function removeTag(prompt, index) {
-  const tag = parseTags(prompt)[index];
-  return `${prompt.slice(0, tag.start).trimEnd()} ${prompt.slice(tag.end).trimStart()}`.trim();
+	const tag = parseTags(prompt)[index];
+	return `${prompt.slice(0, tag.start).trimEnd()} ${prompt.slice(tag.end).trimStart()}`.trim();
 }
 
 /**
@@ -86,42 +77,42 @@ export function removeTag(prompt, index) {
  * @param {number} to
  */
 export function moveTag(prompt, from, to) {
-  const tags = parseTags(prompt);
-  const texts = tags.map((tag) => prompt.slice(tag.start, tag.end));
-  texts.splice(to, 0, ...texts.splice(from, 1));
-  let result = "";
-  let at = 0;
-  tags.forEach((tag, index) => {
-    result += prompt.slice(at, tag.start) + texts[index];
-    at = tag.end;
-  });
-  return result + prompt.slice(at);
+	const tags = parseTags(prompt);
+	const texts = tags.map((tag) => prompt.slice(tag.start, tag.end));
+	texts.splice(to, 0, ...texts.splice(from, 1));
+	let result = "";
+	let at = 0;
+	tags.forEach((tag, index) => {
+		result += prompt.slice(at, tag.start) + texts[index];
+		at = tag.end;
+	});
+	return result + prompt.slice(at);
 }
 
 /**
  * How a prompt names a LoRA: by its name, or by its id where the name cannot stand in a tag or is not the only one.
- * @param {import("./types.js").Lora} lora
- * @param {import("./types.js").Lora[] | null} loras
+ * @param {Lora} lora
+ * @param {Lora[] | null} loras
  */
 export function tagName(lora, loras) {
-  const speakable = /^[^<>:\s](?:[^<>:]*[^<>:\s])?$/.test(lora.name);
-  const unique = (loras ?? []).filter((each) => each.name === lora.name).length <= 1;
-  return speakable && unique ? lora.name : lora.id;
+	const speakable = /^[^<>:\s](?:[^<>:]*[^<>:\s])?$/.test(lora.name);
+	const unique = (loras ?? []).filter((each) => each.name === lora.name).length <= 1;
+	return speakable && unique ? lora.name : lora.id;
 }
 
 /**
  * Words of a LoRA that a prompt may use, best source first, without repetitions.
- * @param {import("./types.js").Lora} lora
+ * @param {Lora} lora
  */
 export function triggerWords(lora) {
-  return [
-    ...new Set(
-      lora.triggers
-        .flatMap((trigger) => trigger.words)
-        .map((word) => word.trim())
-        .filter(Boolean),
-    ),
-  ];
+	return [
+		...new Set(
+			lora.triggers
+				.flatMap((trigger) => trigger.words)
+				.map((word) => word.trim())
+				.filter(Boolean),
+		),
+	];
 }
 
 /**
@@ -130,11 +121,11 @@ export function triggerWords(lora) {
  * @param {string} word
  */
 export function hasWord(prompt, word) {
-  const text = withoutTags(prompt).toLowerCase();
-  return (
-    text.split(/[,.;()[\]]+/).some((part) => part.trim() === word.toLowerCase()) ||
-    ` ${text} `.includes(` ${word.toLowerCase()} `)
-  );
+	const text = withoutTags(prompt).toLowerCase();
+	return (
+		text.split(/[,.;()[\]]+/).some((part) => part.trim() === word.toLowerCase()) ||
+		` ${text} `.includes(` ${word.toLowerCase()} `)
+	);
 }
 
 /**
@@ -143,14 +134,14 @@ export function hasWord(prompt, word) {
  * @param {string} word
  */
 export function toggleWord(prompt, word) {
-  if (hasWord(prompt, word)) {
-    const escaped = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
-    return prompt
-      .replace(new RegExp(`(^|,\\s*|\\s)${escaped}(?=$|[\\s,<])`, "i"), "")
-      .replace(/^\s*,\s*/, "")
-      .replace(/\s{2,}/g, " ");
-  }
-  const first = parseTags(prompt)[0]?.start ?? prompt.length;
-  const text = prompt.slice(0, first).trimEnd();
-  return `${text}${text ? ", " : ""}${word}${first < prompt.length ? ` ${prompt.slice(first)}` : ""}`;
+	if (hasWord(prompt, word)) {
+		const escaped = word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+		return prompt
+			.replace(new RegExp(`(^|,\\s*|\\s)${escaped}(?=$|[\\s,<])`, "i"), "")
+			.replace(/^\s*,\s*/, "")
+			.replace(/\s{2,}/g, " ");
+	}
+	const first = parseTags(prompt)[0]?.start ?? prompt.length;
+	const text = prompt.slice(0, first).trimEnd();
+	return `${text}${text ? ", " : ""}${word}${first < prompt.length ? ` ${prompt.slice(first)}` : ""}`;
 }

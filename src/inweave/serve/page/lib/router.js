@@ -10,8 +10,8 @@ import { createStore, useStore } from "./store.js";
 
 /** @returns {Route} */
 function current() {
-  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
-  return { view: decodeURIComponent(path) || "generate", params: Object.fromEntries(new URLSearchParams(query)) };
+	const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+	return { view: decodeURIComponent(path) || "generate", params: Object.fromEntries(new URLSearchParams(query)) };
 }
 
 export const route = createStore(current());
@@ -23,12 +23,12 @@ addEventListener("hashchange", () => route.set(current()));
  * @param {Record<string, string | number | null | undefined>} [params] empty ones are left out
  */
 export function href(view, params = {}) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(params)) {
-    if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
-  }
-  const text = query.toString();
-  return `#/${view}${text ? `?${text}` : ""}`;
+	const query = new URLSearchParams();
+	for (const [name, value] of Object.entries(params)) {
+		if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
+	}
+	const text = query.toString();
+	return `#/${view}${text ? `?${text}` : ""}`;
 }
 
 /**
@@ -37,7 +37,7 @@ export function href(view, params = {}) {
  * @param {Record<string, string | number | null | undefined>} [params]
  */
 export function navigate(view, params) {
-  location.hash = href(view, params);
+	location.hash = href(view, params);
 }
 
 /**
@@ -46,9 +46,9 @@ export function navigate(view, params) {
  * @param {Record<string, string | number | null | undefined>} params
  */
 export function remember(view, params) {
-  if (route.get().view !== view) return;
-  const address = href(view, params);
-  if (location.hash !== address) history.replaceState(null, "", address);
+	if (route.get().view !== view) return;
+	const address = href(view, params);
+	if (location.hash !== address) history.replaceState(null, "", address);
 }
 
 /** The address as it is now, which `remember` may have changed since the route was set. */

@@ -2,31 +2,25 @@
 import { useLayoutEffect, useReducer, useRef } from "./dom.js";
 
 /**
- * @template T
- * @typedef {{ get: () => T, set: (patch: Partial<T> | ((state: T) => Partial<T>)) => void,
- *   subscribe: (listener: () => void) => () => void }} Store
- */
-
-/**
  * @template {object} T
  * @param {T} initial
  * @returns {Store<T>}
  */
 export function createStore(initial) {
-  let state = initial;
-  /** @type {Set<() => void>} */
-  const listeners = new Set();
-  return {
-    get: () => state,
-    set(patch) {
-      state = { ...state, ...(typeof patch === "function" ? patch(state) : patch) };
-      for (const listener of [...listeners]) listener();
-    },
-    subscribe(listener) {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
-    },
-  };
+	let state = initial;
+	/** @type {Set<() => void>} */
+	const listeners = new Set();
+	return {
+		get: () => state,
+		set(patch) {
+			state = { ...state, ...(typeof patch === "function" ? patch(state) : patch) };
+			for (const listener of [...listeners]) listener();
+		},
+		subscribe(listener) {
+			listeners.add(listener);
+			return () => listeners.delete(listener);
+		},
+	};
 }
 
 /**
@@ -38,18 +32,18 @@ export function createStore(initial) {
  * @returns {V}
  */
 export function useStore(store, select) {
-  const [, update] = useReducer((/** @type {number} */ n) => n + 1, 0);
-  const value = select(store.get());
-  const current = useRef({ value, select });
-  current.current = { value, select };
-  useLayoutEffect(() => {
-    const check = () => {
-      if (!Object.is(current.current.select(store.get()), current.current.value)) update(undefined);
-    };
-    check(); // it may have changed between rendering and now
-    return store.subscribe(check);
-  }, [store]);
-  return value;
+	const [, update] = useReducer((/** @type {number} */ n) => n + 1, 0);
+	const value = select(store.get());
+	const current = useRef({ value, select });
+	current.current = { value, select };
+	useLayoutEffect(() => {
+		const check = () => {
+			if (!Object.is(current.current.select(store.get()), current.current.value)) update(undefined);
+		};
+		check(); // it may have changed between rendering and now
+		return store.subscribe(check);
+	}, [store]);
+	return value;
 }
 
 /**
@@ -59,24 +53,24 @@ export function useStore(store, select) {
  * @param {T} initial
  */
 export function persisted(name, initial) {
-  const key = `inweave.${name}`;
-  return {
-    /** @returns {T} */
-    read() {
-      try {
-        const text = localStorage.getItem(key);
-        return text === null ? initial : JSON.parse(text);
-      } catch {
-        return initial;
-      }
-    },
-    /** @param {T} value */
-    write(value) {
-      try {
-        localStorage.setItem(key, JSON.stringify(value));
-      } catch {
-        // full or forbidden: nothing depends on it
-      }
-    },
-  };
+	const key = `inweave.${name}`;
+	return {
+		/** @returns {T} */
+		read() {
+			try {
+				const text = localStorage.getItem(key);
+				return text === null ? initial : JSON.parse(text);
+			} catch {
+				return initial;
+			}
+		},
+		/** @param {T} value */
+		write(value) {
+			try {
+				localStorage.setItem(key, JSON.stringify(value));
+			} catch {
+				// full or forbidden: nothing depends on it
+			}
+		},
+	};
 }

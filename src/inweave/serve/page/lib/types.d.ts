@@ -1,9 +1,9 @@
-// What the API sends, as far as the page reads it.
+// Types of the whole page, global, so that modules name them without an import. First what the API sends, as far as it is read.
 
-export type JobState = "queued" | "running" | "done" | "failed" | "cancelled";
-export type Operation = "image_generation" | "image_transform" | "image_inpaint" | "train";
+type JobState = "queued" | "running" | "done" | "failed" | "cancelled";
+type Operation = "image_generation" | "image_transform" | "image_inpaint" | "train";
 
-export interface LoraChoice {
+interface LoraChoice {
   name?: string;
   hash?: string;
   strength?: number;
@@ -12,7 +12,7 @@ export interface LoraChoice {
 }
 
 /** Fields of an image job; what is missing takes the model's own value. */
-export interface ImageSettings {
+interface ImageSettings {
   prompt: string;
   negative_prompt?: string;
   steps?: number;
@@ -29,7 +29,7 @@ export interface ImageSettings {
   loras?: LoraChoice[];
 }
 
-export interface ImageRequest extends ImageSettings {
+interface ImageRequest extends ImageSettings {
   operation?: Operation;
   model?: string;
   priority?: number;
@@ -39,7 +39,7 @@ export interface ImageRequest extends ImageSettings {
   on_mismatch?: "error" | "warn";
 }
 
-export interface ResultImage {
+interface ResultImage {
   index: number;
   seed: number;
   settings: ImageSettings;
@@ -49,7 +49,7 @@ export interface ResultImage {
   url: string;
 }
 
-export interface ResultLora {
+interface ResultLora {
   name: string;
   te: number;
   unet: number;
@@ -62,7 +62,7 @@ export interface ResultLora {
   autov3: string | null;
 }
 
-export interface JobResult {
+interface JobResult {
   images: ResultImage[];
   loras?: ResultLora[];
   warnings?: string[];
@@ -71,7 +71,7 @@ export interface JobResult {
   [name: string]: any;
 }
 
-export interface Job {
+interface Job {
   id: string;
   operation: Operation;
   model: string;
@@ -91,7 +91,7 @@ export interface Job {
 }
 
 /** One event of a job's stream; the fields depend on its type. */
-export interface JobEvent {
+interface JobEvent {
   type: string;
   job: string;
   event: number;
@@ -105,7 +105,7 @@ export interface JobEvent {
 }
 
 /** Where a running job is. */
-export interface Progress {
+interface Progress {
   step: number;
   total: number;
   percent: number;
@@ -116,7 +116,7 @@ export interface Progress {
   phase: string;
 }
 
-export interface Lora {
+interface Lora {
   id: string;
   name: string;
   path: string;
@@ -146,7 +146,7 @@ export interface Lora {
   removable: boolean;
 }
 
-export interface Model {
+interface Model {
   name: string;
   default: boolean;
   base?: string | null;
@@ -154,7 +154,7 @@ export interface Model {
   defaults?: { size: number; steps: number; guidance: number } | null;
 }
 
-export interface Capabilities {
+interface Capabilities {
   version: string;
   operations: Operation[];
   models: Model[];
@@ -175,10 +175,154 @@ export interface Capabilities {
 }
 
 /** What a picture says of how it was made. */
-export interface PictureSettings {
+interface PictureSettings {
   settings: Partial<ImageSettings> & Record<string, any>;
   /** id: null where the library does not have it */
   loras: { reference: string; id: string | null; name: string }[];
   model: { name?: string };
   warnings: string[];
+}
+
+// The page's own.
+
+interface Store<T> {
+  get: () => T;
+  set: (patch: Partial<T> | ((state: T) => Partial<T>)) => void;
+  subscribe: (listener: () => void) => () => void;
+}
+
+interface AppState {
+  /** locked: the worker wants a token that we do not have */
+  session: "opening" | "locked" | "open";
+  tokenRequired: boolean;
+  /** whether the last call reached the worker */
+  online: boolean;
+  /** why a job would not run now, while the model loads */
+  notReady: string | null;
+  capabilities: Capabilities | null;
+  /** null until they are known */
+  loras: Lora[] | null;
+  /** running and waiting jobs, in the order they run; null until known */
+  active: Job[] | null;
+  /** whether the queue is paused */
+  paused: boolean;
+  /** jobs that ended, newest first; null until known */
+  ended: Job[] | null;
+  /** where the next page of them starts */
+  endedNext: number | null;
+  /** of running jobs, by id */
+  progress: Record<string, Progress>;
+}
+
+interface Shortcut {
+  keys: string;
+  /** what it does, for the sheet */
+  label: string;
+  /** the heading it stands under */
+  group: string;
+  run: (event: KeyboardEvent) => void;
+  /** text fields have the same shortcut, and keep it */
+  textOwn?: boolean;
+}
+
+interface CallOptions {
+  method?: string;
+  /** sent as the body */
+  json?: any;
+  /** sent as it is */
+  body?: BodyInit;
+  headers?: Record<string, string>;
+  query?: Record<string, string | number | boolean | null | undefined | string[]>;
+  signal?: AbortSignal;
+}
+
+/** A LoRA in a prompt. */
+interface Tag {
+  start: number;
+  end: number;
+  /** as it is written: a name, an id or a hash */
+  name: string;
+  /** strength of the text encoders */
+  te: number;
+  /** strength of the denoiser */
+  unet: number;
+}
+
+/** A picture of a job that is done. */
+interface Picture {
+  job: Job;
+  image: ResultImage;
+}
+
+/** A form: what the next picture will be made of. */
+interface Draft extends Omit<ImageSettings, "loras"> {
+  negative_prompt: string;
+  model?: string;
+  /** whether the next picture has the same seed */
+  locked: boolean;
+}
+
+interface DraftStore extends Store<Draft> {
+  /** what is set, as an address and as a request name it */
+  fields: () => Record<string, any>;
+  /** take the settings of a picture; those it does not tell become the model's own */
+  take: (settings: Record<string, any>) => void;
+  /** write it into the address now */
+  remember: () => void;
+}
+
+interface Point {
+  x: number;
+  y: number;
+}
+
+interface Rect extends Point {
+  width: number;
+  height: number;
+}
+
+/** The pixels of a rectangle of a mask, as they were. */
+interface Change {
+  rect: Rect;
+  pixels: ImageData;
+}
+
+/** The picture that is edited. */
+interface EditSource {
+  /** upright, on white: what is seen, and what is sent */
+  canvas: HTMLCanvasElement;
+  /** the picture as it came, where parts of it are transparent */
+  holes: ImageBitmap | null;
+  /** the canvas as PNG */
+  blob: Blob;
+  /** of the blob */
+  url: string;
+  /** the id that the worker has for it */
+  upload: Promise<string> | null;
+  width: number;
+  height: number;
+}
+
+interface EditState {
+  source: EditSource | null;
+  mask: import("../views/edit/mask.js").Mask | null;
+  /** counts the changes of the mask */
+  version: number;
+  /** what the address calls the source */
+  from: Record<string, string>;
+  tool: "brush" | "eraser" | "hand";
+  /** of the brush, in pixels of the picture */
+  size: number;
+  /** whether the mask is not shown */
+  hidden: boolean;
+  /** the point of the picture in the middle; null: all of it is shown */
+  camera: (Point & { zoom: number }) | null;
+  /** what it is shown in */
+  box: { width: number; height: number };
+  /** made of this source, newest first */
+  jobs: string[];
+  /** the job that the address named */
+  opened: Job | null;
+  /** where there is room for one of them */
+  shown: "picture" | "result";
 }

@@ -7,15 +7,15 @@ import { t } from "../strings.js";
  * @param {{ before: string, after: string, beforeLabel: string, afterLabel: string, width: number, height: number, alt: string }} props
  */
 export function BeforeAfter({ before, after, beforeLabel, afterLabel, width, height, alt }) {
-  const [position, setPosition] = useState(50);
-  const id = useId();
-  return html`<div class="beforeafter" style=${{ "--position": `${position}%`, "--ratio": `${width} / ${height}` }}>
-    <img src=${after} width=${width} height=${height} alt=${`${alt}: ${afterLabel}`} />
-    <img class="beforeafter-top" src=${before} width=${width} height=${height} alt=${`${alt}: ${beforeLabel}`} />
-    <span class="beforeafter-tag beforeafter-tag-before" aria-hidden="true">${beforeLabel}</span>
-    <span class="beforeafter-tag beforeafter-tag-after" aria-hidden="true">${afterLabel}</span>
-    <label class="visually-hidden" for=${id}>${t.compare.handle}</label>
-    <input id=${id} type="range" min="0" max="100" step="1" value=${position} onInput=${(/** @type {any} */ e) => setPosition(Number(e.currentTarget.value))} />
-    <span class="beforeafter-handle" aria-hidden="true"></span>
-  </div>`;
+	const [position, setPosition] = useState(50);
+	const id = useId();
+	return html`<div class="beforeafter" style=${{ "--position": `${position}%`, "--ratio": `${width} / ${height}` }}>
+		<img src=${after} width=${width} height=${height} alt=${`${alt}: ${afterLabel}`} />
+		<img class="beforeafter-top" src=${before} width=${width} height=${height} alt=${`${alt}: ${beforeLabel}`} />
+		<span class="beforeafter-tag beforeafter-tag-before" aria-hidden="true">${beforeLabel}</span>
+		<span class="beforeafter-tag beforeafter-tag-after" aria-hidden="true">${afterLabel}</span>
+		<label class="visually-hidden" for=${id}>${t.compare.handle}</label>
+		<input id=${id} type="range" min="0" max="100" step="1" value=${position} onInput=${(/** @type {any} */ e) => setPosition(Number(e.currentTarget.value))} />
+		<span class="beforeafter-handle" aria-hidden="true"></span>
+	</div>`;
 }

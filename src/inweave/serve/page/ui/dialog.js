@@ -7,31 +7,31 @@ import { Button } from "./button.js";
  * @param {{ title: string, onClose: () => void, children?: any, actions?: any, wide?: boolean }} props
  */
 export function Dialog({ title, onClose, children, actions, wide }) {
-  const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  const id = useId();
-  useEffect(() => {
-    const dialog = ref.current;
-    dialog?.showModal();
-    return () => dialog?.close();
-  }, []);
-  return html`<dialog
-    ref=${ref}
-    class=${wide ? "dialog dialog-wide" : "dialog"}
-    aria-labelledby=${id}
-    onCancel=${(/** @type {Event} */ event) => {
-      event.preventDefault();
-      onClose();
-    }}
-    onClick=${(/** @type {Event} */ event) => event.target === ref.current && onClose()}
-  >
-    <div class="dialog-body">
-      <header class="row spread">
-        <h2 id=${id}>${title}</h2>
-        <${Button} kind="quiet" icon="close" label=${t.actions.close} onClick=${onClose} />
-      </header>
-      ${children} ${actions && html`<footer class="dialog-actions">${actions}</footer>`}
-    </div>
-  </dialog>`;
+	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
+	const id = useId();
+	useEffect(() => {
+		const dialog = ref.current;
+		dialog?.showModal();
+		return () => dialog?.close();
+	}, []);
+	return html`<dialog
+		ref=${ref}
+		class=${wide ? "dialog dialog-wide" : "dialog"}
+		aria-labelledby=${id}
+		onCancel=${(/** @type {Event} */ event) => {
+			event.preventDefault();
+			onClose();
+		}}
+		onClick=${(/** @type {Event} */ event) => event.target === ref.current && onClose()}
+	>
+		<div class="dialog-body">
+			<header class="row spread">
+				<h2 id=${id}>${title}</h2>
+				<${Button} kind="quiet" icon="close" label=${t.actions.close} onClick=${onClose} />
+			</header>
+			${children} ${actions && html`<footer class="dialog-actions">${actions}</footer>`}
+		</div>
+	</dialog>`;
 }
 
 /**
@@ -39,18 +39,18 @@ export function Dialog({ title, onClose, children, actions, wide }) {
  * @param {{ title: string, text: string, confirm: string, onConfirm: () => void, onClose: () => void }} props
  */
 export const Confirm = ({ title, text, confirm, onConfirm, onClose }) => html`<${Dialog}
-  title=${title}
-  onClose=${onClose}
-  actions=${html`<${Button} onClick=${onClose}>${t.actions.keep}<//>
-    <${Button}
-      kind="danger"
-      autofocus
-      onClick=${() => {
-        onClose();
-        onConfirm();
-      }}
-      >${confirm}<//
-    >`}
+	title=${title}
+	onClose=${onClose}
+	actions=${html`<${Button} onClick=${onClose}>${t.actions.keep}<//>
+		<${Button}
+			kind="danger"
+			autofocus
+			onClick=${() => {
+				onClose();
+				onConfirm();
+			}}
+			>${confirm}<//
+		>`}
 >
-  <p>${text}</p>
+	<p>${text}</p>
 <//>`;

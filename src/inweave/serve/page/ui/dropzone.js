@@ -7,36 +7,36 @@ import { Icon } from "./icons.js";
  *   accept: as of an input of type file
  */
 export function DropZone({ onFiles, accept, label, hint, multiple, icon = "upload", compact }) {
-  const [over, setOver] = useState(false);
-  return html`<label
-    class=${cx("dropzone", over && "dropzone-over", compact && "dropzone-compact")}
-    onDragOver=${(/** @type {DragEvent} */ e) => {
-      e.preventDefault();
-      setOver(true);
-    }}
-    onDragLeave=${() => setOver(false)}
-    onDrop=${(/** @type {DragEvent} */ e) => {
-      e.preventDefault();
-      e.stopPropagation();
-      setOver(false);
-      deliver(e.dataTransfer, onFiles, multiple);
-    }}
-  >
-    <${Icon} name=${icon} />
-    <span class="dropzone-label">${label}</span>
-    ${hint && html`<span class="dropzone-hint">${hint}</span>`}
-    <input
-      class="visually-hidden"
-      type="file"
-      accept=${accept}
-      multiple=${multiple}
-      onChange=${(/** @type {any} */ e) => {
-        const files = [...e.currentTarget.files];
-        e.currentTarget.value = "";
-        if (files.length) onFiles(files);
-      }}
-    />
-  </label>`;
+	const [over, setOver] = useState(false);
+	return html`<label
+		class=${cx("dropzone", over && "dropzone-over", compact && "dropzone-compact")}
+		onDragOver=${(/** @type {DragEvent} */ e) => {
+			e.preventDefault();
+			setOver(true);
+		}}
+		onDragLeave=${() => setOver(false)}
+		onDrop=${(/** @type {DragEvent} */ e) => {
+			e.preventDefault();
+			e.stopPropagation();
+			setOver(false);
+			deliver(e.dataTransfer, onFiles, multiple);
+		}}
+	>
+		<${Icon} name=${icon} />
+		<span class="dropzone-label">${label}</span>
+		${hint && html`<span class="dropzone-hint">${hint}</span>`}
+		<input
+			class="visually-hidden"
+			type="file"
+			accept=${accept}
+			multiple=${multiple}
+			onChange=${(/** @type {any} */ e) => {
+				const files = [...e.currentTarget.files];
+				e.currentTarget.value = "";
+				if (files.length) onFiles(files);
+			}}
+		/>
+	</label>`;
 }
 
 /**
@@ -44,46 +44,46 @@ export function DropZone({ onFiles, accept, label, hint, multiple, icon = "uploa
  * @param {(files: File[]) => void} onFiles
  */
 export function usePageDrop(onFiles) {
-  const [over, setOver] = useState(false);
-  const newest = useRef(onFiles);
-  newest.current = onFiles;
-  useEffect(() => {
-    let depth = 0;
-    /** @param {DragEvent} event */
-    const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-    const enter = (/** @type {DragEvent} */ event) => {
-      if (hasFiles(event)) setOver(++depth > 0);
-    };
-    const leave = (/** @type {DragEvent} */ event) => {
-      if (hasFiles(event)) setOver(--depth > 0);
-    };
-    const hover = (/** @type {DragEvent} */ event) => {
-      if (hasFiles(event)) event.preventDefault();
-    };
-    const drop = (/** @type {DragEvent} */ event) => {
-      depth = 0;
-      setOver(false);
-      if (event.defaultPrevented || !hasFiles(event)) return;
-      event.preventDefault();
-      deliver(event.dataTransfer, newest.current, true);
-    };
-    const paste = (/** @type {ClipboardEvent} */ event) => {
-      if (event.clipboardData?.files.length) deliver(event.clipboardData, newest.current, true);
-    };
-    addEventListener("dragenter", enter);
-    addEventListener("dragleave", leave);
-    addEventListener("dragover", hover);
-    addEventListener("drop", drop);
-    addEventListener("paste", paste);
-    return () => {
-      removeEventListener("dragenter", enter);
-      removeEventListener("dragleave", leave);
-      removeEventListener("dragover", hover);
-      removeEventListener("drop", drop);
-      removeEventListener("paste", paste);
-    };
-  }, []);
-  return over;
+	const [over, setOver] = useState(false);
+	const newest = useRef(onFiles);
+	newest.current = onFiles;
+	useEffect(() => {
+		let depth = 0;
+		/** @param {DragEvent} event */
+		const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+		const enter = (/** @type {DragEvent} */ event) => {
+			if (hasFiles(event)) setOver(++depth > 0);
+		};
+		const leave = (/** @type {DragEvent} */ event) => {
+			if (hasFiles(event)) setOver(--depth > 0);
+		};
+		const hover = (/** @type {DragEvent} */ event) => {
+			if (hasFiles(event)) event.preventDefault();
+		};
+		const drop = (/** @type {DragEvent} */ event) => {
+			depth = 0;
+			setOver(false);
+			if (event.defaultPrevented || !hasFiles(event)) return;
+			event.preventDefault();
+			deliver(event.dataTransfer, newest.current, true);
+		};
+		const paste = (/** @type {ClipboardEvent} */ event) => {
+			if (event.clipboardData?.files.length) deliver(event.clipboardData, newest.current, true);
+		};
+		addEventListener("dragenter", enter);
+		addEventListener("dragleave", leave);
+		addEventListener("dragover", hover);
+		addEventListener("drop", drop);
+		addEventListener("paste", paste);
+		return () => {
+			removeEventListener("dragenter", enter);
+			removeEventListener("dragleave", leave);
+			removeEventListener("dragover", hover);
+			removeEventListener("drop", drop);
+			removeEventListener("paste", paste);
+		};
+	}, []);
+	return over;
 }
 
 /**
@@ -92,8 +92,8 @@ export function usePageDrop(onFiles) {
  * @param {boolean} [multiple]
  */
 function deliver(transfer, onFiles, multiple) {
-  const files = [...(transfer?.files ?? [])];
-  if (files.length) onFiles(multiple ? files : files.slice(0, 1));
+	const files = [...(transfer?.files ?? [])];
+	if (files.length) onFiles(multiple ? files : files.slice(0, 1));
 }
 
 /**
@@ -102,9 +102,9 @@ function deliver(transfer, onFiles, multiple) {
  * @returns {Promise<string>}
  */
 export const toBase64 = (file) =>
-  new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(String(reader.result).replace(/^data:[^,]*,/, ""));
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
+	new Promise((resolve, reject) => {
+		const reader = new FileReader();
+		reader.onload = () => resolve(String(reader.result).replace(/^data:[^,]*,/, ""));
+		reader.onerror = () => reject(reader.error);
+		reader.readAsDataURL(file);
+	});

@@ -6,7 +6,7 @@ import { Swatch } from "./swatch.js";
  * @param {{ name: string, title: string, text?: any, children?: any }} props  name: chooses the cloth
  */
 export const Empty = ({ name, title, text, children }) => html`<div class="empty">
-  <div class="empty-cloth"><${Swatch} name=${name} /></div>
-  <h2>${title}</h2>
-  ${text && html`<p>${text}</p>`} ${children && html`<div class="row wrap empty-actions">${children}</div>`}
+	<div class="empty-cloth"><${Swatch} name=${name} /></div>
+	<h2>${title}</h2>
+	${text && html`<p>${text}</p>`} ${children && html`<div class="row wrap empty-actions">${children}</div>`}
 </div>`;

@@ -5,10 +5,10 @@ const DYES = ["indigo", "madder", "weld", "woad", "linen"];
 
 /** @param {string} text a small hash, good enough to tell cloths apart */
 function hash(text) {
-  let value = 2166136261;
-  for (let index = 0; index < text.length; index += 1) value = Math.imul(value ^ text.charCodeAt(index), 16777619);
-  value = Math.imul(value ^ (value >>> 15), 2246822507);
-  return (value ^ (value >>> 13)) >>> 0;
+	let value = 2166136261;
+	for (let index = 0; index < text.length; index += 1) value = Math.imul(value ^ text.charCodeAt(index), 16777619);
+	value = Math.imul(value ^ (value >>> 15), 2246822507);
+	return (value ^ (value >>> 13)) >>> 0;
 }
 
 /**
@@ -17,32 +17,32 @@ function hash(text) {
  * @param {number} size threads per side
  */
 export function weave(name, size) {
-  const seed = hash(name);
-  const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
-  const warp = [pick(0), DYES[4], pick(3), pick(0)];
-  const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
-  const period = 2 + ((seed >>> 12) % 3); // plain, twill, long twill
-  const step = 1 + ((seed >>> 15) % 2);
-  /** @type {Record<string, string>} */
-  const paths = {};
-  for (let y = 0; y < size; y += 1) {
-    for (let x = 0; x < size; x += 1) {
-      const over = (x + y * step) % period < period / 2;
-      const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length];
-      paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y - 0.04}v1.08` : `M${x - 0.04} ${y + 0.5}h1.08`}`;
-    }
-  }
-  return paths;
+	const seed = hash(name);
+	const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
+	const warp = [pick(0), DYES[4], pick(3), pick(0)];
+	const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
+	const period = 2 + ((seed >>> 12) % 3); // plain, twill, long twill
+	const step = 1 + ((seed >>> 15) % 2);
+	/** @type {Record<string, string>} */
+	const paths = {};
+	for (let y = 0; y < size; y += 1) {
+		for (let x = 0; x < size; x += 1) {
+			const over = (x + y * step) % period < period / 2;
+			const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length];
+			paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y - 0.04}v1.08` : `M${x - 0.04} ${y + 0.5}h1.08`}`;
+		}
+	}
+	return paths;
 }
 
 /**
  * @param {{ name: string, size?: number }} props
  */
 export function Swatch({ name, size = 8 }) {
-  const paths = useMemo(() => Object.entries(weave(name, size)), [name, size]);
-  return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
-    ${paths.map(([dye, path]) => html`<path class=${`thread-${dye}`} d=${path} />`)}
-  </svg>`;
+	const paths = useMemo(() => Object.entries(weave(name, size)), [name, size]);
+	return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
+		${paths.map(([dye, path]) => html`<path class=${`thread-${dye}`} d=${path} />`)}
+	</svg>`;
 }
 
 /**
@@ -50,7 +50,7 @@ export function Swatch({ name, size = 8 }) {
  * @param {{ name: string, percent: number }} props
  */
 export const Loom = ({ name, percent }) => html`<div class="loom" style=${{ "--woven": `${percent}%` }}>
-  <${Swatch} name=${name} size=${24} />
+	<${Swatch} name=${name} size=${24} />
 </div>`;
 
 /**
@@ -58,12 +58,12 @@ export const Loom = ({ name, percent }) => html`<div class="loom" style=${{ "--w
  * @param {{ percent: number | null, label: string }} props null: it has started and nobody knows how far it is
  */
 export const Thread = ({ percent, label }) => html`<div
-  class=${percent === null ? "thread thread-unknown" : "thread"}
-  role="progressbar"
-  aria-label=${label}
-  aria-valuemin="0"
-  aria-valuemax="100"
-  aria-valuenow=${percent === null ? undefined : Math.round(percent)}
+	class=${percent === null ? "thread thread-unknown" : "thread"}
+	role="progressbar"
+	aria-label=${label}
+	aria-valuemin="0"
+	aria-valuemax="100"
+	aria-valuenow=${percent === null ? undefined : Math.round(percent)}
 >
-  <div class="thread-fill" style=${{ inlineSize: `${percent ?? 30}%` }}></div>
+	<div class="thread-fill" style=${{ inlineSize: `${percent ?? 30}%` }}></div>
 </div>`;

@@ -17,10 +17,10 @@ let next = 1;
  * @param {Partial<Omit<Message, "id" | "text">>} [options]
  */
 export function toast(text, options = {}) {
-  const id = next++;
-  const message = { id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options };
-  toasts.set(({ list }) => ({ list: [...list.filter((each) => each.text !== text).slice(-3), message] }));
-  if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000);
+	const id = next++;
+	const message = { id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options };
+	toasts.set(({ list }) => ({ list: [...list.filter((each) => each.text !== text).slice(-3), message] }));
+	if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000);
 }
 
 /**
@@ -28,38 +28,38 @@ export function toast(text, options = {}) {
  * @param {any} error
  */
 export function showError(error) {
-  if (error instanceof ApiError) {
-    if (error.status === 401) return; // the page asks for the token
-    const details = error.problems.length > 1 ? error.problems : [];
-    toast(error.message, { kind: "error", details });
-  } else if (error?.name !== "AbortError") {
-    console.error(error);
-    toast(t.errors.bug, { kind: "error", details: [String(error?.message ?? error)] });
-  }
+	if (error instanceof ApiError) {
+		if (error.status === 401) return; // the page asks for the token
+		const details = error.problems.length > 1 ? error.problems : [];
+		toast(error.message, { kind: "error", details });
+	} else if (error?.name !== "AbortError") {
+		console.error(error);
+		toast(t.errors.bug, { kind: "error", details: [String(error?.message ?? error)] });
+	}
 }
 
 /** @param {number} id */
 const dismiss = (id) => toasts.set(({ list }) => ({ list: list.filter((each) => each.id !== id) }));
 
 export function Toasts() {
-  const list = useStore(toasts, (state) => state.list);
-  return html`<div class="toasts" role="status" aria-live="polite">
-    ${list.map(
-      (each) => html`<div key=${each.id} class=${`toast toast-${each.kind}`}>
-        <${Icon} name=${each.kind === "info" ? "check" : "warning"} />
-        <div class="grow">
-          <p>${each.text}</p>
-          ${each.details?.length ? html`<ul>${each.details.map((line) => html`<li>${line}</li>`)}</ul>` : null}
-        </div>
-        ${
-          each.action &&
-          html`<${Button} size="small" onClick=${() => {
-            dismiss(each.id);
-            each.action?.run();
-          }}>${each.action.label}<//>`
-        }
-        <${Button} kind="quiet" size="small" icon="close" label=${t.actions.dismiss} onClick=${() => dismiss(each.id)} />
-      </div>`,
-    )}
-  </div>`;
+	const list = useStore(toasts, (state) => state.list);
+	return html`<div class="toasts" role="status" aria-live="polite">
+		${list.map(
+			(each) => html`<div key=${each.id} class=${`toast toast-${each.kind}`}>
+				<${Icon} name=${each.kind === "info" ? "check" : "warning"} />
+				<div class="grow">
+					<p>${each.text}</p>
+					${each.details?.length ? html`<ul>${each.details.map((line) => html`<li>${line}</li>`)}</ul>` : null}
+				</div>
+				${
+					each.action &&
+					html`<${Button} size="small" onClick=${() => {
+						dismiss(each.id);
+						each.action?.run();
+					}}>${each.action.label}<//>`
+				}
+				<${Button} kind="quiet" size="small" icon="close" label=${t.actions.dismiss} onClick=${() => dismiss(each.id)} />
+			</div>`,
+		)}
+	</div>`;
 }

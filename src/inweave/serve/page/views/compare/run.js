@@ -18,33 +18,33 @@ let current = { jobs: /** @type {Set<string>} */ (new Set()), stopped: true };
  * @param {import("./sheet.js").Sheet | null} sheet
  */
 export async function run(sheet) {
-  if (!sheet) return;
-  await stop();
-  const mine = { jobs: new Set(), stopped: false };
-  current = mine;
-  const missing = sheet.rows.flat().filter((request) => !cells.get().made[cellKey(request)]?.image);
-  cells.set({ left: missing.length });
-  try {
-    const jobs = [];
-    for (const request of missing) {
-      if (mine.stopped) return;
-      const id = await submitJob(request);
-      mine.jobs.add(id);
-      jobs.push({ id, key: cellKey(request) });
-    }
-    for (const { id, key } of jobs) {
-      const job = await waitForJob(id);
-      mine.jobs.delete(id);
-      if (mine.stopped) return;
-      const image = job.result?.images?.[0];
-      keep(key, image ? { image } : { error: job.error?.message ?? job.state });
-      cells.set({ left: mine.jobs.size });
-    }
-  } catch (error) {
-    if (!mine.stopped || !(error instanceof ApiError)) throw error;
-  } finally {
-    if (current === mine) await stop();
-  }
+	if (!sheet) return;
+	await stop();
+	const mine = { jobs: new Set(), stopped: false };
+	current = mine;
+	const missing = sheet.rows.flat().filter((request) => !cells.get().made[cellKey(request)]?.image);
+	cells.set({ left: missing.length });
+	try {
+		const jobs = [];
+		for (const request of missing) {
+			if (mine.stopped) return;
+			const id = await submitJob(request);
+			mine.jobs.add(id);
+			jobs.push({ id, key: cellKey(request) });
+		}
+		for (const { id, key } of jobs) {
+			const job = await waitForJob(id);
+			mine.jobs.delete(id);
+			if (mine.stopped) return;
+			const image = job.result?.images?.[0];
+			keep(key, image ? { image } : { error: job.error?.message ?? job.state });
+			cells.set({ left: mine.jobs.size });
+		}
+	} catch (error) {
+		if (!mine.stopped || !(error instanceof ApiError)) throw error;
+	} finally {
+		if (current === mine) await stop();
+	}
 }
 
 /**
@@ -55,9 +55,9 @@ const keep = (key, cell) => cells.set(({ made }) => ({ made: { ...made, [key]: c
 
 /** Cancel what is not made yet. */
 export async function stop() {
-  const { jobs } = current;
-  current.stopped = true;
-  cells.set({ left: 0 });
-  await Promise.all([...jobs].map((id) => cancelJob(id)));
-  jobs.clear();
+	const { jobs } = current;
+	current.stopped = true;
+	cells.set({ left: 0 });
+	await Promise.all([...jobs].map((id) => cancelJob(id)));
+	jobs.clear();
 }

@@ -10,181 +10,172 @@ import { createDraft, submitDraft } from "../generate/draft.js";
 import { promptOf } from "../generate/stage.js";
 import { createCanvas, Mask, toPng } from "./mask.js";
 
-/**
- * @typedef {object} Source
- * @property {HTMLCanvasElement} canvas   upright, on white: what is seen, and what is sent
- * @property {ImageBitmap | null} holes   the picture as it came, where parts of it are transparent
- * @property {Blob} blob                  the canvas as PNG
- * @property {string} url                 of the blob
- * @property {number} width
- * @property {number} height
- *
- * @typedef {object} Edit
- * @property {Source | null} source
- * @property {Mask | null} mask
- * @property {number} version             counts the changes of the mask
- * @property {Record<string, string>} from  what the address calls the source
- * @property {"brush" | "eraser" | "hand"} tool
- * @property {number} size                of the brush, in pixels of the picture
- * @property {boolean} hidden             whether the mask is not shown
- * @property {{ zoom: number, x: number, y: number } | null} camera  the point of the picture in the middle; null: all of it
- * @property {{ width: number, height: number }} box  what it is shown in
- * @property {string[]} jobs              made of this source, newest first
- * @property {any} opened                 the job that the address named
- * @property {"picture" | "result"} shown where there is room for one of them
- */
-
-/** @type {Edit} */
+/** @type {EditState} */
 const EMPTY = {
-  source: null,
-  mask: null,
-  version: 0,
-  from: {},
-  tool: "brush",
-  size: 24,
-  hidden: false,
-  camera: null,
-  box: { width: 0, height: 0 },
-  jobs: [],
-  opened: null,
-  shown: "picture",
+	source: null,
+	mask: null,
+	version: 0,
+	from: {},
+	tool: "brush",
+	size: 24,
+	hidden: false,
+	camera: null,
+	box: { width: 0, height: 0 },
+	jobs: [],
+	opened: null,
+	shown: "picture",
 };
 export const edit = createStore(EMPTY);
 export const draft = createDraft("edit", { strength: 0.75, feather: 4 }, () => edit.get().from);
 
-/**
- * The pixels of a file, as the browser shows them, and within what the worker takes.
- * @param {Blob} blob
- * @param {string} name for messages
- */
+/** The pixels of a file, as the browser shows them, within what the worker takes. @param {Blob} blob @param {string} name */
 async function decode(blob, name) {
-  let bitmap;
-  try {
-    bitmap = await createImageBitmap(blob);
-  } catch {
-    throw new ApiError(415, "picture", t.edit.unreadable(name));
-  }
-  const limit = app.get().capabilities?.limits.image_pixels ?? 16_777_216;
-  const share = Math.sqrt(limit / (bitmap.width * bitmap.height));
-  if (share >= 1) return bitmap;
-  const [resizeWidth, resizeHeight] = [bitmap.width, bitmap.height].map((side) =>
-    Math.max(1, Math.floor(side * share)),
-  );
-  toast(t.edit.scaled(`${bitmap.width} × ${bitmap.height}`, `${resizeWidth} × ${resizeHeight}`), { kind: "warning" });
-  return createImageBitmap(bitmap, { resizeWidth, resizeHeight, resizeQuality: "high" });
+	let bitmap;
+	try {
+		bitmap = await createImageBitmap(blob);
+	} catch {
+		throw new ApiError(415, "picture", t.edit.unreadable(name));
+	}
+	const limit = app.get().capabilities?.limits.image_pixels ?? 16_777_216;
+	const share = Math.sqrt(limit / (bitmap.width * bitmap.height));
+	if (share >= 1) return bitmap;
+	const [resizeWidth, resizeHeight] = [bitmap.width, bitmap.height].map((side) =>
+		Math.max(1, Math.floor(side * share)),
+	);
+	toast(t.edit.scaled(`${bitmap.width} × ${bitmap.height}`, `${resizeWidth} × ${resizeHeight}`), { kind: "warning" });
+	return createImageBitmap(bitmap, { resizeWidth, resizeHeight, resizeQuality: "high" });
 }
 
-/** @param {ImageBitmap} bitmap @returns {Promise<Source>} */
+/** @param {ImageBitmap} bitmap @returns {Promise<EditSource>} */
 async function sourceOf(bitmap) {
-  const { width, height } = bitmap;
-  const context = createCanvas(width, height);
-  context.drawImage(bitmap, 0, 0);
-  const { data } = context.getImageData(0, 0, width, height);
-  let transparent = false;
-  for (let at = 3; at < data.length && !transparent; at += 4) transparent = data[at] < 255;
-  context.globalCompositeOperation = "destination-over"; // white below it, as the worker does
-  context.fillStyle = "white";
-  context.fillRect(0, 0, width, height);
-  const blob = await toPng(context.canvas);
-  const url = URL.createObjectURL(blob);
-  return { canvas: context.canvas, holes: transparent ? bitmap : null, blob, url, width, height };
+	const { width, height } = bitmap;
+	const context = createCanvas(width, height);
+	context.drawImage(bitmap, 0, 0);
+	const { data } = context.getImageData(0, 0, width, height);
+	let transparent = false;
+	for (let at = 3; at < data.length && !transparent; at += 4) transparent = data[at] < 255;
+	context.globalCompositeOperation = "destination-over"; // white below it, as the worker does
+	context.fillStyle = "white";
+	context.fillRect(0, 0, width, height);
+	const blob = await toPng(context.canvas);
+	const url = URL.createObjectURL(blob);
+	return { canvas: context.canvas, holes: transparent ? bitmap : null, blob, url, upload: null, width, height };
+}
+
+/** The id that the worker has for a picture; it is sent once. @param {EditSource} source */
+function uploadOf(source) {
+	source.upload ??= api("/v1/uploads", { method: "POST", body: source.blob }).then(
+		({ id }) => id,
+		(error) => {
+			source.upload = null;
+			throw error;
+		},
+	);
+	return source.upload;
 }
 
 /**
  * Edit a picture. What was there can be brought back, if something was painted or made.
  * @param {Blob} blob
- * @param {string} name
- * @param {Partial<Edit>} [more]
+ * @param {string} name for messages
+ * @param {Partial<EditState>} [more]
  */
 export async function openPicture(blob, name, more = {}) {
-  const source = await sourceOf(await decode(blob, name));
-  const before = edit.get();
-  const mask = new Mask(source.width, source.height, () => edit.set(({ version }) => ({ version: version + 1 })));
-  const size = Math.max(2, Math.round(Math.max(source.width, source.height) / 12));
-  edit.set({ ...EMPTY, tool: before.tool, box: before.box, source, mask, size, ...more });
-  draft.remember();
-  const discard = () => before.source && URL.revokeObjectURL(before.source.url);
-  if (!before.mask?.undos.length && !before.jobs.length) discard();
-  else
-    toast(t.edit.replaced, {
-      action: {
-        label: t.actions.undo,
-        run: () => {
-          edit.set({ ...before, box: edit.get().box });
-          draft.remember();
-        },
-      },
-    });
+	const source = await sourceOf(await decode(blob, name));
+	const before = edit.get();
+	const mask = new Mask(source.width, source.height, () => edit.set(({ version }) => ({ version: version + 1 })));
+	const size = Math.max(2, Math.round(Math.max(source.width, source.height) / 12));
+	const put = (/** @type {Partial<EditState>} */ state) => {
+		edit.set({ ...state, box: edit.get().box });
+		draft.remember();
+	};
+	put({ ...EMPTY, tool: before.tool, source, mask, size, ...more });
+	if (before.mask?.undos.length || before.jobs.length)
+		toast(t.edit.replaced, { action: { label: t.actions.undo, run: () => put(before) } });
+	else if (before.source) URL.revokeObjectURL(before.source.url);
+	return source;
+}
+
+/** Edit a file; the address names it once the worker has it. @param {File} file */
+export async function openFile(file) {
+	const source = await openPicture(file, file.name);
+	const upload = await uploadOf(source);
+	if (edit.get().source !== source || edit.get().from.edit) return;
+	edit.set({ from: { upload } });
+	draft.remember();
 }
 
 /** @param {string} address */
 const download = async (address) => (await call(address)).blob();
 
 /**
- * What the address names: `job` and `image`, a picture that was generated; `edit`, a job that was made here, with its source
- * and its mask.
+ * What the address names: `job` and `image`, a picture that was generated; `upload`, one that was chosen; `edit`, a job that
+ * was made here, with its source and its mask.
  * @param {Record<string, string>} params
  */
-export async function openAddress({ job, image = "0", edit: made, prompt }) {
-  const id = made ?? job;
-  if (!id || id === (edit.get().from.edit ?? edit.get().from.job)) return;
-  const path = `/v1/jobs/${encodeURIComponent(id)}`;
-  const opened = await api(path);
-  const pictures = opened.result?.images ?? [];
-  const picture = pictures.find((/** @type {any} */ each) => String(each.index) === image) ?? pictures[0];
-  const settings = promptOf({ job: opened, image: made ? { settings: opened.settings } : picture });
-  const { strength, feather } = draft.get();
-  if (made) {
-    const files = `${path}/files/input-`;
-    await openPicture(await download(`${files}init.png`), id, {
-      from: { edit: id },
-      jobs: [id],
-      opened,
-      shown: "result",
-    });
-    if (opened.operation === "image_inpaint")
-      edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)));
-    // what a job leaves out is the worker's own: no feathering
-    if (prompt === undefined) draft.take({ feather: 0, ...settings, width: undefined, height: undefined });
-    return;
-  }
-  if (!picture) throw new ApiError(415, "picture", t.edit.noPicture);
-  await openPicture(await download(picture.url), id, { from: { job: id, image } });
-  if (prompt === undefined)
-    draft.take({ ...settings, seed: undefined, width: undefined, height: undefined, strength, feather });
+export async function openAddress({ job, image = "0", upload, edit: made, prompt }) {
+	const id = made ?? job;
+	/** @type {Record<string, string>} */
+	const from = made ? { edit: made } : job ? { job, image } : { upload };
+	if (!id && !upload) return draft.remember();
+	if (JSON.stringify(from) === JSON.stringify(edit.get().from)) return;
+	if (!id) {
+		await openPicture(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, { from });
+		return;
+	}
+	const path = `/v1/jobs/${encodeURIComponent(id)}`;
+	const opened = await api(path);
+	if (made) {
+		const files = `${path}/files/input-`;
+		await openPicture(await download(`${files}init.png`), id, { from, jobs: [id], opened, shown: "result" });
+		if (opened.operation === "image_inpaint")
+			edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)));
+		// what a job leaves out is the worker's own: no feathering
+		if (prompt === undefined) draft.take({ feather: 0, ...promptOf({ job: opened, image: opened }) });
+		return;
+	}
+	const pictures = opened.result?.images ?? [];
+	const picture = pictures.find((/** @type {ResultImage} */ each) => String(each.index) === image) ?? pictures[0];
+	if (!picture) throw new ApiError(415, "picture", t.edit.noPicture);
+	await openPicture(await download(picture.url), id, { from });
+	const { strength, feather } = draft.get();
+	const own = { seed: undefined, width: undefined, height: undefined, strength, feather };
+	if (prompt === undefined) draft.take({ ...promptOf({ job: opened, image: picture }), ...own });
 }
 
 /** Queue what is seen: the picture, its mask where something is painted, and the form. */
 export async function submit() {
-  const { source, mask } = edit.get();
-  if (!source || !mask) throw new ApiError(415, "picture", t.edit.choose);
-  mask.commit();
-  const image = await toBase64(source.blob);
-  const job = await submitDraft(
-    draft,
-    mask.painted
-      ? { operation: "image_inpaint", image, mask_image: await toBase64(await mask.toBlob()) }
-      : { operation: "image_transform", image, feather: undefined },
-  );
-  if (edit.get().source !== source) return;
-  edit.set(({ jobs }) => ({ jobs: [job, ...jobs], from: { edit: job }, shown: "result", opened: null }));
-  draft.remember();
+	const { source, mask } = edit.get();
+	if (!source || !mask) throw new ApiError(415, "picture", t.edit.choose);
+	mask.commit();
+	const more = mask.painted
+		? { operation: "image_inpaint", mask_image: await toBase64(await mask.toBlob()) }
+		: { operation: "image_transform", feather: undefined };
+	const send = async () => submitDraft(draft, { ...more, image: await uploadOf(source) });
+	const job = await send().catch((error) => {
+		if (error.status !== 410 || !source.upload) throw error;
+		source.upload = null; // the worker kept it for a while
+		return send();
+	});
+	if (edit.get().source !== source) return;
+	edit.set(({ jobs }) => ({ jobs: [job, ...jobs], from: { edit: job }, shown: "result", opened: null }));
+	draft.remember();
 }
 
 /** Cancel those of its jobs that run or wait. */
 export async function cancel() {
-  const { jobs } = edit.get();
-  await Promise.all((app.get().active ?? []).filter((job) => jobs.includes(job.id)).map((job) => cancelJob(job.id)));
+	const { jobs } = edit.get();
+	await Promise.all((app.get().active ?? []).filter((job) => jobs.includes(job.id)).map((job) => cancelJob(job.id)));
 }
 
 // looking at it: `zoom` is pixels of the window per pixel of the picture
 
-/** @param {Edit} state */
+/** @param {EditState} state */
 export function placeOf({ source, camera, box }) {
-  const { width, height } = source ?? { width: 1, height: 1 };
-  const fit = Math.max(0.01, Math.min((box.width - 24) / width, (box.height - 24) / height));
-  const { zoom, x, y } = camera ?? { zoom: fit, x: width / 2, y: height / 2 };
-  return { fit, zoom, left: box.width / 2 - x * zoom, top: box.height / 2 - y * zoom };
+	const { width, height } = source ?? { width: 1, height: 1 };
+	const fit = Math.max(0.01, Math.min((box.width - 24) / width, (box.height - 24) / height));
+	const { zoom, x, y } = camera ?? { zoom: fit, x: width / 2, y: height / 2 };
+	return { fit, zoom, left: box.width / 2 - x * zoom, top: box.height / 2 - y * zoom };
 }
 
 /**
@@ -192,29 +183,29 @@ export function placeOf({ source, camera, box }) {
  * @param {number} zoom @param {number} x @param {number} y
  */
 function look(zoom, x, y) {
-  const { width, height } = edit.get().source ?? { width: 0, height: 0 };
-  edit.set({ camera: { zoom, x: Math.min(width, Math.max(0, x)), y: Math.min(height, Math.max(0, y)) } });
+	const { width, height } = edit.get().source ?? { width: 0, height: 0 };
+	edit.set({ camera: { zoom, x: Math.min(width, Math.max(0, x)), y: Math.min(height, Math.max(0, y)) } });
 }
 
 /**
  * @param {number} factor
- * @param {import("./mask.js").Point} [at] the point of the window that stays where it is; the middle
+ * @param {Point} [at] the point of the window that stays where it is; the middle
  * @returns {boolean} whether there was anything left to zoom
  */
 export function zoomBy(factor, at) {
-  const state = edit.get();
-  const { fit, zoom, left, top } = placeOf(state);
-  const { width, height } = state.box;
-  const next = Math.min(Math.max(32, fit), Math.max(Math.min(fit, 1), zoom * factor));
-  if (!state.source || next === zoom) return false;
-  const { x, y } = at ?? { x: width / 2, y: height / 2 };
-  look(next, (x - left) / zoom + (width / 2 - x) / next, (y - top) / zoom + (height / 2 - y) / next);
-  return true;
+	const state = edit.get();
+	const { fit, zoom, left, top } = placeOf(state);
+	const { width, height } = state.box;
+	const next = Math.min(Math.max(32, fit), Math.max(Math.min(fit, 1), zoom * factor));
+	if (!state.source || next === zoom) return false;
+	const { x, y } = at ?? { x: width / 2, y: height / 2 };
+	look(next, (x - left) / zoom + (width / 2 - x) / next, (y - top) / zoom + (height / 2 - y) / next);
+	return true;
 }
 
 /** @param {number} dx @param {number} dy in pixels of the window */
 export function panBy(dx, dy) {
-  const state = edit.get();
-  const { zoom, left, top } = placeOf(state);
-  look(zoom, (state.box.width / 2 - left - dx) / zoom, (state.box.height / 2 - top - dy) / zoom);
+	const state = edit.get();
+	const { zoom, left, top } = placeOf(state);
+	look(zoom, (state.box.width / 2 - left - dx) / zoom, (state.box.height / 2 - top - dy) / zoom);
 }

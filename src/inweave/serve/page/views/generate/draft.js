@@ -7,28 +7,6 @@ import { findModel } from "../../lib/worker.js";
 import { t } from "../../strings.js";
 import { toast } from "../../ui/toast.js";
 
-/**
- * @typedef {object} Draft
- * @property {string} prompt
- * @property {string} negative_prompt
- * @property {string} [model]
- * @property {number} [seed]
- * @property {boolean} locked     whether the next picture has the same seed
- * @property {number} [steps]
- * @property {number} [guidance]
- * @property {number} [width]
- * @property {number} [height]
- * @property {number} [clip_skip]
- * @property {number} [count]
- * @property {number} [strength]  of changing a picture
- * @property {number} [feather]
- * @property {string} [sampler]
- * @property {string} [schedule]
- *
- * @typedef {import("../../lib/store.js").Store<Draft> & { fields: () => Record<string, any>,
- *   take: (settings: Record<string, any>) => void, remember: () => void }} DraftStore
- */
-
 const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"];
 const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"];
 
@@ -40,57 +18,54 @@ const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"];
  * @returns {DraftStore}
  */
 export function createDraft(view, own = {}, place = () => ({})) {
-  const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)];
-  /** @type {Draft} */
-  const empty = { prompt: "", negative_prompt: "", locked: false, ...own };
-  const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty);
-  /** Every field, unset: a patch that leaves nothing of what was there. */
-  const blank = () => ({ ...Object.fromEntries(names.map((name) => [name, undefined])), ...empty });
+	const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)];
+	/** @type {Draft} */
+	const empty = { prompt: "", negative_prompt: "", locked: false, ...own };
+	const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty);
+	/** Every field, unset: a patch that leaves nothing of what was there. */
+	const blank = () => ({ ...Object.fromEntries(names.map((name) => [name, undefined])), ...empty });
 
-  /**
-   * Take the settings of a picture; those it does not tell become the model's own.
-   * @param {Record<string, any>} settings
-   */
-  const patchOf = (settings) => {
-    /** @type {Record<string, any>} */
-    const patch = blank();
-    for (const name of names) {
-      const value = settings[name] ?? "";
-      if (TEXTS.includes(name) ? value : value !== "" && Number.isFinite(Number(value)))
-        patch[name] = TEXTS.includes(name) ? value : Number(value);
-    }
-    if (patch.count === 1) patch.count = undefined;
-    return /** @type {Draft} */ ({ ...patch, locked: patch.seed !== undefined });
-  };
-  /** What the address says of this form; null where that is nothing. */
-  const opened = () => {
-    const params = currentParams();
-    return route.get().view === view && names.some((name) => name in params) ? params : null;
-  };
+	/** @param {Record<string, any>} settings */
+	const patchOf = (settings) => {
+		/** @type {Record<string, any>} */
+		const patch = blank();
+		for (const name of names) {
+			const value = settings[name] ?? "";
+			if (TEXTS.includes(name) ? value : value !== "" && Number.isFinite(Number(value)))
+				patch[name] = TEXTS.includes(name) ? value : Number(value);
+		}
+		if (patch.count === 1) patch.count = undefined;
+		return /** @type {Draft} */ ({ ...patch, locked: patch.seed !== undefined });
+	};
+	/** What the address says of this form; null where that is nothing. */
+	const opened = () => {
+		const params = currentParams();
+		return route.get().view === view && names.some((name) => name in params) ? params : null;
+	};
 
-  const first = opened();
-  const store = createStore(first ? patchOf(first) : { ...empty, ...stored.read() });
-  const fields = () => {
-    const state = /** @type {Record<string, any>} */ (store.get());
-    return Object.fromEntries(
-      names.filter((name) => state[name] !== undefined && state[name] !== "").map((name) => [name, state[name]]),
-    );
-  };
-  const write = () => {
-    stored.write(store.get());
-    const { seed, ...rest } = fields();
-    remember(view, { ...place(), ...rest, ...(store.get().locked ? { seed } : {}) });
-  };
-  let timer = 0;
-  store.subscribe(() => {
-    clearTimeout(timer);
-    timer = setTimeout(write, 250);
-  });
-  route.subscribe(() => {
-    const params = opened();
-    if (params) store.set(patchOf(params));
-  });
-  return { ...store, fields, remember: write, take: (settings) => store.set(patchOf(settings)) };
+	const first = opened();
+	const store = createStore(first ? patchOf(first) : { ...empty, ...stored.read() });
+	const fields = () => {
+		const state = /** @type {Record<string, any>} */ (store.get());
+		return Object.fromEntries(
+			names.filter((name) => state[name] !== undefined && state[name] !== "").map((name) => [name, state[name]]),
+		);
+	};
+	const write = () => {
+		stored.write(store.get());
+		const { seed, ...rest } = fields();
+		remember(view, { ...place(), ...rest, ...(store.get().locked ? { seed } : {}) });
+	};
+	let timer = 0;
+	store.subscribe(() => {
+		clearTimeout(timer);
+		timer = setTimeout(write, 250);
+	});
+	route.subscribe(() => {
+		const params = opened();
+		if (params) store.set(patchOf(params));
+	});
+	return { ...store, fields, remember: write, take: (settings) => store.set(patchOf(settings)) };
 }
 
 export const draft = createDraft("generate");
@@ -106,20 +81,20 @@ const mine = new Set();
  * @param {Record<string, any>} more fields that are not in the form
  */
 export async function submitDraft(form, more) {
-  const state = form.get();
-  if (!state.locked || state.seed === undefined) form.set({ seed: randomSeed() });
-  const request = { ...form.fields(), ...more };
-  const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20;
-  const id = await submitJob({ ...request, preview_every: Math.max(1, Math.round(steps / 6)) });
-  mine.add(id);
-  return id;
+	const state = form.get();
+	if (!state.locked || state.seed === undefined) form.set({ seed: randomSeed() });
+	const request = { ...form.fields(), ...more };
+	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20;
+	const id = await submitJob({ ...request, preview_every: Math.max(1, Math.round(steps / 6)) });
+	mine.add(id);
+	return id;
 }
 
 app.subscribe(() => {
-  for (const job of app.get().ended ?? []) {
-    if (!mine.delete(job.id)) continue;
-    if (job.state === "failed" && job.error) toast(job.error.message, { kind: "error" });
-    const warnings = [...job.warnings, ...(job.result?.warnings ?? [])];
-    if (warnings.length) toast(t.generate.withWarnings, { kind: "warning", details: warnings });
-  }
+	for (const job of app.get().ended ?? []) {
+		if (!mine.delete(job.id)) continue;
+		if (job.state === "failed" && job.error) toast(job.error.message, { kind: "error" });
+		const warnings = [...job.warnings, ...(job.result?.warnings ?? [])];
+		if (warnings.length) toast(t.generate.withWarnings, { kind: "warning", details: warnings });
+	}
 });

@@ -111,7 +111,7 @@ def test_a_run_reports_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     (photos / "extra" / "deeper").mkdir(parents=True)
     for number, name in enumerate(("a", "b", "c", "extra/deeper/d")):
         Image.new("RGB", (96, 96), (60 * number, 90, 200)).save(photos / f"{name}.png")
-    Image.new("RGB", (96, 96)).save(photos / "scan.tiff")
+    (photos / "scan.psd").write_bytes(b"8BPS")
     (photos / "bad.png").write_bytes((photos / "a.png").read_bytes()[:60])
     (photos / "a.txt").write_text("a cat")
     (photos / "b.txt").write_text("word " * 300)
@@ -119,7 +119,7 @@ def test_a_run_reports_what_it_leaves_out(tmp_path: Path, cache: Path) -> None:
     report = invoked(*arguments, "--steps", 1, "--skip-unreadable")
     records = [json.loads(line) for line in (tmp_path / "out" / "lora.jsonl").read_text().splitlines()]
     logged = "\n".join(record["text"] for record in records if record.get("event") == "dataset")
-    for name in ("bad.png", "scan.tiff", "extra", "c.png"):
+    for name in ("bad.png", "scan.psd", "extra", "c.png"):
         assert name in report and name in logged, report
     assert "captions: the longest takes" in report and "b.png" in report
     estimates = []

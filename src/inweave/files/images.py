@@ -4,8 +4,9 @@ with open_image(path) as image:     the header alone: size, mode, text
 read_image(path)                    decoded to the last pixel and turned upright
 open_image_bytes(content, label)    the same header of an image in memory, which errors call ``label``
 
-formats    PNG, JPEG, WebP, BMP, TIFF, and AVIF where Pillow has it. Pillow knows forty more, by content and whatever
-           the name is; one of them starts Ghostscript
+formats    PNG, JPEG, WebP, BMP, TIFF, and AVIF where Pillow has it; of a dataset also GIF, and HEIC with the extra
+           `heic` (pillow-heif). Pillow knows forty more, by content and whatever the name is; one starts Ghostscript
+frames     of an animation or a file of several pages the first one is read
 pixels     at most 128 Mi
 PNG text   at most 4 MiB, unpacked: a chunk of a kilobyte can unpack to a megabyte
 """
@@ -17,10 +18,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import BinaryIO, NamedTuple
 
 from PIL import (
     BmpImagePlugin,
+    GifImagePlugin,
     Image,
     ImageOps,
     JpegImagePlugin,
@@ -42,12 +45,16 @@ except ImportError:  # this Pillow was built without it
 else:
     _AVIF = ("AVIF",)
 
-_PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, TiffImagePlugin)
+_PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, TiffImagePlugin, GifImagePlugin)
 FORMATS = tuple(name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", *_AVIF) if name in Image.OPEN)
+DATASET_FORMATS = (*FORMATS, "GIF", "HEIF")
 MAX_PIXELS = 128 * 1024 * 1024
 MAX_PNG_TEXT = 4 * 1024 * 1024
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EXIF_ORIENTATION = 0x0112
+_HEIC_BRANDS = frozenset(
+    name.encode() for name in ["heic", "heix", "heim", "heis", "hevc", "hevx", "hevm", "hevs", "mif1", "msf1"]
+)
 
 
 class DecodedImage(NamedTuple):
@@ -60,13 +67,17 @@ class DecodedImage(NamedTuple):
 
 @contextmanager
 def open_image(
-    path: str | os.PathLike[str], *, error: ErrorClass = FormatError, pixels: int = MAX_PIXELS
+    path: str | os.PathLike[str],
+    *,
+    error: ErrorClass = FormatError,
+    pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
-    """An image whose header was read; ``pixels``: how many it may have."""
+    """An image whose header was read; ``pixels``: how many it may have; ``formats``: those that are accepted."""
     source = as_path(path)
     with (
         open_regular(source, error=error) as file,
-        _opened(file, printable_path(source), error, pixels, FORMATS) as image,
+        _opened(file, printable_path(source), error, pixels, formats) as image,
     ):
         yield image
 
@@ -92,6 +103,9 @@ def _opened(
     try:
         _bound_png(file)
         file.seek(0)
+        if "HEIF" in formats and _is_heic(file.read(64)):
+            _register_heic()
+        file.seek(0)
         image = Image.open(file, formats=formats)
     except Exception as problem:  # decoders raise whatever a broken file leads them to
         raise error(f"{label}: not an image that can be read: {_reason(problem, formats)}") from None
@@ -107,17 +121,43 @@ def read_image(
     error: ErrorClass = FormatError,
     pixels: int = MAX_PIXELS,
     upright: bool = True,
+    formats: tuple[str, ...] = FORMATS,
 ) -> DecodedImage:
     """An image decoded to the last pixel, in memory; ``upright``: turned as its EXIF orientation says."""
-    with open_image(path, error=error, pixels=pixels) as image:
+    with open_image(path, error=error, pixels=pixels, formats=formats) as image:
         try:
             image.load()
             tag = image.getexif().get(_EXIF_ORIENTATION)
             result = ImageOps.exif_transpose(image) if upright else image.copy()
         except Exception as problem:
-            raise error(f"{printable_path(path)}: not an image that can be read: {_reason(problem)}") from None
+            raise error(f"{printable_path(path)}: not an image that can be read: {_reason(problem, formats)}") from None
         orientation = tag if isinstance(tag, int) and 1 < tag <= 8 else 1  # files may hold anything there
         return DecodedImage(result, image.size, orientation)
+
+
+def has_more_frames(path: str | os.PathLike[str], formats: tuple[str, ...] = FORMATS) -> bool:
+    """Whether a file is an animation or has several pages; a JPEG with previews or depth beside its image has not."""
+    with open_image(path, formats=formats) as image:
+        try:
+            return image.format != "MPO" and bool(getattr(image, "is_animated", False))
+        except Exception:  # what follows the first frame is damaged, and is not read
+            return True
+
+
+def _is_heic(head: bytes) -> bool:
+    """By the brands at the head of the file; AVIF is made of the same boxes."""
+    brands = {head[start : start + 4] for start in (8, *range(16, min(int.from_bytes(head[:4]), len(head)), 4))}
+    return head[4:8] == b"ftyp" and not brands & {b"avif", b"avis"} and bool(brands & _HEIC_BRANDS)
+
+
+def _register_heic() -> None:
+    if "HEIF" in Image.OPEN:
+        return
+    try:
+        pillow_heif = import_module("pillow_heif")
+    except ImportError:
+        raise FormatError("HEIC images need the package pillow-heif: pip install 'inweave[heic]'") from None
+    pillow_heif.register_heif_opener(thumbnails=False)
 
 
 def write_png(

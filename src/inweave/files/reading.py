@@ -2,6 +2,7 @@
 
     with open_regular(path) as file: ...      never blocks: a named pipe, a device, a socket and a folder are refused
     read_bytes(path, limit), read_text(path, limit)
+    read_foreign_text(path, limit)            text that other programs wrote, in whatever encoding they use
 
 What lies at the path is looked at before it is opened (opening a device can do something) and again when it is open
 (another may have taken its place); a pipe that takes the place in between is opened without waiting for a writer.
@@ -9,7 +10,9 @@ What lies at the path is looked at before it is opened (opening a device can do 
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +24,9 @@ from inweave.files.paths import ErrorClass, as_path, kind, mode_of, printable_pa
 
 MAX_TEXT = 64 * 1024 * 1024
 _BLOCK = 1 << 16
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -84,6 +90,33 @@ def read_text(
     except UnicodeDecodeError as problem:
         raise error(f"{printable_path(path)}: is not text: byte {problem.start} is not UTF-8") from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if newlines else text
+
+
+def read_foreign_text(
+    path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError
+) -> tuple[str, str]:
+    """(text, its encoding): UTF-8; UTF-16 and UTF-32, by their mark; UTF-16 without one, by its zeros; else Windows-1252,
+    which Latin-1 is a part of. Anything with control characters is no text."""
+    raw = read_bytes(path, limit, error=error)
+    for encoding in _encodings(raw):
+        try:
+            text = raw.decode(encoding).removeprefix("\ufeff")
+        except UnicodeDecodeError:
+            continue
+        if encoding == "utf-8" or not _CONTROL.search(text):
+            return text.replace("\r\n", "\n").replace("\r", "\n"), encoding
+    raise error(f"{printable_path(path)}: is not text in UTF-8, UTF-16 or Latin-1; save it as UTF-8")
+
+
+def _encodings(raw: bytes) -> tuple[str, ...]:
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            return (encoding,)
+    for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):  # letters of Western languages have a zero byte
+        zeros, others = raw[start::2].count(0), raw[1 - start :: 2].count(0)
+        if zeros and not others and len(raw) % 2 == 0 and 8 * zeros >= 3 * len(raw):
+            return (encoding, "utf-8")
+    return ("utf-8", "windows-1252", "latin-1")
 
 
 def ensure_regular(path: Path, error: ErrorClass = FormatError) -> None:

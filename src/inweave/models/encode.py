@@ -32,19 +32,22 @@ class Tokens:
     needed: int = 0
 
 
-def clip_tokens(tokenizer: Any, pieces: Pieces, chunks: int | None = None) -> Tokens:
-    """Cut weighted text into CLIP's chunks, at least ``chunks`` of them, the rest empty."""
+def clip_tokens(tokenizer: Any, pieces: Pieces, chunks: int | None = None, limit: int | None = None) -> Tokens:
+    """Cut weighted text into CLIP's chunks, at least ``chunks`` of them, the rest empty; ``limit``: tokens to keep."""
     room = tokenizer.model_max_length - 2
     rows: list[list[tuple[int, float]]] = [[]]
+    needed = 0
     for text, weight in pieces:
         if text == BREAK:
             rows.append([])
             continue
         for token in tokenizer(text, add_special_tokens=False, verbose=False).input_ids:
+            needed += 1
+            if limit is not None and needed > limit:
+                continue
             if len(rows[-1]) == room:
                 rows.append([])
             rows[-1].append((token, weight))
-    needed = sum(map(len, rows))
     rows += [[] for _ in range((chunks or 0) - len(rows))]
     ids, weights = [], []
     for row in rows:

@@ -31,7 +31,7 @@ Contract
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -199,7 +199,8 @@ class Family(ABC):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]  # training settings that differ from the defaults
     timesteps: ClassVar[str] = "uniform"  # how training samples them where neither user nor preset says
-    long_text: ClassVar[int] = 3  # chunks of a caption beyond which padding all others to it costs time
+    long_text: ClassVar[int] = 3  # chunks of a caption beyond which padding the others of its batch costs time
+    masks_padding: ClassVar[bool] = False  # whether a mask hides padding from the denoiser
     attention: ClassVar[tuple[str, ...]]  # regular expressions for the ends of module names
     feed_forward: ClassVar[tuple[str, ...]]
 
@@ -255,8 +256,10 @@ class Family(ABC):
     # text
 
     @abstractmethod
-    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
-        """Token ids of one text, padded to at least ``chunks``."""
+    def tokenize(
+        self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
+    ) -> PromptTokens:
+        """Token ids of one text, padded to at least ``chunks``; ``limit``: tokens that encoders with chunks read."""
 
     @abstractmethod
     def encode(self, model: ModelView, ids: Tensors, clip_skip: int | None, weights: Tensors | None = None) -> Tensors:
@@ -309,13 +312,13 @@ class Family(ABC):
 
     # the same for all
 
-    def token_ids(self, model: ModelView, text: str, chunks: int | None = None) -> Tensors:
+    def token_ids(self, model: ModelView, text: str, chunks: int | None = None, limit: int | None = None) -> Tensors:
         """Token ids of a plain text, for `encode`."""
-        return self.tokenize(model, ((text, 1.0),) if text else (), chunks).ids
+        return self.tokenize(model, ((text, 1.0),) if text else (), chunks, limit).ids
 
-    def chunks_needed(self, model: ModelView, texts: Iterable[str]) -> int:
-        """How many chunks the longest of these texts takes."""
-        return max((self.tokenize(model, ((text, 1.0),)).chunks for text in texts if text), default=1)
+    def pad_text(self, text: Tensors, chunks: int) -> Tensors:
+        """The encoded text of rows, padded to ``chunks``; only where a mask hides padding: others pad token ids."""
+        return text
 
     def frozen_folders(self, model: ModelView) -> list[str]:
         """Those of its frozen encoders that this model has."""

@@ -40,13 +40,16 @@ class ChatFamily(Family):
     tokenizers = QWEN_TOKENIZERS
     frozen_encoders = (ENCODER,)
     long_text = 512 // UNIT
+    masks_padding = True
     template: ClassVar[str]  # the text stands in place of {}
     dropped: ClassVar[int] = 0  # tokens of the template before the text whose states are not used
     layer: ClassVar[int] = 1
     limit: ClassVar[int]  # tokens the denoiser reads
     empty_text: ClassVar[str] = ""  # what stands for no text at all
 
-    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+    def tokenize(
+        self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
+    ) -> PromptTokens:
         import torch
 
         from inweave.models.encode import BREAK
@@ -87,6 +90,12 @@ class ChatFamily(Family):
 
     def frozen_states(self, model: ModelView, ids: Tensors) -> Tensors:
         return {ENCODER: self._states(model, ids[ENCODER].to(device_of(model.networks[ENCODER])))}
+
+    def pad_text(self, text: Tensors, chunks: int) -> Tensors:
+        from torch.nn.functional import pad
+
+        padding = {name: chunks * UNIT - value.shape[1] for name, value in text.items()}
+        return {name: pad(value, (0, 0) * (value.dim() - 2) + (0, padding[name])) for name, value in text.items()}
 
     def example_ids(self, model: ModelView, chunks: int, device: torch.device) -> Tensors:
         import torch

@@ -8,7 +8,7 @@ T5 is larger than most denoisers, so it is never trained; the states of a text a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from inweave.models.families.base import Family, ModelView, Pieces, PromptTokens, Tensors, device_of
 
@@ -27,22 +27,28 @@ class ClipFamily(Family):
         """The layer of CLIP whose states are used, counted from the end; None: its own output."""
         return max(clip_skip or 2, 2)  # trained on the layer before the last
 
+    reads_clip_states: ClassVar[bool] = True  # whether the denoiser reads every token, not only what CLIP pools
     final_norm = False  # whether an earlier layer goes through CLIP's final norm
 
     def t5_length(self, model: ModelView) -> int:
         """How many tokens T5 reads."""
         raise NotImplementedError(f"{self.name} has no T5")
 
-    def tokenize(self, model: ModelView, pieces: Pieces, chunks: int | None = None) -> PromptTokens:
+    def tokenize(
+        self, model: ModelView, pieces: Pieces, chunks: int | None = None, limit: int | None = None
+    ) -> PromptTokens:
         from inweave.models.encode import clip_tokens, t5_tokens
 
         clips = {
-            folder: clip_tokens(model.tokenizers[tokenizer_of(folder)], pieces, chunks)
+            folder: clip_tokens(model.tokenizers[tokenizer_of(folder)], pieces, chunks, limit)
             for folder in self.trainable_encoders
         }
         ids = {folder: tokens.ids[None] for folder, tokens in clips.items()}
         weights = {folder: tokens.weights[None] for folder, tokens in clips.items()}
         warnings: list[str] = []
+        longest = max(tokens.needed for tokens in clips.values())
+        if limit is not None and longest > limit and self.reads_clip_states:
+            warnings.append(f"the prompt has {longest} CLIP tokens; {limit} are read, and the others were ignored")
         for folder in self.frozen_folders(model):
             length = self.t5_length(model)
             tokens = t5_tokens(model.tokenizers[tokenizer_of(folder)], pieces, length)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 class Flux1(ClipFamily):
     name = "flux"
+    reads_clip_states = False
     networks = (
         Network("transformer", "FluxTransformer2DModel"),
         Network("vae", "AutoencoderKL"),

@@ -156,6 +156,9 @@ class Settings(CheckedModel):
     keep_tokens: NonNegativeInt = _captions(0, "number of leading tags that stay in place")
     tag_separator: str = _captions(",", "separator between tags", min_length=1)
     tag_dropout: Fraction = _captions(0.0, "probability of dropping a tag")
+    max_token_length: PositiveInt = _captions(
+        225, "tokens of a caption that CLIP text encoders read, in chunks of 75; the end of longer ones is ignored"
+    )
     caption_variants: PositiveInt = _captions(4, "number of shuffled variants cached per caption")
 
     objective: Literal["auto", "epsilon", "v_prediction", "flow"] = _loss(

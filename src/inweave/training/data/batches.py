@@ -1,6 +1,6 @@
 """The order in which a run sees its examples.
 
-    batches   each from one bucket; within a bucket regularization images are interleaved evenly with the others, so
+    batches   each from one bucket, with captions of one length where padding would change them; within a bucket regularization images are interleaved evenly with the others, so
               every batch has both in the ratio of their repeats, to within one image
     order     a bucket's images stay in the order they were shuffled into, whatever the batch size; buckets are merged at
               random. So images of one size come in the same order in batches of 4 and of 1
@@ -152,22 +152,26 @@ def total_steps(batches_per_epoch: int, micro_batches: int, *, steps: int | None
 
 
 def arrange(
-    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0
+    dataset: Dataset, rules: BucketRules, *, batch_size: int = 1, seed: int = 0, lengths: Sequence[int] = ()
 ) -> tuple[list[Placement | None], Order]:
-    """(the placement of every example, None where it is too small for any bucket; the order of the run)."""
+    """(the placement of every example, None where it is too small for any bucket; the order of the run).
+
+    ``lengths``: of the captions of every example, where a batch needs them to be equal (`caption_lengths`).
+    """
     if batch_size < 1:
         raise ConfigError(f"batch size {batch_size}: expected 1 or more")
     subset_rules = {subset: _rules_of(subset, rules) for subset in {example.subset for example in dataset.examples}}
     placements: list[Placement | None] = []
     slots: list[Hashable] = []
     sizes: dict[Hashable, int] = {}
-    for example in dataset.examples:
+    for number, example in enumerate(dataset.examples):
         here = subset_rules[example.subset]
         small = not here.upscale and min(example.size) < here.step
         placement = None if small else assign(example.size, here)
         size = example.subset.batch_size or batch_size
         placements.append(placement)
-        slots.append((placement and placement.bucket, size))
+        alike = (lengths[number],) if lengths and size > 1 else ()
+        slots.append((placement and placement.bucket, size, *alike))
         sizes[slots[-1]] = size
     repeats = [each.repeats if place else 0 for each, place in zip(dataset.examples, placements, strict=True)]
     prior = tuple(example.regularization for example in dataset.examples)

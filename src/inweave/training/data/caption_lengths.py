@@ -1,8 +1,15 @@
-"""How long captions are: a text encoder reads them in chunks, and all are padded to the chunks of the longest."""
+"""How long captions are: a text encoder reads them in chunks, and the rows of a batch have as many.
+
+CLIP               the first `max_token_length` tokens of a caption, 75 to a chunk; 225 as in kohya's scripts. Empty
+                   chunks change what a denoiser sees, so a batch is of captions with as many chunks, and one long
+                   caption pads no other
+T5                 one sequence of the model's own length, whatever the caption is
+language models    up to the model's own limit; a mask hides the padding from the denoiser
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from inweave.files.paths import printable_path
@@ -26,31 +33,57 @@ def run_captions(config: TrainConfig, dataset: Dataset) -> list[list[str]]:
     ]
 
 
-def max_chunks(model: Model, captions: Sequence[Sequence[str]]) -> int:
-    """Chunks of the longest caption."""
-    return model.family.chunks_needed(model, sorted({text for texts in captions for text in texts}))
+def caption_chunks(model: Model, captions: Sequence[Sequence[str]], limit: int) -> dict[str, int]:
+    """{text: its chunks}, of all captions of a run and of the empty one; ``limit``: `max_token_length`."""
+    texts = sorted({"", *(text for texts in captions for text in texts)})
+    return {text: model.family.tokenize(model, ((text, 1.0),), None, limit).chunks if text else 1 for text in texts}
+
+
+def example_lengths(captions: Sequence[Sequence[str]], chunks: Mapping[str, int]) -> list[int]:
+    """The chunks of the longest caption of every example; its others, and the empty one, are padded to that."""
+    return [max(chunks[text] for text in texts) for texts in captions]
+
+
+def batch_lengths(model: Model, lengths: Sequence[int]) -> Sequence[int]:
+    """The lengths that have to be equal in a batch; none where a mask hides padding from the denoiser."""
+    return () if model.family.masks_padding else lengths
 
 
 def long_caption_warnings(
-    model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: int
+    model: Model, examples: Sequence[Example], captions: Sequence[Sequence[str]], chunks: Mapping[str, int], limit: int
 ) -> list[str]:
-    """A line where captions are truncated, and one where a single caption slows all of them down."""
+    """A line where captions are truncated, and one where long ones make steps slow."""
+    lengths = example_lengths(captions, chunks)
+    longest = max(lengths, default=1)
+    truncated = [
+        printable_path(example.path)
+        for example, texts in zip(examples, captions, strict=True)
+        if any(_is_truncated(model, text, limit) for text in texts)
+    ]
     warnings = []
-    truncated = [n for n, texts in enumerate(captions) if any(_is_truncated(model, text) for text in texts)]
     if truncated:
         warnings.append(
-            f"captions: {len(truncated)} are longer than the text encoder reads, and their end is ignored; the first: "
-            f"{printable_path(examples[truncated[0]].path)}"
+            f"captions: {len(truncated)} are longer than the text encoder reads, and their end is ignored "
+            f"(max_token_length = {limit} where it is CLIP): {listed(truncated)}"
         )
-    if chunks > model.family.long_text:
-        longest = (n for n, texts in enumerate(captions) if model.family.chunks_needed(model, list(texts)) == chunks)
+    if longest > model.family.long_text:
+        slow = [
+            printable_path(example.path)
+            for example, length in zip(examples, lengths, strict=True)
+            if length > model.family.long_text
+        ]
         warnings.append(
-            f"captions: the longest takes {chunks} chunks of the text encoder, and every caption is padded to that; "
-            f"shorten it: {printable_path(examples[next(longest)].path)}"
+            f"captions: the longest takes {longest} chunks of the text encoder, which makes its steps slow; shorten those "
+            f"that are long, or lower max_token_length: {listed(slow)}"
         )
     return warnings
 
 
-def _is_truncated(model: Model, text: str) -> bool:
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many there are beyond them."""
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _is_truncated(model: Model, text: str, limit: int) -> bool:
     """Whether tokenizing it warns: a plain text has no weights, so its length is all there is to warn about."""
-    return bool(text and model.family.tokenize(model, ((text, 1.0),)).warnings)
+    return bool(text and model.family.tokenize(model, ((text, 1.0),), None, limit).warnings)

@@ -1,6 +1,7 @@
 """Captions: read from their files, and turned into a few variants whose encodings can be cached.
 
     a.txt or a.png.txt next to a.png     one caption per line; empty lines do not count
+                                         in UTF-8; other encodings are recognized, and reported
     metadata.jsonl                       {"file_name": "a.png", "text": "..."}; "caption" is the same as "text"; the image
                                          is in the folder of the file or below it
 
@@ -23,11 +24,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import parse_json
-from inweave.files.reading import read_text
+from inweave.files.reading import read_foreign_text
 from inweave.training.config.toml import SURROGATE
 from inweave.training.data.types import KEEP_SEPARATOR, Example
 from inweave.training.data.wildcards import CaptionRandom, expand_wildcards, has_wildcards
@@ -38,27 +40,46 @@ MAX_CAPTIONS = 1000  # of one image
 MAX_METADATA, MAX_LINE = 2**28, 2**20  # bytes of metadata.jsonl, and letters in a line of it
 
 
+class CaptionFile(NamedTuple):
+    """The captions of an image, and the file that holds them: None where there is none."""
+
+    captions: tuple[str, ...] = ()
+    path: Path | None = None
+    encoding: str = "utf-8"
+
+
 def sidecar_captions(image: Path, names: Mapping[str, Path], extensions: Iterable[str]) -> tuple[str, ...]:
-    """The captions of the first file next to an image that has any; ``names`` are the files of its folder."""
+    """The captions next to an image, of `caption_file`."""
+    return caption_file(image, names, extensions).captions
+
+
+def caption_file(image: Path, names: Mapping[str, Path], extensions: Iterable[str]) -> CaptionFile:
+    """The first file next to an image that has captions; ``names`` are the files of its folder."""
     for extension in extensions:
         for name in (image.stem + extension, image.name + extension):
             file = names.get(name) or names.get(name.lower())
-            lines = _lines(_text(file, MAX_CAPTION)) if file else ()
-            if file and len(lines) > MAX_CAPTIONS:
+            if not file:
+                continue
+            text, encoding = _text(file, MAX_CAPTION)
+            lines = _lines(text)
+            if len(lines) > MAX_CAPTIONS:
                 raise FormatError(
                     f"{file.name}: has {len(lines)} captions, one per line; at most {MAX_CAPTIONS} are read"
                 )
             if lines:
-                return lines
-    return ()
+                return CaptionFile(lines, file, encoding)
+    return CaptionFile()
 
 
-def read_metadata(file: Path) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """({file name: its captions}, problems by line)."""
+def read_metadata(file: Path, encodings: dict[Path, str] | None = None) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """({file name: its captions}, problems by line); ``encodings``: where to note that of the file."""
     rows: dict[str, tuple[str, ...]] = {}
     problems = []
     allowed = _roots(file.parent)
-    for number, line in enumerate(_text(file, MAX_METADATA).split("\n"), 1):
+    text, encoding = _text(file, MAX_METADATA)
+    if encodings is not None:
+        encodings[file] = encoding
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         if len(line) > MAX_LINE:
@@ -108,9 +129,10 @@ def _is_inside(path: Path, roots: tuple[Path, ...]) -> bool:
         return False
 
 
-def _text(file: Path, limit: int) -> str:
-    return read_text(
-        file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable UTF-8 text: {text}")
+def _text(file: Path, limit: int) -> tuple[str, str]:
+    """(text, its encoding)."""
+    return read_foreign_text(
+        file, limit, error=lambda text: FormatError(f"{file.name}: captions must be readable text: {text}")
     )
 
 

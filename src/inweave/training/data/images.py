@@ -8,7 +8,7 @@
     mask    grayscale, in the shape of its image: sides within 1 % or a pixel of it. A mask of exactly the size that an
             image rotated by EXIF has in its file is rotated with it
 
-16-bit images and masks are scaled to 8 bits. A random crop is one of a few positions chosen by the image's own hash, so
+Of an animation or a file of several pages the first frame is used. 16-bit images and masks are scaled to 8 bits. A random crop is one of a few positions chosen by the image's own hash, so
 that each of them can be encoded once. torch is imported where tensors are made: checking a dataset does not need it.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from inweave.errors import FormatError
-from inweave.files.images import open_image, read_image
+from inweave.files.images import DATASET_FORMATS, has_more_frames, open_image, read_image
 from inweave.files.paths import printable_path
 from inweave.files.reading import read_bytes
 from inweave.training.config.schema import TrainConfig
@@ -51,12 +51,15 @@ class ImageInfo(NamedTuple):
     black: bool  # the mask it is, or has in its alpha channel, is black everywhere
     stored_size: tuple[int, int]  # in the file, before it is turned upright
     orientation: int  # EXIF; 1: upright already
+    has_more_frames: bool = False  # an animation or several pages, of which the first is used
 
 
 def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
     """A file decoded to the last pixel, or the reason why it cannot be read."""
     try:
-        upright, stored_size, orientation = read_image(path)
+        upright, stored_size, orientation = read_image(path, formats=DATASET_FORMATS)
+        if upright.mode == "F":
+            return "its pixels are floating-point numbers, whose range is not known; save it with 8 or 16 bits"
         deep = upright.mode.startswith(("I", "F"))  # more than 8 bits: converting would merge different images
         pixels = upright if deep else upright.convert("RGBA")
         digest = hashlib.sha256(f"{pixels.mode} {pixels.width}x{pixels.height} ".encode())
@@ -64,7 +67,8 @@ def probe_image(path: Path, mask: bool = False) -> ImageInfo | str:
         alpha = upright.has_transparency_data
         levels = to_grayscale(upright) if mask else pixels.getchannel("A") if alpha and not deep else None
         black = levels is not None and levels.getextrema() == (0, 0)
-        return ImageInfo(pixels.size, digest.hexdigest(), alpha, black, stored_size, orientation)
+        frames = has_more_frames(path, DATASET_FORMATS)
+        return ImageInfo(pixels.size, digest.hexdigest(), alpha, black, stored_size, orientation, frames)
     except FormatError as error:
         return str(error).removeprefix(f"{printable_path(path)}: ")
     except Exception as error:  # a palette or a mode that cannot be converted
@@ -97,7 +101,7 @@ def load_image(
 
     left, top, width, height = crop
     box = (left, top, left + width, top + height)
-    image, alpha = _on_white(read_image(example.path).image)
+    image, alpha = _on_white(read_image(example.path, formats=DATASET_FORMATS).image)
     levels = _load_mask(example, alpha, image.size) if masked else None
     image = image.resize(place.resized, Image.Resampling.LANCZOS).crop(box)
     mask = levels.resize(place.resized).crop(box) if levels is not None else Image.new("L", image.size, 255)

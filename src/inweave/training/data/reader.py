@@ -7,7 +7,7 @@
     set.toml                                 [general] < [[datasets]] < [[datasets.subsets]], paths from its folder
 
 Examples are ordered by name. Every image is decoded fully; its size is the upright one, its hash that of its upright
-pixels. A file that cannot be read, or a mask of another shape than its image, stops everything, unless unreadable files
+pixels; of an animation it is the first frame. A file that cannot be read, or a mask of another shape than its image, stops everything, unless unreadable files
 are to be skipped: then they are listed. What looks as if it belonged to the dataset and does not is listed too: images
 in folders that are not read or in unsupported formats, masks and captions without an image.
 """
@@ -26,15 +26,18 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
 from inweave.files.paths import exists, expand_home, is_file, is_folder, printable_path
 from inweave.training.config.toml import parse_toml, read_text_file
-from inweave.training.data.captions import read_metadata, sidecar_captions
+from inweave.training.data.captions import caption_file, read_metadata
 from inweave.training.data.dataset_toml import iter_tables, normalize_extension, parse_table
 from inweave.training.data.images import ImageInfo, mask_orientation, probe_image
 from inweave.training.data.types import Dataset, Example, ReadReport, Subset
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+IMAGES = (
+    ".png", ".jpg", ".jpeg", ".webp", ".bmp", ".avif", ".tif", ".tiff", ".gif", ".heic", ".heif", ".hif", ".jfif", ".jpe",
+    ".apng",
+)  # fmt: skip
 UNSUPPORTED = (
-    ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".psd", ".svg", ".jp2", ".j2k", ".jfif", ".jpe", ".tga",
-    ".ico", ".apng", ".ppm", ".pgm", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".xcf", ".kra",
+    ".jxl", ".psd", ".svg", ".jp2", ".j2k", ".tga", ".ico", ".ppm", ".pgm", ".exr", ".hdr", ".dng", ".cr2", ".cr3", ".nef",
+    ".arw", ".raf", ".xcf", ".kra",
 )  # fmt: skip
 MASK = "-masklabel.png"
 METADATA = "metadata.jsonl"
@@ -108,6 +111,13 @@ def read_dataset(
         unsupported_formats=tuple(dict.fromkeys(scanner.unsupported_formats)),
         orphan_captions=tuple(dict.fromkeys(scanner.orphan_captions)),
         ambiguous_masks=tuple(dict.fromkeys(ambiguous)),
+        first_frames=tuple(
+            path for path, info in infos.items() if isinstance(info, ImageInfo) and info.has_more_frames
+        ),
+        shared_captions=tuple((file, tuple(users)) for file, users in scanner.caption_users.items() if len(users) > 1),
+        same_captions=_same_captions(scanner),
+        encodings=tuple((file, name) for file, name in scanner.encodings.items() if name != "utf-8"),
+        other_files=tuple(dict.fromkeys(scanner.other_files)),
     )
     return Dataset(tuple(examples), report)
 
@@ -125,6 +135,13 @@ def _mask_problem(example: Example, infos: Mapping[Path, ImageInfo | str]) -> st
         f"its mask {printable_path(Path(example.mask.name))} is {mask_size} and the image {image_size}{upright}, which is "
         "another shape; save the mask in the image's size, or remove it"
     )
+
+
+def _same_captions(scanner: _Scanner) -> tuple[tuple[Path, ...], ...]:
+    """Groups of images with the same captions from different places."""
+    shared = [set(users) for users in scanner.caption_users.values()]
+    groups = [group for group in scanner.written.values() if len(group) > 1 and set(group) not in shared]
+    return tuple(tuple(group) for group in groups)
 
 
 def _ensure_trainable(path: Path, scanner: _Scanner, examples: list[Example]) -> None:
@@ -153,6 +170,10 @@ class _Scanner:
         self.ignored: list[Path] = []
         self.unsupported_formats: list[Path] = []
         self.orphan_captions: list[Path] = []
+        self.other_files: list[Path] = []
+        self.encodings: dict[Path, str] = {}  # of caption files
+        self.caption_users: dict[Path, dict[Path, None]] = {}  # images by the file their captions are from
+        self.written: dict[tuple[str, ...], dict[Path, None]] = {}  # images by the captions that were written for them
         self.folders: dict[Path, bool] = {}  # True where a metadata file lists what of it belongs to the dataset
 
     def scan_tree(self, folder: Path, subset: Subset) -> None:
@@ -174,7 +195,7 @@ class _Scanner:
         masks = {path for path in files if path.name.lower().endswith(MASK)}
         listed = self.folders[folder] = METADATA in names
         if listed:
-            entries, problems = read_metadata(names[METADATA])
+            entries, problems = read_metadata(names[METADATA], self.encodings)
             self.unreadable += [(names[METADATA], "; ".join(problems))] if problems else []
             chosen = {folder / name: captions for name, captions in entries.items()}
             self.ignored += [path for path in rows if path not in chosen]
@@ -183,12 +204,17 @@ class _Scanner:
         self.unsupported_formats += unsupported
         if not listed:
             self.orphan_captions += _orphan_captions(files, [*rows, *unsupported], subset.caption_extensions)
+        read = {*rows, *masks, *unsupported, *self.orphan_captions, *self.ignored, names.get(METADATA)}
+        endings = () if listed else tuple(each.lower() for each in subset.caption_extensions)
+        self.other_files += [path for path in files if path not in read and not path.name.lower().endswith(endings)]
         for path, row in rows.items():
             try:
-                captions = sidecar_captions(path, names, subset.caption_extensions) if row is None else row
+                captions = self._sidecar(path, names, subset) if row is None else row
             except FormatError as error:
                 self.unreadable.append((path, str(error)))
                 continue
+            if captions and not subset.regularization:
+                self.written.setdefault(captions, {})[path] = None
             captions = captions or ((subset.class_tokens,) if subset.class_tokens else ())
             mask = path.with_name(path.stem + MASK)
             masks.discard(mask)
@@ -200,6 +226,13 @@ class _Scanner:
             )  # fmt: skip
         self.ignored += sorted(masks)
         return listed
+
+    def _sidecar(self, path: Path, names: Mapping[str, Path], subset: Subset) -> tuple[str, ...]:
+        captions, file, encoding = caption_file(path, names, subset.caption_extensions)
+        if file is not None:
+            self.encodings[file] = encoding
+            self.caption_users.setdefault(file, {})[path] = None
+        return captions
 
     def note_unread_folders(self) -> None:
         """Folders with images below those that were read: the topmost of each branch, judged by file names alone."""

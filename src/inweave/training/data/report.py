@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from inweave.errors import ConfigError
 from inweave.files.paths import printable_path
 from inweave.training.data.batches import arrange, total_steps
 from inweave.training.data.buckets import BucketRules, Placement
-from inweave.training.data.types import Dataset
+from inweave.training.data.types import Dataset, Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,12 @@ class DatasetReport:
     black_masks: list[str]  # these images contribute nothing to training
     unused_masks: list[str]  # images with a mask, where the loss is not masked
     ambiguous_masks: list[str]  # EXIF rotates the image, and the mask's size fits either way
+    most_cropped: dict[str, float]  # those that lose more than 10 % of their area, with the fraction; the most first
+    first_frames: list[str]  # animations and files of several pages, of which the first frame is used
+    shared_captions: dict[str, list[str]]  # caption files of several images, with these
+    same_captions: list[list[str]]  # images whose captions are the same, word for word
+    encodings: dict[str, str]  # of caption files that are not UTF-8
+    other_files: list[str]  # neither images nor captions
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -58,18 +64,25 @@ class DatasetReport:
             "buckets: " + ", ".join(f"{size} ({count})" for size, count in self.buckets.items()),
             f"steps: {self.steps_per_epoch} per epoch of {self.batches_per_epoch} batches, {self.total_steps} in total",
             f"crops: {self.cropped_10} images lose more than 10 % of their area, {self.cropped_25} more than 25 %",
+            *_path_line("cropped most", [f"{name} ({part:.0%})" for name, part in self.most_cropped.items()], 10),
             *([f"enlarged to fill their bucket: {self.upscaled}"] if self.upscaled else []),
             *_path_line("smaller than their bucket, in one of their own", self.own_bucket),
             *_path_line("masks taken as upright, although EXIF rotates the image and they fit either way", self.ambiguous_masks),
+            *_path_line("the same caption, word for word", [_short_group(group) for group in self.same_captions]),
+            *_path_line("not part of the dataset, neither images nor captions", self.other_files, 10),
             *self.warnings(),
         ]  # fmt: skip
 
     def warnings(self) -> list[str]:
         """What is there and is not trained on, or not as intended: one line for each kind that occurs."""
         reasons = [f"{name} ({why})" for name, why in self.unreadable.items()]
+        shared = [f"{file} ({', '.join(images)})" for file, images in self.shared_captions.items()]
         kinds = (
             ("without a caption", self.uncaptioned if self.captions else []),
             ("too small for any bucket, left out", self.too_small),
+            ("one caption file for several images, such as a.txt for a.png and a.jpg", shared),
+            ("caption files that are not UTF-8", [f"{name} (read as {each})" for name, each in self.encodings.items()]),
+            ("animated or of several pages, the first frame is used", self.first_frames),
             ("the same pixels", [" = ".join(group) for group in self.duplicates]),
             ("unreadable, left out", reasons),
             ("masks that are all black, so that nothing is trained on the image", self.black_masks),
@@ -84,10 +97,23 @@ class DatasetReport:
         return [line for what, names in kinds for line in _path_line(what, names)]
 
 
-def _path_line(what: str, names: list[str]) -> list[str]:
+def _path_line(what: str, names: list[str], limit: int = 5) -> list[str]:
     """One line, or none."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return [f"{what}: {len(names)}: {', '.join(names[:5])}{more}"] if names else []
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return [f"{what}: {len(names)}: {', '.join(names[:limit])}{more}"] if names else []
+
+
+def _short_group(names: list[str]) -> str:
+    return " = ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _most_cropped(pairs: list[tuple[Example, Placement]]) -> dict[str, float]:
+    """An image that is trained at several resolutions counts where it loses the most."""
+    cropped: dict[str, float] = {}
+    for example, place in sorted(pairs, key=lambda pair: -pair[1].cropped_fraction):
+        if place.cropped_fraction > 0.10:
+            cropped.setdefault(printable_path(example.path), round(place.cropped_fraction, 4))
+    return cropped
 
 
 def check_dataset(
@@ -99,11 +125,12 @@ def check_dataset(
     epochs: int | None = None,
     steps: int | None = None,
     masked_loss: bool | None = None,
+    lengths: Sequence[int] = (),
     held_out: Callable[[list[Placement | None]], Collection[int]] = lambda places: (),
 ) -> DatasetReport:
     """The dataset as a run with these settings sees it; ``accumulation`` counts micro-batches of all processes.
 
-    Without ``masked_loss`` unused masks are not reported.
+    Without ``masked_loss`` unused masks are not reported; ``lengths``: as in `arrange`.
     """
     if accumulation < 1 or (epochs is None) == (steps is None) or (epochs or steps or 0) < 1:
         raise ConfigError(
@@ -111,7 +138,7 @@ def check_dataset(
             "epochs or steps, of 1 or more"
         )  # fmt: skip
     examples = dataset.examples
-    placements, order = arrange(dataset, rules, batch_size=batch_size)
+    placements, order = arrange(dataset, rules, batch_size=batch_size, lengths=lengths)
     out = set(held_out(placements))
     order = replace(order, repeats=tuple(0 if n in out else count for n, count in enumerate(order.repeats)), _epochs={})
     pairs = [(example, place) for example, place in zip(examples, placements, strict=True) if place]
@@ -148,4 +175,10 @@ def check_dataset(
         ],
         unused_masks=[printable_path(e.path) for e, counts in zip(masked, used, strict=True) if not counts],
         ambiguous_masks=[printable_path(path) for path in report.ambiguous_masks],
+        most_cropped=_most_cropped(pairs),
+        first_frames=[printable_path(path) for path in report.first_frames],
+        shared_captions={printable_path(file): [*map(printable_path, users)] for file, users in report.shared_captions},
+        same_captions=[[*map(printable_path, group)] for group in report.same_captions],
+        encodings={printable_path(file): name for file, name in report.encodings},
+        other_files=[printable_path(path) for path in report.other_files],
     )

@@ -95,6 +95,11 @@ class ReadReport:
     unsupported_formats: tuple[Path, ...] = ()
     orphan_captions: tuple[Path, ...] = ()  # caption files without an image
     ambiguous_masks: tuple[Path, ...] = ()  # EXIF rotates the image, and the mask's size fits either way
+    first_frames: tuple[Path, ...] = ()  # animations and files of several pages, of which the first frame is used
+    shared_captions: tuple[tuple[Path, tuple[Path, ...]], ...] = ()  # caption files of several images, with these
+    same_captions: tuple[tuple[Path, ...], ...] = ()  # groups of images with the same captions, each written for itself
+    encodings: tuple[tuple[Path, str], ...] = ()  # of caption files that are not UTF-8
+    other_files: tuple[Path, ...] = ()  # neither images nor captions
 
 
 @dataclass(frozen=True, slots=True)

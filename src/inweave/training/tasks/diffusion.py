@@ -36,7 +36,13 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import BucketRules, Placement
 from inweave.training.data.cache import TensorCache, encoder_digests
-from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
+from inweave.training.data.caption_lengths import (
+    batch_lengths,
+    caption_chunks,
+    example_lengths,
+    long_caption_warnings,
+    run_captions,
+)
 from inweave.training.data.captions import choose_caption, tag_frequency
 from inweave.training.data.images import RANDOM_CROPS, crop_box, load_image, mask_key, uses_mask
 from inweave.training.data.types import (
@@ -72,9 +78,16 @@ class DiffusionTask:
             huber_schedule=config.huber_schedule,
         )  # fmt: skip
         self.rules = bucket_rules(config, model)
-        self.places, whole = arrange(dataset, self.rules, batch_size=config.batch_size, seed=config.seed)
+        self.captions = run_captions(config, dataset)
+        self._chunks = caption_chunks(model, self.captions, config.max_token_length)
+        self._lengths = example_lengths(self.captions, self._chunks)
+        self.chunks = max(self._lengths, default=1)
+        self.batch_lengths = batch_lengths(model, self._lengths)
+        self.places, whole = arrange(
+            dataset, self.rules, batch_size=config.batch_size, seed=config.seed, lengths=self.batch_lengths
+        )
         out = held_out(self.examples, self.places, config)
-        self.held_out = _batches(sorted(out), self.places, config.batch_size)
+        self.held_out = _batches(sorted(out), self.places, self.batch_lengths, config.batch_size)
         repeats = tuple(0 if number in out else count for number, count in enumerate(whole.repeats))
         self.order = replace(whole, repeats=repeats, _epochs={}, _positions={})
         if problems := batch_problems(model, config, self.examples, self.places, repeats):
@@ -83,9 +96,7 @@ class DiffusionTask:
         self._settings = [with_defaults(example.subset, self._defaults) for example in self.examples]
         self._masked = [uses_mask(config, example) for example in self.examples]
         self._masks = [mask_key(e) if masked else "" for e, masked in zip(self.examples, self._masked, strict=True)]
-        self.captions = run_captions(config, dataset)
-        self.chunks = max_chunks(model, self.captions)
-        self._token_ids: dict[str, Tensors] = {}
+        self._token_ids: dict[tuple[str, int], Tensors] = {}
         self._identity = encoder_digests(model)
         self.offloader = Offloader(model.networks, model.device)
 
@@ -101,7 +112,7 @@ class DiffusionTask:
         in_buckets = [number for number, place in enumerate(self.places) if place is not None]
         jobs = [(number, flip, crop) for number in in_buckets for flip, crop in self._views(number)]
         jobs = jobs if self.config.cache_latents else []
-        texts = sorted({"", *(text for texts in self.captions for text in texts)}) if self._caches_text else []
+        texts = sorted(self._encoded_texts()) if self._caches_text else []
         total = len(jobs) + len(texts)
         if staged and jobs:
             self.offloader.keep_only({"vae"})
@@ -113,8 +124,8 @@ class DiffusionTask:
             self.offloader.keep_only(set(self.model.family.frozen_encoders if self.trains_text else ENCODERS))
         if with_encoders is not None:
             with_encoders()
-        for number, text in enumerate(texts):
-            self._text(text)
+        for number, (text, size) in enumerate(texts):
+            self._text(text, size)
             if on_progress is not None:
                 on_progress("encoding captions", len(jobs) + number + 1, total)
         if staged:
@@ -147,7 +158,8 @@ class DiffusionTask:
         }
         if any(self._masked):
             inputs["mask"] = torch.stack(masks)
-        rows = [self._text(text) for text in texts]
+        longest = max(self._lengths[number] for number in batch)
+        rows = [self._text(text, longest) for text in texts]
         return inputs | {f"text.{name}": torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def loss(self, inputs: Tensors) -> torch.Tensor:
@@ -206,12 +218,20 @@ class DiffusionTask:
         """Whether something about a text stays the same for the whole run and is cached."""
         return bool(self.model.family.frozen_folders(self.model)) if self.trains_text else self.config.cache_text
 
-    def _text(self, text: str) -> Tensors:
-        """What a step gets of a text: conditioning, or token ids where encoders are trained."""
+    def _encoded_texts(self) -> set[tuple[str, int]]:
+        """Every text of the run with the chunks it is padded to: those of the longest caption of its image."""
+        if self.model.family.masks_padding:
+            return {(text, 1) for text in self._chunks}
+        return {(text, size) for size, texts in zip(self._lengths, self.captions, strict=True) for text in ("", *texts)}
+
+    def _text(self, text: str, chunks: int = 1) -> Tensors:
+        """What a step gets of a text, in ``chunks`` or more: conditioning, or token ids where encoders are trained."""
         model, family, skip = self.model, self.model.family, self.config.clip_skip
-        if text not in self._token_ids:
-            self._token_ids[text] = family.token_ids(model, text, self.chunks)
-        ids = self._token_ids[text]
+        own = self._chunks[text]
+        size = own if family.masks_padding else max(own, chunks)
+        if (text, size) not in self._token_ids:
+            self._token_ids[text, size] = family.token_ids(model, text, size, self.config.max_token_length)
+        ids = self._token_ids[text, size]
         key: dict[str, Any] = {
             "tokens": {name: value.tolist() for name, value in ids.items()},
             "encoders": self._identity["text"],
@@ -229,7 +249,8 @@ class DiffusionTask:
         with oom_hint("encode a caption", _ENCODERS_TOO_LARGE):
             if self.trains_text:
                 return ids | (self.cache.get(key | {"frozen": True}, frozen_states) if self._caches_text else {})
-            return self.cache.get(key | {"clip_skip": skip}, conditioning) if self._caches_text else conditioning()
+            encoded = self.cache.get(key | {"clip_skip": skip}, conditioning) if self._caches_text else conditioning()
+            return family.pad_text(encoded, max(own, chunks))
 
     # what is on the device
 
@@ -257,7 +278,9 @@ class DiffusionTask:
 
     def notes(self) -> list[str]:
         """What in the data makes the run slower than it need be, one line each."""
-        return long_caption_warnings(self.model, self.examples, self.captions, self.chunks)
+        return long_caption_warnings(
+            self.model, self.examples, self.captions, self._chunks, self.config.max_token_length
+        )
 
     def fingerprint(self) -> str:
         entries = [
@@ -340,10 +363,12 @@ def held_out(examples: Sequence[Example], places: Sequence[Placement | None], co
     return {subject[i] for i in shuffled[: max(count, 0)]}
 
 
-def _batches(numbers: Sequence[int], places: Sequence[Placement | None], size: int) -> list[tuple[int, ...]]:
-    """Batches of examples in the same bucket."""
+def _batches(
+    numbers: Sequence[int], places: Sequence[Placement | None], lengths: Sequence[int], size: int
+) -> list[tuple[int, ...]]:
+    """Batches of examples in the same bucket, with captions of one length."""
     by_bucket: dict[object, list[int]] = {}
     for number in numbers:
         if (place := places[number]) is not None:
-            by_bucket.setdefault(place.bucket, []).append(number)
+            by_bucket.setdefault((place.bucket, *lengths[number : number + 1]), []).append(number)
     return [tuple(row[i : i + size]) for row in by_bucket.values() for i in range(0, len(row), size)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isqrt
@@ -24,7 +24,13 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import Placement
 from inweave.training.data.cache import TensorCache
-from inweave.training.data.caption_lengths import long_caption_warnings, max_chunks, run_captions
+from inweave.training.data.caption_lengths import (
+    batch_lengths,
+    caption_chunks,
+    example_lengths,
+    long_caption_warnings,
+    run_captions,
+)
 from inweave.training.data.reader import read_dataset
 from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
@@ -57,7 +63,7 @@ class DiffusionSetup:
             )
 
     def sizes(self) -> dict[str, Any]:
-        return {"side": largest_side(self.config, self.measurable, self.dataset), "chunks": self._captions[0]}
+        return {"side": largest_side(self.config, self.measurable, self.dataset), "chunks": max(self._captions[0])}
 
     def validate(self, config: TrainConfig) -> None:
         if config.samples:
@@ -75,7 +81,9 @@ class DiffusionSetup:
         return [*missing, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
-        return _report(config, self.dataset, self._blank(config), processes), self._captions[1]
+        model = self._blank(config)
+        lengths, notes = self._captions
+        return _report(config, self.dataset, model, processes, batch_lengths(model, lengths)), notes
 
     def load(self, config: TrainConfig, world: World, *, staged: bool) -> LoadedDiffusionModel:
         blueprint = self.measurable
@@ -91,13 +99,15 @@ class DiffusionSetup:
         return LoadedDiffusionModel(task, model, file_index(model), sampler, self.dataset, staged)
 
     @cached_property
-    def _captions(self) -> tuple[int, list[str]]:
-        """Return (chunks of the longest caption, what to report about it); only tokenizers are read."""
+    def _captions(self) -> tuple[list[int], list[str]]:
+        """Return (chunks of every example, what to report about them); only tokenizers are read."""
         model = self._blank(self.config)
         model.tokenizers = {folder: make() for folder, make in self.measurable.tokenizers.items()}
         captions = run_captions(self.config, self.dataset)
-        chunks = max_chunks(model, captions)
-        return chunks, long_caption_warnings(model, self.dataset.examples, captions, chunks)
+        limit = self.config.max_token_length
+        chunks = caption_chunks(model, captions, limit)
+        warnings = long_caption_warnings(model, self.dataset.examples, captions, chunks, limit)
+        return example_lengths(captions, chunks), warnings
 
     def _blank(self, config: TrainConfig) -> Model:
         return blank(self.measurable, DTYPES[config.precision])
@@ -134,7 +144,7 @@ class LoadedDiffusionModel:
         return shard_model(self.model, self.task.networks, world)
 
     def notes(self) -> list[str]:
-        report = _report(self.task.config, self._dataset, self.model, 1)
+        report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)
         return [*report.warnings(), *self.task.notes()]
 
     def sampler(self) -> Callable[[int], list[SampleImage]] | None:
@@ -190,7 +200,9 @@ def largest_side(config: TrainConfig, blueprint: Blueprint, dataset: Dataset) ->
     return -(-isqrt(max(areas)) // model.patch) * model.patch if areas else None
 
 
-def _report(config: TrainConfig, dataset: Dataset, model: Model, processes: int) -> DatasetReport:
+def _report(
+    config: TrainConfig, dataset: Dataset, model: Model, processes: int, lengths: Sequence[int]
+) -> DatasetReport:
     """Return the dataset as this run sees it."""
 
     def validation(places: list[Placement | None]) -> set[int]:
@@ -204,5 +216,6 @@ def _report(config: TrainConfig, dataset: Dataset, model: Model, processes: int)
         steps=config.steps,
         epochs=None if config.steps else config.epochs or 1,
         masked_loss=config.masked_loss,
+        lengths=lengths,
         held_out=validation,
     )

@@ -70,14 +70,12 @@ def test_kohya_is_silent_about_what_it_does(tmp_path: Path) -> None:
     assert "network_alpha" not in result.mapping
 
 
-@pytest.mark.parametrize("length", [75, 150, 225])
-def test_captions_are_not_cut_at_kohyas_length(length: int, tmp_path: Path) -> None:
-    result = import_config(
-        write_text(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\nmax_token_length = {length}\n')
-    )
-    assert not any("max_token_length" in each for each in result.no_equivalent)
-    (note,) = (each for each in result.notes if each.startswith("max_token_length: "))
-    assert "nothing is truncated" in note
+@pytest.mark.parametrize(("written", "length"), [("", 75), ("75", 75), ("150", 150), ('"225"', 225)])
+def test_captions_are_cut_at_kohyas_length(written: str, length: int, tmp_path: Path) -> None:
+    setting = f"max_token_length = {written}\n" if written else ""
+    result = import_config(write_text(tmp_path, f'train_data_dir = "x"\nnetwork_dim = 16\n{setting}'))
+    assert result.config.max_token_length == length
+    assert result.mapping.get("max_token_length") == ("max_token_length" if written else None)
 
 
 def test_kohya_for_flux(tmp_path: Path) -> None:

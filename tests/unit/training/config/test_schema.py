@@ -230,7 +230,7 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("log_with", "tensorboard", {"tensorboard": True}),
     ("save_model_as", "safetensors", {}),
     ("loss_type", "l2", {}),
-    ("max_token_length", 75, {}),
+    ("max_token_length", 75, {"max_token_length": 75}),
     ("model_prediction_type", "raw", {}),
     ("weighting_scheme", "none", {}),
 ]

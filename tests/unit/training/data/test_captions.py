@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inweave.errors import ConfigError, FormatError
+from inweave.files.reading import read_foreign_text
 from inweave.training.data.captions import (
     caption_variants,
     choose_caption,
@@ -168,8 +169,39 @@ def test_sidecar_captions(tmp_path: Path) -> None:
     (tmp_path / "a.b.caption").write_text(" \n")
     assert find(".caption", ".txt") == ("first", "second")  # an empty file is no caption
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9")
-    with pytest.raises(FormatError, match=r"a\.b\.caption: captions must be readable UTF-8"):
+    assert find(".caption") == ("caf\u00e9",)
+    (tmp_path / "a.b.caption").write_bytes(b"caf\xe9 \x01\x02")
+    with pytest.raises(FormatError, match=r"a\.b\.caption: captions must be readable text: .*save it as UTF-8"):
         find(".caption")
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "encoding"),
+    [
+        ("un chat \u2014 caf\u00e9".encode("cp1252"), "un chat \u2014 caf\u00e9", "windows-1252"),
+        ("stra\u00dfe".encode("latin-1"), "stra\u00dfe", "windows-1252"),
+        ("\u732b, cat".encode("utf-16"), "\u732b, cat", "utf-16"),
+        (b"\xfe\xff" + "\u732b, cat".encode("utf-16-be"), "\u732b, cat", "utf-16"),
+        ("a cat".encode("utf-16-le"), "a cat", "utf-16-le"),
+        ("a cat".encode("utf-16-be"), "a cat", "utf-16-be"),
+        ("a \u732b".encode("utf-32"), "a \u732b", "utf-32"),
+        ("a \u732b".encode("utf-8-sig"), "a \u732b", "utf-8"),
+        (b"a\0bc", "a\0bc", "utf-8"),
+        (b"one\r\ntwo\r", "one\ntwo\n", "utf-8"),
+    ],
+)
+def test_encodings_of_other_programs(data: bytes, text: str, encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    assert read_foreign_text(tmp_path / "a.txt") == (text, encoding)
+
+
+@pytest.mark.parametrize(
+    "data", [bytes(range(256)), b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xfe\x00", b"\xff\xfe\x00\xd8"]
+)
+def test_what_is_no_text_in_any_encoding_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(FormatError, match=r"is not text in UTF-8, UTF-16 or Latin-1"):
+        read_foreign_text(tmp_path / "a.txt")
 
 
 def test_endings_in_capitals_are_found(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -336,7 +337,7 @@ def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
     captioned(tmp_path / "10_cat" / "a.png")
     captioned(tmp_path / "b.JPG")
     (tmp_path / "b.JPG.txt").write_text("also a caption")
-    for name in ("c.GIF", "c.txt", "10_cat/d.heic", "d.tiff", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
+    for name in ("c.PSD", "c.txt", "10_cat/d.jxl", "d.svg", "lost.txt", "10_cat/old.caption", "x-masklabel.PNG"):
         (tmp_path / name).write_bytes(b"")
     picture(tmp_path / "10_cat" / "more" / "e.png")
     picture(tmp_path / "10_cat" / "more" / "again" / "e.png")
@@ -350,12 +351,12 @@ def test_what_looks_like_part_of_the_set_and_is_not(tmp_path: Path) -> None:
         return {path.relative_to(tmp_path).as_posix() for path in paths}
 
     report = read_dataset(tmp_path).report
-    assert below(report.unsupported_formats) == {"c.GIF", "d.tiff", "10_cat/d.heic"}
+    assert below(report.unsupported_formats) == {"c.PSD", "d.svg", "10_cat/d.jxl"}
     assert below(report.orphan_captions) == {"lost.txt", "10_cat/old.caption"}  # c.txt goes with its image
     assert below(report.ignored) == {"x-masklabel.PNG", "10_cat/more", "raw/one", "raw/two/three"}
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.JPG", "text": "B"}')
     report = read_dataset(tmp_path).report
-    assert (below(report.unsupported_formats), report.orphan_captions) == ({"c.GIF", "d.tiff"}, ())
+    assert (below(report.unsupported_formats), report.orphan_captions) == ({"c.PSD", "d.svg"}, ())
 
 
 def test_folders_with_tables_of_their_own_are_part_of_the_set(tmp_path: Path) -> None:
@@ -426,7 +427,7 @@ def test_unreadable_files_are_all_named_or_skipped(tmp_path: Path) -> None:
     (tmp_path / "text.webp").write_text("no picture")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
     (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
-    picture(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9")
+    picture(tmp_path / "latin.png").with_suffix(".txt").write_bytes(b"caf\xe9\x01")
     bad = {"cut.jpg", "empty.png", "text.webp", "gone.png", "loop.png", "latin.png"}
     with pytest.raises(FormatError) as caught:
         read_dataset(tmp_path)
@@ -478,7 +479,7 @@ def test_names_that_are_no_text_can_be_read_and_printed(tmp_path: Path) -> None:
 def test_an_empty_dataset_reports_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder of images or a dataset \.toml"):
         read_dataset(tmp_path / "nowhere")
-    (tmp_path / "a.gif").write_bytes(b"")
+    (tmp_path / "a.psd").write_bytes(b"")
     picture(tmp_path / "deep" / "a.png")
     with pytest.raises(ConfigError, match=r"no images.*\.webp.*'10_name'.*metadata\.jsonl; not read: .*deep"):
         read_dataset(tmp_path)
@@ -578,4 +579,52 @@ def test_a_caption_file_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").unlink()
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(FormatError, match="captions must be readable"):
+        read_dataset(tmp_path)
+
+
+FRAMES = [Image.effect_noise((96, 64), 20 + 9 * number).convert("RGB") for number in range(3)]
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.tiff", "a.TIF", "a.webp", "a.avif", "a.apng", "a.jfif", "a.jpe"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_formats_and_their_first_frames(name: str, count: int, tmp_path: Path) -> None:
+    kind = {"apng": "PNG", "tif": "TIFF", "jfif": "JPEG", "jpe": "JPEG"}.get(name[2:].lower(), name[2:].upper())
+    several = count > 1 and kind != "JPEG"
+    options = {"save_all": True, "append_images": FRAMES[1:]} if several else {}
+    FRAMES[0].save(tmp_path / name, format=kind, **options)
+    (tmp_path / "a.txt").write_text("x")
+    result = read_dataset(tmp_path)
+    (only,) = result.examples
+    assert (only.size, only.captions) == ((96, 64), ("x",))
+    assert result.report.first_frames == ((tmp_path / name,) if several else ())
+    with Image.open(tmp_path / name) as image:
+        assert only.sha256 == probe_pixels(image)
+
+
+def probe_pixels(image: Image.Image) -> str:
+    """The hash of an image's pixels, as an example has it."""
+    pixels = image.convert("RGBA")
+    return hashlib.sha256(f"RGBA {image.width}x{image.height} ".encode() + pixels.tobytes()).hexdigest()
+
+
+def test_heic_is_read_or_named_with_what_reads_it(tmp_path: Path) -> None:
+    captioned(tmp_path / "a.png")
+    photo = tmp_path / "b.jpg"  # named so by the program that copied it from a phone
+    try:
+        import pillow_heif
+    except ImportError:
+        photo.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 100)
+        with pytest.raises(FormatError, match=r"b\.jpg: .*pillow-heif: pip install 'inweave\[heic\]'"):
+            read_dataset(tmp_path)
+        report = read_dataset(tmp_path, skip_unreadable=True).report
+        assert "inweave[heic]" in dict(report.unreadable)[photo]
+        return
+    pillow_heif.from_pillow(FRAMES[0]).save(photo)
+    assert read_dataset(tmp_path).examples[1].size == (96, 64)
+
+
+def test_images_of_floating_point_numbers_are_refused(tmp_path: Path) -> None:
+    Image.new("F", (64, 64), 0.5).save(tmp_path / "a.tiff")
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(FormatError, match=r"a\.tiff: its pixels are floating-point numbers"):
         read_dataset(tmp_path)

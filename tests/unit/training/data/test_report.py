@@ -127,7 +127,7 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
     Image.new("RGB", (128, 128), (0, 0, 0)).save(tmp_path / "b.png")
     Image.new("RGB", (9, 200)).save(tmp_path / "thin.png")
     (tmp_path / "z.png").write_bytes(b"broken")
-    (tmp_path / "anim.gif").write_bytes(b"")
+    (tmp_path / "layers.psd").write_bytes(b"")
     (tmp_path / "deep" / "er").mkdir(parents=True)
     Image.new("RGB", (9, 9)).save(tmp_path / "deep" / "er" / "q.png")
     for name, level in (("a", 0), ("c", 9)):
@@ -140,9 +140,11 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
         f"the same pixels: 1: {at}a.png = {at}b.png",
         f"unreadable, left out: 1: {at}z.png (",
     ]
+    report_of_check = check_dataset(result, rules, epochs=1).lines()
+    assert f"the same caption, word for word: 1: {at}a.png = {at}b.png = {at}c.png" in report_of_check
     beyond = [
         f"not part of the dataset: 1: {at}deep/er",
-        f"not part of the dataset, unsupported formats; save them as .png, .jpg or .webp: 1: {at}anim.gif",
+        f"not part of the dataset, unsupported formats; save them as .png, .jpg or .webp: 1: {at}layers.psd",
         f"not part of the dataset, captions without an image: 1: {at}lost.txt",
     ]
     black = f"masks that are all black, so that nothing is trained on the image: 1: {at}a.png"
@@ -154,7 +156,7 @@ def test_what_is_left_out_is_a_line_for_each_kind(tmp_path: Path) -> None:
         assert set(lines) < set(report.lines())
     document = json.loads(json.dumps(report.as_dict()))
     assert (document["unsupported_formats"], document["orphan_captions"], len(document["unused_masks"])) == (
-        [f"{at}anim.gif"],
+        [f"{at}layers.psd"],
         [f"{at}lost.txt"],
         2,
     )
@@ -191,3 +193,44 @@ def test_one_length_is_needed(options: dict[str, int]) -> None:
 def test_a_batch_holds_something() -> None:
     with pytest.raises(ConfigError, match="batch size 0"):
         check_dataset(dataset(example("a", (9, 9))), RULES, batch_size=0, epochs=1)
+
+
+def test_which_images_are_cropped_most() -> None:
+    widths = (128, 140, 145, 165, 175)
+    some = dataset(*(example(f"{width}", (width, 128)) for width in widths))
+    report = check_dataset(some, BucketRules(128, 32, enabled=False), epochs=1)
+    assert report.most_cropped == {"175": 0.2686, "165": 0.2242, "145": 0.1172}
+    assert "cropped most: 3: 175 (27%), 165 (22%), 145 (12%)" in report.lines()
+    twice = dataset(example("a", (145, 128)), example("a", (145, 128), subset=Subset(resolution=(96, 128))))
+    assert check_dataset(twice, BucketRules(128, 32, enabled=False), epochs=1).most_cropped == {"a": 0.3379}
+
+
+def test_files_passed_over_shared_captions_and_encodings(tmp_path: Path) -> None:
+    for number, name in enumerate(("a.png", "a.jpg", "b.png", "c.png", "d.png")):
+        Image.new("RGB", (128, 128), (number * 40, 0, 0)).save(tmp_path / name)
+    (tmp_path / "a.txt").write_text("one for two")
+    (tmp_path / "b.txt").write_bytes("a caf\u00e9".encode("utf-16"))
+    (tmp_path / "c.txt").write_bytes("a caf\u00e9".encode("latin-1"))
+    (tmp_path / "d.txt").write_text("a caf\u00e9", "utf-8-sig")
+    for name in ("notes.docx", "a.npz", "c.json"):
+        (tmp_path / name).write_bytes(b"x")
+    result = read_dataset(tmp_path)
+    assert [each.captions for each in result.examples[2:]] == [("a caf\u00e9",)] * 3
+    report = check_dataset(result, RULES, epochs=1)
+    at = f"{tmp_path}/"
+    assert report.shared_captions == {f"{at}a.txt": [f"{at}a.jpg", f"{at}a.png"]}
+    assert report.same_captions == [[f"{at}b.png", f"{at}c.png", f"{at}d.png"]]
+    assert report.encodings == {f"{at}b.txt": "utf-16", f"{at}c.txt": "windows-1252"}
+    assert report.other_files == [f"{at}a.npz", f"{at}c.json", f"{at}notes.docx"]
+    lines = report.lines()
+    for line in (
+        f"one caption file for several images, such as a.txt for a.png and a.jpg: 1: {at}a.txt ({at}a.jpg, {at}a.png)",
+        f"caption files that are not UTF-8: 2: {at}b.txt (read as utf-16), {at}c.txt (read as windows-1252)",
+        f"not part of the dataset, neither images nor captions: 3: {at}a.npz, {at}c.json, {at}notes.docx",
+        f"the same caption, word for word: 1: {at}b.png = {at}c.png = {at}d.png",
+    ):
+        assert line in lines, lines
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b.png", "text": "B"}')
+    assert f"{at}b.txt" in check_dataset(read_dataset(tmp_path), RULES, epochs=1).other_files
+    one = check_dataset(read_dataset(tmp_path, caption="x"), RULES, epochs=1)
+    assert one.same_captions == [] and one.shared_captions == {}

@@ -19,6 +19,7 @@ from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
+from inweave.training.tasks.diffusion import _batches  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, fresh_model, make_set, picture, sample_inputs, shared_model, task_on  # noqa: E402
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
@@ -65,15 +66,56 @@ def test_long_captions_are_chunks_and_all_rows_have_as_many(tmp_path: Path) -> N
     assert task.chunks > 1 and text.shape[1] == 77 * task.chunks
 
 
-def test_captions_that_make_all_others_long_are_named(tmp_path: Path) -> None:
+def test_captions_that_make_steps_slow_are_named(tmp_path: Path) -> None:
     long = ", ".join(f"word{number}" for number in range(200))
-    task = task_on(make_set(tmp_path / "set", {"a": "short", "b": long, "c": "short too"}))
+    data = make_set(tmp_path / "set", {"a": "short", "b": long, "c": "short too"})
+    task = task_on(data, max_token_length=100_000)
     assert task.chunks > 3
-    message = (
-        f"captions: the longest takes {task.chunks} chunks of the text encoder, and every caption is padded to that; "
-    )
-    assert task.notes() == [f"{message}shorten it: {tmp_path / 'set' / 'b.png'}"]
+    message = f"captions: the longest takes {task.chunks} chunks of the text encoder, which makes its steps slow; "
+    advice = "shorten those that are long, or lower max_token_length"
+    assert task.notes() == [f"{message}{advice}: {tmp_path / 'set' / 'b.png'}"]
     assert task_on(make_set(tmp_path / "other")).notes() == []
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(75, 1), (76, 2), (150, 2), (225, 3)])
+def test_a_caption_is_read_to_the_token_that_is_set(length: int, chunks: int, tmp_path: Path) -> None:
+    """kohya's max_token_length: the first tokens, without start and end, in chunks of 75."""
+    long = ", ".join(f"word{number}" for number in range(200))
+    data = make_set(tmp_path / "set", {"a": long, "b": "short", "c": f"{long}, and more"})
+    task = task_on(data, max_token_length=length)
+    assert task.chunks == chunks == task_on(data).chunks - 3 + chunks  # 225 where nothing is set
+    model = shared_model("sd1.5")
+    tokenizer = model.tokenizers["tokenizer"]
+    whole = tokenizer(long, add_special_tokens=False, verbose=False).input_ids
+    (ids,) = model.family.token_ids(model, long, None, length)["text_encoder"]
+    read = [token for row in ids.tolist() for token in row[1:] if token != tokenizer.eos_token_id]
+    assert len(whole) > 225 and read == whole[:length]
+    (line,) = task.notes()
+    assert line.startswith("captions: 2 are longer than the text encoder reads, and their end is ignored")
+    assert f"max_token_length = {length}" in line and line.endswith(f"{data / 'a.png'}, {data / 'c.png'}")
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "qwen-image"])
+def test_one_long_caption_pads_its_own_batch_alone(variant: str, tmp_path: Path) -> None:
+    captions = {"a": " ".join(["a red apple on a table"] * 60), "b": "short", "c": "short too"}
+    task = task_on(make_set(tmp_path / "set", captions), model=shared_model(variant), batch_size=2)
+    task.prepare()
+    lengths = {rows: sample_inputs(task, 0, rows)["text.encoder_hidden_states"].shape[1] for rows in ((0, 1), (1, 2))}
+    if variant == "sd1.5":  # where no mask hides padding, no batch of the run has any
+        assert {frozenset(batch) for batch in task.order.batches(0)} == {frozenset({0}), frozenset({1, 2})}
+        assert _batches([0, 1, 2], task.places, task.batch_lengths, 2) == [(0,), (1, 2)]
+    else:
+        assert sorted(map(len, task.order.batches(0))) == [1, 2]
+    assert lengths[0, 1] == task.chunks * (77 if variant == "sd1.5" else 32) > 2 * lengths[1, 2]
+    apart, together = (sample_inputs(task, 0, rows) for rows in ((1,), (0, 1)))
+    states = together["text.encoder_hidden_states"][1:, : apart["text.encoder_hidden_states"].shape[1]]
+    torch.testing.assert_close(states, apart["text.encoder_hidden_states"])
+
+
+def test_flux_reads_long_captions_with_t5_whatever_clip_reads(tmp_path: Path) -> None:
+    data = make_set(tmp_path / "set", {"a": "short", "b": ", ".join(f"word{number}" for number in range(100))})
+    model = shared_model("flux1-dev")
+    assert task_on(data, model=model, max_token_length=75).notes() == []
 
 
 def test_prior_weight(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ _WRITTEN = ("Adapter", "Optimization", "Images", "Captions", "Loss")
 #: settings of these that have no neutral value, or are chosen by the run
 _LEFT_OPEN = frozenset({"steps", "epochs", "resolution", "seed", "start_from", "caption", "caption_variants"})
 
+#: tokens of a caption that every other trainer has CLIP read, unless a file says otherwise
+_CHUNK = 75
+
 
 @dataclass(frozen=True, slots=True)
 class Imported:
@@ -161,6 +164,8 @@ def _settle(out: Translation, overrides: Mapping[str, Any]) -> None:
         open_fields |= {"targets", "conv_rank", "conv_alpha"}
     if fields.get("optimizer") not in ("adamw", "adamw8bit", "prodigy", "schedulefree"):
         open_fields |= {"betas", "epsilon"} - fields.keys()
+    if "max_token_length" not in overrides:
+        fields.setdefault("max_token_length", _CHUNK)
     for name, info in TrainConfig.model_fields.items():
         if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
             fields.setdefault(name, info.get_default(call_default_factory=True))

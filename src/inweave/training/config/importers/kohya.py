@@ -190,7 +190,8 @@ def _log_with(out: Translation, name: str, value: Any, settings: Mapping[str, An
 
 
 def _length(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    out.note(name, "is not needed: captions of any length are encoded in chunks, nothing is truncated")
+    """75, 150 or 225; not set is 75. There captions are padded to it, here to the longest of their batch."""
+    out.put(name, "max_token_length", parse_int(value))
 
 
 def _later(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:

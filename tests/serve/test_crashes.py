@@ -45,12 +45,15 @@ def restart_killed(worker: Worker) -> None:
 
 def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worker) -> None:
     """A job that ends within the grace period is done; a longer one goes back as if it had not been started."""
-    short, waiting = own_worker.submit(width=64, height=64, steps=3), own_worker.submit(**SMALL)
+    short = own_worker.submit(width=64, height=64, steps=3)
+    key = {"json": {"prompt": "a red apple", **SMALL}, "headers": {"Idempotency-Key": "over a restart"}}
+    waiting = own_worker.http.post("/v1/jobs", **key).json()["id"]
     own_worker.running(short)
     started = time.monotonic()
     assert own_worker.stop() == 0
     figure(f"SIGTERM while a job runs: exit code 0 after {time.monotonic() - started:.1f} s of at most 2 s + 5 s")
     own_worker.start(wait=False)
+    assert own_worker.http.post("/v1/jobs", **key).json()["id"] == waiting
     assert own_worker.job(short)["state"] in ("done", "queued", "running")  # not failed, not lost
     assert [own_worker.ended(job)["state"] for job in (short, waiting)] == ["done"] * 2
     assert [own_worker.job(job)["attempts"] for job in (short, waiting)] == [1, 1]

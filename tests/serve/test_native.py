@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -177,6 +179,114 @@ def test_health_readiness_capabilities_and_metrics(worker: Worker) -> None:
     assert worker.http.get("/info").json()["model_id"] == "inweave/emoji"
     assert "image_inpaint" in worker.http.get("/v1/capabilities").json()["operations"]
     assert 'inweave_jobs{state="queued"}' in worker.http.get("/metrics").text
+
+
+def test_the_address_answers_at_once_and_says_why_it_is_not_ready(worker: Worker) -> None:
+    """A model process takes seconds to import torch: the first answers were given before."""
+    first = worker.first_answers
+    assert first["GET /health"].status_code == 200 and first["GET /health"].json()["status"] == "healthy"
+    assert first["GET /ready"].status_code == 503
+    assert first["GET /ready"].json()["ready"] is False and "model" in first["GET /ready"].json()["reason"]
+    assert (first["HEAD /health"].status_code, first["HEAD /ready"].status_code) == (200, 503)
+    assert "inweave_ready 0.0" in first["GET /metrics"].text
+
+
+def test_head_answers_as_get_does_without_the_body(worker: Worker) -> None:
+    job = worker.ended(worker.submit(**SMALL))
+    for path in ("/health", "/ready", "/v1/ready", "/", job["result"]["images"][0]["url"], "/v1/loras/pixel/file"):
+        head, get = worker.http.head(path), worker.http.get(path)
+        assert head.status_code == get.status_code == 200 and head.content == b"", path
+        assert head.headers["content-length"] == get.headers["content-length"] != "0", path
+
+
+def test_the_web_process_never_loads_torch(worker: Worker) -> None:
+    """Also after jobs, checks and training requests: of torch it would map libtorch."""
+    worker.ended(worker.submit(loras=["pixel"], **SMALL))
+    worker.http.post("/v1/loras/check", json={"lora": "pixel"})
+    train = {"operation": "train", "dataset": "inweave/pixel", "name": "x", "settings": {"steps": "many"}}
+    assert worker.http.post("/v1/jobs", json=train).status_code == 400
+    assert worker.process is not None
+
+    def libraries(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text()
+
+    assert "libtorch" in libraries(worker.model_pids()[0])
+    for pid in (worker.process.pid, *worker.child_pids("inweave.serve.checker_process")):
+        assert "python" in libraries(pid) and "libtorch" not in libraries(pid)
+
+
+def test_jobs_are_listed_page_by_page(worker: Worker) -> None:
+    """Newest first; jobs that are submitted meanwhile move nothing."""
+    worker.http.post("/v1/queue", json={"paused": True})
+    try:
+        jobs = [worker.submit(**SMALL) for _ in range(5)]
+        pages: list[list[str]] = []
+        before = None
+        while True:
+            query = {"limit": 2, "state": "queued"} | ({} if before is None else {"before": before})
+            page = worker.http.get("/v1/jobs", params=query).json()
+            pages.append([job["id"] for job in page["jobs"]])
+            before = page["next"]
+            if before is None:
+                break
+            worker.submit(**SMALL)
+        listed = [job for page in pages for job in page]
+        assert listed[:5] == jobs[::-1] and len(listed) == len(set(listed)) and page["paused"]
+        assert all(len(page) == 2 for page in pages[:-1])
+        queued = worker.http.get("/v1/jobs", params={"limit": 200, "state": "queued"}).json()["jobs"]
+        for wrong in ({"before": "x"}, {"before": -1}, {"limit": 0}, {"limit": 201}, {"state": "asleep"}):
+            assert worker.http.get("/v1/jobs", params=wrong).status_code == 400, wrong
+        for job in queued:
+            worker.http.delete(f"/v1/jobs/{job['id']}")
+    finally:
+        worker.http.post("/v1/queue", json={"paused": False})
+
+
+def test_the_queue_tells_what_runs_and_waits_in_order(worker: Worker) -> None:
+    running = worker.submit(steps=150)
+    worker.running(running)
+    waiting = [worker.submit(**SMALL, priority=priority) for priority in (0, 2, 1)]
+    try:
+        queue = worker.http.get("/v1/queue").json()
+        assert [job["id"] for job in queue["running"]] == [running] and not queue["paused"]
+        assert [job["id"] for job in queue["waiting"]] == [waiting[1], waiting[2], waiting[0]]
+        assert [job["position"] for job in queue["waiting"]] == [0, 1, 2]
+        assert queue["length"] == 3 and queue["limit"] == 1000
+        short = worker.http.get("/v1/queue", params={"limit": 1}).json()
+        assert [job["id"] for job in short["waiting"]] == [waiting[1]] and short["length"] == 3
+    finally:
+        for job in (*waiting, running):
+            worker.http.delete(f"/v1/jobs/{job}")
+    worker.ended(running)
+    assert worker.http.get("/v1/queue").json()["waiting"] == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x-www-form-urlencoded", "application/merge-patch+json", None, "text/plain"]
+)
+def test_bodies_are_json_as_curl_sends_them_or_refused_with_what_to_do(worker: Worker, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    for path, body in (("/v1/queue", b'{"paused": false}'), ("/v1/loras/check", b'{"lora": "pixel"}')):
+        answer = worker.http.post(path, content=body, headers=headers)
+        if kind == "text/plain":
+            assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
+        else:
+            assert answer.status_code == 200, answer.text
+        for wrong in (b"paused=true", b'{"paused": NaN}', b'{"paused": false, "paused": true}', b"", b"[]"):
+            assert worker.http.post(path, content=wrong, headers=headers).status_code in (400, 415)
+    assert not worker.http.get("/v1/queue").json()["paused"]
+
+
+def test_metrics_count_jobs_that_are_kept(worker: Worker) -> None:
+    def done() -> float:
+        match = re.search(r'^inweave_jobs{state="done"} (\S+)$', worker.http.get("/metrics").text, re.MULTILINE)
+        assert match is not None
+        return float(match[1])
+
+    job = worker.ended(worker.submit(**SMALL))["id"]
+    before = done()
+    assert worker.http.delete(f"/v1/jobs/{job}", params={"forget": True}).status_code == 200
+    assert done() == before - 1
 
 
 def test_the_library_is_listed_and_checked(worker: Worker) -> None:

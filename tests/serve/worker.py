@@ -30,6 +30,7 @@ class Worker:
         self._log = log or data.parent / f"{data.name}.log"
         self.process: subprocess.Popen[str] | None = None
         self.http = httpx.Client()
+        self.first_answers: dict[str, httpx.Response] = {}
 
     def start(self, *, wait: bool = True) -> Worker:
         """Start it, or start it again on the same data."""
@@ -57,6 +58,9 @@ class Worker:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         self.http.close()
         self.http = httpx.Client(base_url=line.split()[-1], timeout=120, headers=headers)
+        # at once: whoever reads the line can connect
+        requests = [("GET", "/health"), ("GET", "/ready"), ("HEAD", "/health"), ("HEAD", "/ready"), ("GET", "/metrics")]
+        self.first_answers = {f"{method} {path}": self.http.request(method, path) for method, path in requests}
         if wait:
             self.wait_ready()
         return self

@@ -23,6 +23,7 @@ from inweave.serve import (
     openai,
     page_files,
     picture_routes,
+    queue_routes,
     sdapi,
     sdapi_lists,
     sdapi_state,
@@ -67,7 +68,7 @@ def create_app(
     app.state.settings = settings
     app.state.page = page_files.Page()
     for module in (
-        native, lora_routes, dataset_routes, train_routes, sessions, picture_routes, upload_routes, openai, sdapi, sdapi_lists,
+        native, queue_routes, lora_routes, dataset_routes, train_routes, sessions, picture_routes, upload_routes, openai, sdapi, sdapi_lists,
         sdapi_state, page_files,
     ):  # fmt: skip
         app.include_router(module.router)

@@ -1,5 +1,8 @@
 """The JSON of a request, read strictly: what two readers could understand differently is refused.
 
+Routes that read their body themselves call `json_body`; those that declare a model of it are of class `JsonRoute`. Both
+accept what `curl -d` sends, and a body without a type.
+
 refused    NaN and infinity, numbers beyond floating point, repeated names, nesting that exhausts the stack,
            NUL and halves of surrogate pairs in texts (not every database, file or answer can hold them),
            bodies that are declared as something else
@@ -10,10 +13,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from starlette.types import Message
 
 from inweave.errors import ConfigError
 from inweave.serve.errors import MediaTypeError
@@ -27,8 +32,31 @@ async def json_body(request: Request) -> Any:
     """The JSON of a request; `ConfigError` where it is not strictly valid."""
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared and not _TYPE.fullmatch(declared):
-        raise MediaTypeError("Content-Type: expected application/json")
+        raise MediaTypeError("the body is expected as JSON: send it with Content-Type: application/json")
     return parse_json(await request.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose model of the body is read from JSON by the rules of this module."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+
+        async def handle(request: Request) -> Response:
+            content = await request.body()
+            if content:
+                await json_body(request)
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            scope = {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
+
+            async def receive() -> Message:
+                return {"type": "http.request", "body": content, "more_body": False}
+
+            return await handler(Request(scope, receive))
+
+        return handle
 
 
 def parse_json(content: bytes | str) -> Any:

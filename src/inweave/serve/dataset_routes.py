@@ -22,6 +22,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from inweave.errors import ConflictError
 from inweave.files.writing import write_atomic
+from inweave.serve.bodies import JsonRoute
 from inweave.serve.datasets import MAX_CAPTION, MAX_PICTURES, THUMBNAIL
 from inweave.serve.errors import StorageError
 from inweave.serve.native import service_of
@@ -36,7 +37,7 @@ class DatasetConvertor(StringConvertor):
 
 
 register_url_convertor("dataset", DatasetConvertor())
-router = APIRouter(prefix="/v1/datasets")
+router = APIRouter(prefix="/v1/datasets", route_class=JsonRoute)
 DatasetId = Annotated[str, Field(max_length=200)]
 PictureName = Annotated[str, Field(max_length=300)]
 CaptionText = Annotated[str, Field(max_length=MAX_CAPTION)]

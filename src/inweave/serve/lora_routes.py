@@ -25,11 +25,12 @@ from pydantic import BaseModel, Field, model_validator
 from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.formats.writers import WRITERS
 from inweave.library import Entry
+from inweave.serve.bodies import JsonRoute
 from inweave.serve.native import service_of
 from inweave.serve.service import Service
 from inweave.targets.bases import known_index
 
-router = APIRouter(prefix="/v1/loras")
+router = APIRouter(prefix="/v1/loras", route_class=JsonRoute)
 conversions = APIRouter(prefix="/v1/conversions")
 Reference = Annotated[str, Field(max_length=1000)]
 _NAME = re.compile(r"[^\W_][\w ._()\[\]-]{0,119}")  # letters and digits of any script
@@ -135,6 +136,7 @@ async def refresh_loras(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{reference:path}/preview")
+@router.head("/{reference:path}/preview", include_in_schema=False)
 async def preview(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
     path = entry.file.parent / (entry.facts.preview or "")
@@ -144,6 +146,7 @@ async def preview(request: Request, reference: Reference) -> FileResponse:
 
 
 @router.get("/{reference:path}/file")
+@router.head("/{reference:path}/file", include_in_schema=False)
 async def download(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
     if not entry.file.is_file():

@@ -21,7 +21,9 @@ class ServiceCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         service = self._service
-        jobs = GaugeMetricFamily("inweave_jobs", "Jobs in the queue by state", labels=["state"])
+        jobs = GaugeMetricFamily(
+            "inweave_jobs", "Jobs that wait, run, or ended and are kept, by state", labels=["state"]
+        )
         for state in ("queued", "running", *FINAL):
             jobs.add_metric([state], service.store.count(state))
         yield jobs

@@ -9,7 +9,7 @@ POST   /v1/jobs/{id}/retry          a new job with the same request; training th
 GET    /v1/jobs/{id}/events         server-sent events, `Last-Event-ID` resumes
 GET    /v1/jobs/{id}/stream         the same in rbee's words
 GET    /v1/jobs/{id}/files/{name}   a picture of the result; DELETE removes it, and the job with its last one
-POST   /v1/queue                    {paused}
+GET, POST /v1/queue                 see `queue_routes`
 GET    /v1/loras, /v1/loras/{ref}, /v1/loras/{ref}/preview; POST /v1/loras/check, /v1/loras/refresh
 GET    /v1/capabilities, /info, /health, /ready, /metrics
 """
@@ -30,7 +30,7 @@ from inweave.errors import ConfigError
 from inweave.formats.writers import WRITERS
 from inweave.models.samplers import SAMPLERS, SCHEDULES
 from inweave.serve import streams
-from inweave.serve.bodies import json_body
+from inweave.serve.bodies import JsonRoute, json_body
 from inweave.serve.datasets import MAX_DATASETS, MAX_PICTURES
 from inweave.serve.errors import GoneError
 from inweave.serve.jobs import Job, State, StoredEvent
@@ -42,15 +42,9 @@ from inweave.serve.service import Service
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 RBEE = "rbee"  # marks the jobs of its clients
 JobId = Annotated[str, Field(max_length=100)]
-
-
-class QueueChange(BaseModel):
-    """Pause or resume the queue."""
-
-    paused: bool
 
 
 class JobChange(BaseModel):
@@ -212,6 +206,7 @@ def _event_number(text: str | None) -> int:
 
 
 @router.get("/v1/jobs/{job_id}/files/{name}")
+@router.head("/v1/jobs/{job_id}/files/{name}", include_in_schema=False)
 async def job_file(request: Request, job_id: JobId, name: Annotated[str, Field(max_length=100)]) -> FileResponse:
     service = service_of(request)
     job = await present(service, job_id)
@@ -230,14 +225,6 @@ async def delete_job_file(
     await present(service, job_id)
     await asyncio.to_thread(service.store.delete_image, job_id, name)
     return {"job_id": job_id, "deleted": name}
-
-
-@router.post("/v1/queue")
-async def change_queue(request: Request, change: QueueChange) -> dict[str, Any]:
-    service = service_of(request)
-    await asyncio.to_thread(service.store.pause, change.paused)
-    service.signals.work()
-    return {"paused": change.paused}
 
 
 @router.get("/v1/capabilities")
@@ -264,12 +251,15 @@ async def capabilities(request: Request) -> dict[str, Any]:
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health() -> dict[str, Any]:
     return {"status": "healthy", "timestamp": _now()}
 
 
 @router.get("/ready")
 @router.get("/v1/ready")
+@router.head("/ready", include_in_schema=False)
+@router.head("/v1/ready", include_in_schema=False)
 async def ready(request: Request) -> JSONResponse:
     able, reason = service_of(request).readiness
     body = {"ready": able, "timestamp": _now()} | ({} if able else {"reason": reason})

@@ -136,7 +136,7 @@ class Security:
         if not self._settings.loopback:
             return True
         name = urlsplit(f"//{host}").hostname or ""
-        return name in ("localhost", "127.0.0.1", "::1", "testserver", self._settings.host)
+        return name in ("localhost", "127.0.0.1", "::1", self._settings.host)
 
     def _origin_allowed(self, headers: dict[bytes, str]) -> bool:
         if headers.get(b"sec-fetch-site", "none") not in ("none", "same-origin") and b"origin" not in headers:

@@ -135,10 +135,21 @@ class JobStore:
         with self._lock:
             return [job_of(row) for row in self._db.execute(query, (*values, limit))]
 
+    def waiting(self, limit: int) -> list[Job]:
+        """Waiting jobs in the order they will run."""
+        query = f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT ?"
+        with self._lock:
+            return [job_of(row) for row in self._db.execute(query, (limit,))]
+
     def count(self, *states: State) -> int:
+        """How many jobs are in these states; those that expired are not counted."""
         with self._lock:
             marks = ", ".join("?" * len(states))
-            return int(self._db.execute(f"SELECT count(*) FROM jobs WHERE state IN ({marks})", states).fetchone()[0])
+            return int(
+                self._db.execute(
+                    f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})", states
+                ).fetchone()[0]
+            )
 
     def position(self, job: Job) -> int | None:
         """How many jobs run before a waiting one."""

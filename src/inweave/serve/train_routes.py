@@ -19,6 +19,7 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 
 from inweave.errors import RequestError
+from inweave.serve.bodies import JsonRoute
 from inweave.serve.jobs import Job
 from inweave.serve.lora_routes import document
 from inweave.serve.native import JobId, job_urls, present, service_of
@@ -26,7 +27,7 @@ from inweave.serve.service import Service
 from inweave.serve.train_presets import own_settings, purposes, setting_table
 from inweave.serve.train_requests import TrainCheck, check_training
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Steps = Annotated[int, Field(ge=1, lt=2**31)]
 
 

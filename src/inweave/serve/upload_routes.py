@@ -66,6 +66,7 @@ async def get_upload(request: Request, upload: UploadId) -> dict[str, Any]:
 
 
 @router.get("/{upload}/file")
+@router.head("/{upload}/file", include_in_schema=False)
 async def upload_file(request: Request, upload: UploadId) -> Response:
     content = await asyncio.to_thread(service_of(request).uploads.read, upload)
     return Response(content, media_type="image/png")

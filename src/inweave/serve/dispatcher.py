@@ -76,6 +76,7 @@ class Dispatcher:
         self._stopping = False
         self._reported = True  # whether the process has told the end of the current job
         self.current: Job | None = None
+        self.device = settings.device  # what was asked for, then what it is
         self.status: Status = "starting"
         self.reason = "the model process is starting"
         self.finished_jobs = 0
@@ -101,7 +102,7 @@ class Dispatcher:
         self.status, self.reason = "starting", "the model process is starting"
         settings = asdict(self._settings)
         await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes")})
-        await self._process.receive()
+        self.device = (await self._process.receive()).data["device"] or self._settings.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
             await self._process.send(Message("load", {"model": self._settings.preload}))

@@ -1,6 +1,6 @@
 """The process that holds a device: reads requests from its standard input, writes events to its standard output.
 
-    -> settings {device, dtype, ...}                           <- ready {pid}
+    -> settings {device, dtype, ...}                           <- ready {pid, device}
     -> load {model}                                            <- loaded {model, error}
     -> run {job, kind, model, config, loras, ...} + inputs     <- event {job, event, data} + pictures
     -> cancel {job}                                            <- finished {job, state, result | error}
@@ -39,7 +39,7 @@ class ModelProcess:
         from inweave.serve.runner import Runner  # imports torch: seconds
 
         runner = Runner(RunnerSettings(**self._queue.get().data))
-        self._send(Message("ready", {"pid": os.getpid()}))
+        self._send(Message("ready", {"pid": os.getpid(), "device": runner.device}))
         while True:
             message = self._queue.get()
             if message.type == "load":

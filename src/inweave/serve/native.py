@@ -73,7 +73,7 @@ async def submit(
     service = service_of(request)
     body = await json_body(request)
     client = client_of(request)
-    if isinstance(body, dict) and body.get("operation") == "train":
+    if isinstance(body, dict) and body.get("operation", body.get("kind")) == "train":
         from inweave.serve.train_requests import submit_training
 
         job, _ = await submit_training(service, body, client=client, key=idempotency_key)
@@ -276,7 +276,7 @@ async def info(request: Request) -> dict[str, Any]:
     identity: dict[str, Any] = request.app.state.identity
     return {
         "id": identity.get("worker_id") or f"worker-inweave-{identity['port']}", "model_id": service.model(None),
-        "device": device_label(service.settings.devices[0] if service.settings.devices else None), "port": identity["port"],
+        "device": device_label(service.dispatchers[0].device), "port": identity["port"],
         "status": "busy" if busy else states.get(status, status), "implementation": "inweave", "version": __version__,
     }  # fmt: skip
 

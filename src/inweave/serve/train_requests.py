@@ -80,7 +80,9 @@ async def submit_training(
     """Check a train request whole and queue it."""
     if not service.settings.allow_train:
         raise RequestError("this worker does not train")
-    request = TrainRequest(**{str(name): value for name, value in body.items() if name not in ("hive_id", "worker_id")})
+    request = TrainRequest(
+        **{str(name): value for name, value in body.items() if name not in ("hive_id", "worker_id", "kind")}
+    )
     model = service.model(request.model)
     await asyncio.to_thread(ensure_captions, service, request)
     loras: dict[str, str] = {}

@@ -28,7 +28,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from inweave.errors import ConfigError
 from inweave.formats.writers import WRITERS
-from inweave.models.samplers import SAMPLERS, SCHEDULES
+from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve import streams
 from inweave.serve.bodies import JsonRoute, json_body
 from inweave.serve.datasets import MAX_DATASETS, MAX_PICTURES
@@ -238,7 +238,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             {"name": name, "default": name == service.model(None), **await service.model_facts(name)}
             for name in service.models
         ],
-        "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
+        "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
         "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
         "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads"],
         "limits": {

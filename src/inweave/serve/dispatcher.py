@@ -61,6 +61,7 @@ class DispatchSettings:
     preload: str | None = None
     job_seconds: float = 3600.0
     train_seconds: float = 7 * 24 * 3600.0
+    folders: tuple[str, ...] = ()  # of the library: its process opens nothing through links that lead out of them
 
 
 class Dispatcher:
@@ -101,7 +102,7 @@ class Dispatcher:
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
         settings = asdict(self._settings)
-        await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes")})
+        await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes", "folders")})
         self.device = (await self._process.receive()).data["device"] or self._settings.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"

@@ -22,12 +22,13 @@ from inweave.errors import ConfigError, RequestError
 from inweave.serve.jobs import Job, Submission
 from inweave.serve.requests import fingerprint
 from inweave.serve.service import Service
-from inweave.training.config.fields import names_where
+from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
 
 #: settings that name files of this machine, or that the worker decides
 RESERVED = (
     *names_where(private=True),
+    *ACCOUNT,
     "allow_download",
     "dataset",
     "model",

@@ -1,9 +1,10 @@
-// Drives the page in one browser: node tests/page/run.mjs ADDRESS [--only TEXT] [--shots FOLDER]
+// Drives the page in one browser: node tests/page/run.mjs ADDRESS [--core] [--only TEXT] [--shots FOLDER]
 //
 // A flow is a file in flows/ that exports `flow(tools)` and calls `tools.test(name, async (page) => ...)`. Each test gets a
-// fresh context (no storage, no cookies); what a page reports as an error fails its test. Prints one JSON line per test.
+// fresh context (no storage, no cookies), and a function for notes; what a page reports as an error fails its test. Prints
+// one JSON line per test.
 // Two tests run at a time, one that makes pictures and one that does not; `{ alone: true }` is for those that change what
-// others see.
+// others see. `{ core: true }` marks those that --core runs.
 // Lines {"ask": "restart"} go to whoever started this, who answers with one line when it is done.
 import assert from "node:assert/strict";
 import { mkdirSync, readdirSync, readFileSync } from "node:fs";
@@ -101,9 +102,11 @@ let failures = 0;
 async function drive({ name, run, settings }) {
 	const started = Date.now();
 	const reports = [];
+	const notes = [];
 	const context = await browser.newContext({
 		viewport: { width: 1280, height: 800 },
 		baseURL: address,
+		reducedMotion: "reduce", // nothing is looked at while it moves
 		...settings.context,
 	});
 	context.setDefaultTimeout(60_000);
@@ -122,7 +125,7 @@ async function drive({ name, run, settings }) {
 	const page = await context.newPage();
 	let error = null;
 	try {
-		await run(page, context);
+		await run(page, context, (text) => notes.push(text));
 		assert.deepEqual(reports, [], "the page reported errors");
 	} catch (caught) {
 		error = [String(caught.stack ?? caught), ...reports].join("\n");
@@ -130,14 +133,15 @@ async function drive({ name, run, settings }) {
 		if (shots) await page.screenshot({ path: `${shots}/failed-${failures}.png` }).catch(() => {});
 	}
 	await context.close();
-	console.log(JSON.stringify({ name, error, seconds: (Date.now() - started) / 1000 }));
+	console.log(JSON.stringify({ name, error, notes, seconds: (Date.now() - started) / 1000 }));
 }
 
 async function driveAll(list) {
 	for (const each of list) await drive(each);
 }
 
-const chosen = tests.filter(({ name }) => !only || name.includes(only));
+const core = options.includes("--core");
+const chosen = tests.filter(({ name, settings }) => (only ? name.includes(only) : !core || settings.core));
 const together = chosen.filter(({ settings }) => !settings.alone);
 await Promise.all([
 	driveAll(together.filter(({ name }) => MAKING.test(name))),

@@ -1,7 +1,8 @@
-"""The page in a real browser, against a real worker: tests/page/run.mjs drives every flow in tests/page/flows.
+"""The page in a real browser, against a real worker: tests/page/run.mjs drives the flows in tests/page/flows.
 
-One worker and one browser serve all flows; `PAGE_ONLY=text` runs those whose name has the text, `PAGE_SHOTS=folder`
-keeps pictures of every view.
+One worker and one browser serve all flows. `make test` runs the core ones: a picture is made, compared, edited; `--full` runs
+every one (two minutes on two cores). `PAGE_ONLY=text` runs those whose name has the text, `PAGE_SHOTS=folder` keeps pictures
+of every view.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 
 from inweave.models import embedded
 from tests.serve.worker import Worker
+from tests.support import sized
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -26,7 +28,6 @@ TOKEN = "correct: horse / battery"
 HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
 
 pytestmark = [
-    pytest.mark.full,  # a minute and a half on two cores; `PAGE_ONLY=... pytest --full tests/page` for some of it
     pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
     pytest.mark.skipif(
@@ -59,8 +60,8 @@ def locked(tmp_path: Path) -> Iterator[Worker]:
         other.kill()
 
 
-def test_every_flow_of_the_page(worker: Worker, locked: Worker) -> None:
-    options: list[str] = []
+def test_flows_of_the_page(worker: Worker, locked: Worker) -> None:
+    options = ["--core"][: sized(1, 0)]
     for variable, option in (("PAGE_ONLY", "--only"), ("PAGE_SHOTS", "--shots")):
         if value := os.environ.get(variable):
             options += [option, value]
@@ -83,7 +84,7 @@ def test_every_flow_of_the_page(worker: Worker, locked: Worker) -> None:
             else:
                 results.append(message)
     for result in results:
-        print(f"{result['seconds']:6.1f} s  {result['name']}")
+        print(f"{result['seconds']:6.1f} s  {result['name']}", *result["notes"], sep="\n          ")
     failed = [f"{result['name']}\n{result['error']}" for result in results if result["error"]]
     assert not failed, "\n\n".join(failed)
     assert node.returncode == 0 and results

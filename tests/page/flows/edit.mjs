@@ -62,70 +62,74 @@ export function flow({ test, assert, submit, ended, violations, shot }) {
 	};
 	const masked = (page) => page.getByText(/is repainted, the rest stays as it is/);
 
-	test("a mask is painted and repainted; everything else keeps its bits", async (page) => {
-		await open(page);
-		assert.equal(await page.getByRole("button", { name: "Change the picture" }).isEnabled(), true);
-		// the worker has it: a reload does not lose it
-		await page.waitForFunction(() => /[?&]upload=upload-/.test(location.hash));
-		await page.reload();
-		await page.getByText(`${SIZE} × ${SIZE} · no mask`).waitFor();
-		await page.getByLabel("Brush size").first().fill("12");
-		await stroke(page, [40, 40], [56, 40]);
-		await masked(page).waitFor();
-		await page.getByLabel("Prompt", { exact: true }).fill("a red apple <lora:pixel:0.5>");
-		await shot(page, "edit-mask");
-		await page.getByRole("button", { name: "Repaint the mask" }).click();
-		const made = await job(page);
-		assert.deepEqual([made.state, made.operation], ["done", "image_inpaint"]);
-		assert.deepEqual(
-			[made.settings.strength, made.settings.feather ?? 0, made.settings.seed, made.settings.steps],
-			[1, 0, 7, 2],
-		);
-		assert.equal(made.result.loras[0].name, "pixel");
-		const files = `/v1/jobs/${made.id}/files/`;
-		const [source, mask, result] = await pixels(page, [
-			`${files}input-init.png`,
-			`${files}input-mask.png`,
-			made.result.images[0].url,
-		]);
-		assert.equal(result.length, SIZE * SIZE * 4);
-		let inside = 0;
-		let changed = 0;
-		for (let y = 0; y < SIZE; y += 1)
-			for (let x = 0; x < SIZE; x += 1) {
-				const place = 4 * (y * SIZE + x);
-				// what was drawn is what was sent: white within six pixels of the stroke, black beyond, nothing between
-				const distance = Math.hypot(x + 0.5 - Math.min(56, Math.max(40, x + 0.5)), y + 0.5 - 40);
-				const white = mask[place] === 255;
-				assert.ok(white || mask[place] === 0);
-				if (distance < 5) assert.ok(white, `${x}, ${y} is in the stroke`);
-				if (distance > 7) assert.ok(!white, `${x}, ${y} is not in the stroke`);
-				const drawn = x >= 8 && x < 28 && y >= 8 && y < 28 ? [250, 200, 30] : [40, 90, 200];
-				assert.deepEqual(source.slice(place, place + 3), drawn);
-				const now = result.slice(place, place + 3);
-				if (!white) assert.deepEqual(now, drawn, `${x}, ${y} is outside of the mask`);
-				else inside += 1;
-				if (white && now.join() !== drawn.join()) changed += 1;
-			}
-		assert.ok(changed > inside / 2, `${changed} of ${inside} pixels changed`);
+	test(
+		"a mask is painted and repainted; everything else keeps its bits",
+		async (page) => {
+			await open(page);
+			assert.equal(await page.getByRole("button", { name: "Change the picture" }).isEnabled(), true);
+			// the worker has it: a reload does not lose it
+			await page.waitForFunction(() => /[?&]upload=upload-/.test(location.hash));
+			await page.reload();
+			await page.getByText(`${SIZE} × ${SIZE} · no mask`).waitFor();
+			await page.getByLabel("Brush size").first().fill("12");
+			await stroke(page, [40, 40], [56, 40]);
+			await masked(page).waitFor();
+			await page.getByLabel("Prompt", { exact: true }).fill("a red apple <lora:pixel:0.5>");
+			await shot(page, "edit-mask");
+			await page.getByRole("button", { name: "Repaint the mask" }).click();
+			const made = await job(page);
+			assert.deepEqual([made.state, made.operation], ["done", "image_inpaint"]);
+			assert.deepEqual(
+				[made.settings.strength, made.settings.feather ?? 0, made.settings.seed, made.settings.steps],
+				[1, 0, 7, 2],
+			);
+			assert.equal(made.result.loras[0].name, "pixel");
+			const files = `/v1/jobs/${made.id}/files/`;
+			const [source, mask, result] = await pixels(page, [
+				`${files}input-init.png`,
+				`${files}input-mask.png`,
+				made.result.images[0].url,
+			]);
+			assert.equal(result.length, SIZE * SIZE * 4);
+			let inside = 0;
+			let changed = 0;
+			for (let y = 0; y < SIZE; y += 1)
+				for (let x = 0; x < SIZE; x += 1) {
+					const place = 4 * (y * SIZE + x);
+					// what was drawn is what was sent: white within six pixels of the stroke, black beyond, nothing between
+					const distance = Math.hypot(x + 0.5 - Math.min(56, Math.max(40, x + 0.5)), y + 0.5 - 40);
+					const white = mask[place] === 255;
+					assert.ok(white || mask[place] === 0);
+					if (distance < 5) assert.ok(white, `${x}, ${y} is in the stroke`);
+					if (distance > 7) assert.ok(!white, `${x}, ${y} is not in the stroke`);
+					const drawn = x >= 8 && x < 28 && y >= 8 && y < 28 ? [250, 200, 30] : [40, 90, 200];
+					assert.deepEqual(source.slice(place, place + 3), drawn);
+					const now = result.slice(place, place + 3);
+					if (!white) assert.deepEqual(now, drawn, `${x}, ${y} is outside of the mask`);
+					else inside += 1;
+					if (white && now.join() !== drawn.join()) changed += 1;
+				}
+			assert.ok(changed > inside / 2, `${changed} of ${inside} pixels changed`);
 
-		const handle = page.getByLabel("Show more of one picture or the other");
-		await handle.waitFor();
-		assert.deepEqual(await violations(page), []);
-		await shot(page, "edit-result");
-		// a reload brings the picture, the mask and the result back
-		await page.reload();
-		await handle.waitFor();
-		await page.keyboard.press("x");
-		await masked(page).waitFor();
-		assert.equal(await page.getByLabel("Prompt", { exact: true }).inputValue(), "a red apple <lora:pixel:0.5>");
-		await page.keyboard.press("x");
-		await page.getByRole("button", { name: "Use the result as the picture" }).click();
-		await page.getByText("no mask: all of it changes").waitFor();
-		await page.waitForFunction((id) => location.hash.includes(`job=${id}`), made.id);
-		await page.getByRole("button", { name: "Undo", exact: true }).last().click();
-		await page.waitForFunction((id) => location.hash.includes(`edit=${id}`), made.id);
-	});
+			const handle = page.getByLabel("Show more of one picture or the other");
+			await handle.waitFor();
+			assert.deepEqual(await violations(page), []);
+			await shot(page, "edit-result");
+			// a reload brings the picture, the mask and the result back
+			await page.reload();
+			await handle.waitFor();
+			await page.keyboard.press("x");
+			await masked(page).waitFor();
+			assert.equal(await page.getByLabel("Prompt", { exact: true }).inputValue(), "a red apple <lora:pixel:0.5>");
+			await page.keyboard.press("x");
+			await page.getByRole("button", { name: "Use the result as the picture" }).click();
+			await page.getByText("no mask: all of it changes").waitFor();
+			await page.waitForFunction((id) => location.hash.includes(`job=${id}`), made.id);
+			await page.getByRole("button", { name: "Undo", exact: true }).last().click();
+			await page.waitForFunction((id) => location.hash.includes(`edit=${id}`), made.id);
+		},
+		{ core: true },
+	);
 
 	test("undo and redo, clear and invert, eraser, keys, zoom, and the mask of alpha", async (page) => {
 		await open(page, [["rgb(200, 40, 60)", 0, 0, 32, 64]]);

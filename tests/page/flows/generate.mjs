@@ -4,46 +4,50 @@ export function flow({ test, assert, api, submit, ended, ask, address, shot }) {
 	const prompt = (page) => page.getByLabel("Prompt", { exact: true });
 	const card = (page, name) => page.locator(".lora-card", { hasText: name });
 
-	test("a picture is made, kept, used again and deleted", async (page) => {
-		await page.goto("/#/generate?steps=6&width=64&height=64");
-		await prompt(page).fill("a red apple");
-		await card(page, "pixel").click();
-		assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:1>");
-		await page.getByLabel("Strength of pixel").first().fill("0.4");
-		assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>");
-		await page.getByLabel("Seed", { exact: true }).fill("11");
-		// both are gone once the picture is there: the page itself remembers them, however late this script looks
-		const passing = ["[role=progressbar]", "img[alt^='Preview of the picture']"];
-		const seen = await page.evaluateHandle((selectors) => {
-			const found = new Set();
-			new MutationObserver(() => {
-				for (const each of selectors) if (document.querySelector(each)) found.add(each);
-			}).observe(document.body, { subtree: true, childList: true, attributes: true });
-			return found;
-		}, passing);
-		await page.keyboard.press("Control+Enter");
-		await page.waitForFunction((found) => found.size === 2, seen);
-		await shot(page, "generate-running");
-		const picture = page.locator(".stage img[alt='a red apple <lora:pixel:0.4>, seed 11']");
-		await picture.waitFor();
-		await page.getByText("changed 100 of 145 layers").waitFor();
-		await shot(page, "generate-done");
+	test(
+		"a picture is made, kept, used again and deleted",
+		async (page) => {
+			await page.goto("/#/generate?steps=6&width=64&height=64");
+			await prompt(page).fill("a red apple");
+			await card(page, "pixel").click();
+			assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:1>");
+			await page.getByLabel("Strength of pixel").first().fill("0.4");
+			assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>");
+			await page.getByLabel("Seed", { exact: true }).fill("11");
+			// both are gone once the picture is there: the page itself remembers them, however late this script looks
+			const passing = ["[role=progressbar]", "img[alt^='Preview of the picture']"];
+			const seen = await page.evaluateHandle((selectors) => {
+				const found = new Set();
+				new MutationObserver(() => {
+					for (const each of selectors) if (document.querySelector(each)) found.add(each);
+				}).observe(document.body, { subtree: true, childList: true, attributes: true });
+				return found;
+			}, passing);
+			await page.keyboard.press("Control+Enter");
+			await page.waitForFunction((found) => found.size === 2, seen);
+			await shot(page, "generate-running");
+			const picture = page.locator(".stage img[alt='a red apple <lora:pixel:0.4>, seed 11']");
+			await picture.waitFor();
+			await page.getByText("changed 100 of 145 layers").waitFor();
+			await shot(page, "generate-done");
 
-		await page.reload();
-		await picture.waitFor();
-		await prompt(page).fill("something else");
-		await page.getByRole("button", { name: "Use settings" }).click();
-		assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>");
-		assert.equal(await page.getByLabel("Seed", { exact: true }).inputValue(), "11");
+			await page.reload();
+			await picture.waitFor();
+			await prompt(page).fill("something else");
+			await page.getByRole("button", { name: "Use settings" }).click();
+			assert.equal(await prompt(page).inputValue(), "a red apple <lora:pixel:0.4>");
+			assert.equal(await page.getByLabel("Seed", { exact: true }).inputValue(), "11");
 
-		const [download] = await Promise.all([
-			page.waitForEvent("download"),
-			page.getByRole("link", { name: "Download" }).click(),
-		]);
-		assert.match(download.suggestedFilename(), /^job-.*\.png$/);
-		await page.getByRole("button", { name: "Delete", exact: true }).click();
-		await picture.waitFor({ state: "detached" });
-	});
+			const [download] = await Promise.all([
+				page.waitForEvent("download"),
+				page.getByRole("link", { name: "Download" }).click(),
+			]);
+			assert.match(download.suggestedFilename(), /^job-.*\.png$/);
+			await page.getByRole("button", { name: "Delete", exact: true }).click();
+			await picture.waitFor({ state: "detached" });
+		},
+		{ core: true },
+	);
 
 	test(
 		"tags, cards, sliders and words stay in step",

@@ -85,22 +85,29 @@ function Navigation({ current }) {
 /** @param {{ view: { name: string, load: () => Promise<{ View: any }> } }} props */
 function ViewOf({ view }) {
 	const [loaded, setLoaded] = useState(/** @type {{ View?: any, failed?: boolean }} */ ({}));
+	const known = useStore(app, (state) => Boolean(state.loras && state.capabilities && state.ended));
+	const [waited, setWaited] = useState(false);
 	useEffect(() => {
 		view.load().then(
 			({ View }) => setLoaded({ View }),
 			() => setLoaded({ failed: true }),
 		);
 	}, [view]);
+	// what the worker tells arrives before the view is drawn, so that nothing in it moves afterwards; or it is drawn without
+	useEffect(() => {
+		const timer = setTimeout(() => setWaited(true), 1500);
+		return () => clearTimeout(timer);
+	}, []);
 	if (loaded.failed) {
 		return html`<${Empty} name="failed" title=${t.app.viewFailed}><${Button} kind="primary" onClick=${() => location.reload()}>${t.app.reload}<//><//>`;
 	}
-	return loaded.View ? html`<${loaded.View} />` : null;
+	return loaded.View && (known || waited) ? html`<${loaded.View} />` : null;
 }
 
 function Notices() {
 	const online = useStore(app, (state) => state.online);
 	const notReady = useStore(app, (state) => state.notReady);
-	return html`<div role="status">
+	return html`<div class="notices" role="status">
 		${
 			!online
 				? html`<div class="notice-strip"><${Icon} name="warning" />${t.app.offline}</div>`

@@ -45,7 +45,7 @@ export function View() {
 		const next = extractTags(which);
 		setForm(next);
 		setStarted(true);
-		run(sheetOf(next)).catch(showError);
+		run(sheetOf(next), next.mode === "without").catch(showError);
 	};
 	const redraw = (/** @type {typeof form} */ next) => started && form.mode === "without" && compare(next);
 	useShortcuts([
@@ -139,22 +139,24 @@ const another = (loras, chosen) =>
 function Sheet({ sheet, made, slider, prompt }) {
 	const [kept, setKept] = useState(/** @type {any[]} */ ([]));
 	const images = sheet.rows[0].map((request) => made[cellKey(request)]);
-	const ready = slider && images.every((each) => each?.image);
+	const urls = images.map((each) => each?.image?.url ?? each?.preview);
+	const ready = slider && urls.every(Boolean);
+	const size = images.find((each) => each?.image)?.image ?? { width: 1, height: 1 };
 	useEffect(() => {
-		if (ready) setKept(images);
-	}, [ready, images[0]?.image?.url, images[1]?.image?.url]);
+		if (ready) setKept(urls);
+	}, [ready, ...urls]);
 	if (slider) {
 		const failed = images.find((each) => each?.error);
 		if (failed) return html`<p class="field-error" role="alert">${failed.error}</p>`;
-		const [before, after] = ready ? images : kept; // the last pair stays while the next one is made
+		const [before, after] = ready ? urls : kept; // the last pair stays while the next one is made
 		if (!before || !after) return html`<div class="compare-waiting"></div>`;
 		return html`<${BeforeAfter}
-			before=${before.image.url}
-			after=${after.image.url}
+			before=${before}
+			after=${after}
 			beforeLabel=${sheet.columns[0]}
 			afterLabel=${sheet.columns[1]}
-			width=${after.image.width}
-			height=${after.image.height}
+			width=${size.width}
+			height=${size.height}
 			alt=${prompt || t.compare.noPrompt}
 		/>`;
 	}

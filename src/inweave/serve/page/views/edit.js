@@ -36,7 +36,10 @@ export function View() {
 	const run = () => {
 		setBusy(true);
 		submit()
-			.catch(showError)
+			.then(() => {
+				const work = document.querySelector(".edit-work");
+				if (work && work.getBoundingClientRect().top < 0) work.scrollIntoView(); // the form is below it on a phone
+			}, showError)
 			.finally(() => setBusy(false));
 	};
 	useEditKeys(run, () => pictures[0] && useAsSource(pictures[0]));

@@ -73,7 +73,7 @@ export function View() {
 				<div class="generate-stage card">
 					${shown ? html`<${Finished} key=${keyOf(shown)} picture=${shown} />` : current ? html`<${Running} key=${current.id} job=${current} />` : ended && html`<${Nothing} />`}
 				</div>
-				<${Gallery} pictures=${pictures} selected=${shown ? keyOf(shown) : null} onSelect=${(/** @type {any} */ picture) => setSelected(keyOf(picture))} />
+				${ended && html`<${Gallery} pictures=${pictures} selected=${shown ? keyOf(shown) : null} onSelect=${(/** @type {any} */ picture) => setSelected(keyOf(picture))} />`}
 			</div>
 		</div>
 		${over && html`<div class="drop-veil">${t.generate.dropHint}</div>`}`;

@@ -1,11 +1,11 @@
 // The pictures of a table, made once each: the same request is the same picture.
 import { ApiError } from "../../lib/api.js";
 import { cancelJob, submitJob, waitForJob } from "../../lib/jobs.js";
+import { app } from "../../lib/state.js";
 import { createStore } from "../../lib/store.js";
+import { findModel } from "../../lib/worker.js";
 
-/**
- * @typedef {{ image?: any, error?: string }} Cell
- */
+/** @typedef {{ image?: any, preview?: string, error?: string }} Cell */
 export const cells = createStore({ made: /** @type {Record<string, Cell>} */ ({}), left: 0 });
 
 /** @param {Record<string, any>} request */
@@ -16,8 +16,9 @@ let current = { jobs: /** @type {Set<string>} */ (new Set()), stopped: true };
 /**
  * Make what is missing, first row first; a run that is started meanwhile takes over.
  * @param {import("./sheet.js").Sheet | null} sheet
+ * @param {boolean} previews whether to show what a picture will be: early, but each costs as much as several steps
  */
-export async function run(sheet) {
+export async function run(sheet, previews) {
 	if (!sheet) return;
 	await stop();
 	const mine = { jobs: new Set(), stopped: false };
@@ -28,12 +29,16 @@ export async function run(sheet) {
 		const jobs = [];
 		for (const request of missing) {
 			if (mine.stopped) return;
-			const id = await submitJob(request);
+			const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20;
+			const id = await submitJob(previews && steps > 5 ? { ...request, preview_every: Math.ceil(steps / 3) } : request);
 			mine.jobs.add(id);
 			jobs.push({ id, key: cellKey(request) });
 		}
 		for (const { id, key } of jobs) {
-			const job = await waitForJob(id);
+			const job = await waitForJob(id, {
+				onEvent: ({ type, image }) =>
+					type === "preview" && !mine.stopped && keep(key, { preview: `data:image/png;base64,${image}` }),
+			});
 			mine.jobs.delete(id);
 			if (mine.stopped) return;
 			const image = job.result?.images?.[0];

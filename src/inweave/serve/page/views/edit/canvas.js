@@ -74,7 +74,7 @@ export function Canvas() {
 	}, []);
 
 	useLayoutEffect(() => {
-		if (source) paint(picture.current, source.canvas, zoom < 6);
+		if (source) paint(picture.current, source.canvas, !state.camera || zoom < 6);
 	}, [source, state.camera, box]);
 	useLayoutEffect(() => {
 		if (mask) paint(overlay.current, state.hidden ? null : mask.canvas, zoom < 1);

@@ -1,0 +1,121 @@
+// Pictures of the page for people: node tests/page/pictures.mjs ADDRESS FOLDER [--all]
+//
+// Those of the documentation, or with --all every view on a phone, a desktop and a 4K screen, in light and dark.
+import { chromium } from "playwright-core";
+
+const [address, folder, all] = process.argv.slice(2);
+const PROMPTS = ["smiling fox", "red apple", "castle", "cup of tea", "cactus", "cat face", "sunflower", "pizza"];
+const STYLES = ["", " <lora:pixel:0.9>", " <lora:ink:0.8>"];
+
+async function call(path, json) {
+	const response = await fetch(address + path, {
+		method: "POST",
+		body: JSON.stringify(json),
+		headers: { "Content-Type": "application/json" },
+	});
+	return response.json();
+}
+
+async function made(request) {
+	const { id } = await call("/v1/jobs", { steps: 12, ...request });
+	for (;;) {
+		const job = await (await fetch(`${address}/v1/jobs/${id}`)).json();
+		if (["done", "failed", "cancelled"].includes(job.state)) return job;
+		await new Promise((resolve) => setTimeout(resolve, 100));
+	}
+}
+
+const jobs = [];
+for (const [index, prompt] of [...PROMPTS].reverse().entries())
+	jobs.push(await made({ prompt: prompt + STYLES[index % 3], seed: 11 + index }));
+const fox = jobs.at(-1);
+
+const browser = await chromium.launch({
+	executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+	args: ["--no-sandbox", "--disable-gpu"],
+});
+
+/** Open a view, bring it to where it is worth a picture, and take one. */
+const VIEWS = {
+	generate: async (page) => {
+		await page.goto(`/#/generate?prompt=${encodeURIComponent("smiling fox <lora:pixel:0.9>")}&seed=18`);
+		await page.locator(".gallery-item img").nth(4).waitFor();
+	},
+	compare: async (page) => {
+		const loras = encodeURIComponent(JSON.stringify([{ name: "pixel", strength: 1 }]));
+		await page.goto(`/#/compare?prompt=cat+face&seed=5&steps=12&loras=${loras}`);
+		await page.getByRole("button", { name: "Compare", exact: true }).click();
+		await page.locator(".beforeafter img").nth(1).waitFor();
+	},
+	edit: async (page) => {
+		await page.goto(`/#/edit?job=${fox.id}&image=0&prompt=smiling+fox&feather=6`);
+		await page.getByText("no mask").waitFor();
+		const box = await page.locator(".edit-frame").boundingBox();
+		const side = Math.min(box.width, box.height) - 24;
+		const at = (x, y) => [box.x + box.width / 2 + (x - 0.5) * side, box.y + box.height / 2 + (y - 0.5) * side];
+		await page.getByLabel("Brush size").first().fill("22");
+		await page.mouse.move(...at(0.25, 0.75));
+		await page.mouse.down();
+		for (const [x, y] of [
+			[0.4, 0.85],
+			[0.6, 0.85],
+			[0.75, 0.72],
+		])
+			await page.mouse.move(...at(x, y), { steps: 5 });
+		await page.mouse.up();
+		await page.mouse.move(...at(0.3, 0.3));
+	},
+	"edit-result": async (page) => {
+		await VIEWS.edit(page);
+		await page.getByLabel("Prompt", { exact: true }).fill("tiger");
+		await page.getByRole("button", { name: "Repaint the mask" }).click();
+		await page.locator(".beforeafter img").nth(1).waitFor();
+	},
+	"edit-start": (page) => page.goto("/#/edit"),
+	library: async (page) => {
+		await page.goto("/#/library");
+		await page.getByRole("link", { name: /pixel/ }).waitFor();
+	},
+	queue: async (page) => {
+		await call("/v1/queue", { paused: true });
+		for (const prompt of PROMPTS.slice(0, 3)) await call("/v1/jobs", { prompt, steps: 1, width: 64, height: 64 });
+		await page.goto("/#/queue");
+		await page.locator(".queue-title").nth(2).waitFor();
+	},
+};
+
+async function take(view, name, width, height, colorScheme) {
+	const context = await browser.newContext({
+		viewport: { width, height },
+		baseURL: address,
+		colorScheme,
+		reducedMotion: "reduce",
+	});
+	const page = await context.newPage();
+	await VIEWS[view](page);
+	await page.waitForFunction(() => [...document.images].every((each) => each.complete || each.loading === "lazy"));
+	await page.waitForTimeout(400);
+	await page.screenshot({ path: `${folder}/${name}.png` });
+	await context.close();
+	if (view === "queue") {
+		for (const job of (await (await fetch(`${address}/v1/jobs?state=queued`)).json()).jobs)
+			await fetch(`${address}/v1/jobs/${job.id}`, { method: "DELETE" });
+		await call("/v1/queue", { paused: false });
+	}
+}
+
+if (all) {
+	for (const view of Object.keys(VIEWS))
+		for (const [size, width, height] of [
+			["phone", 360, 740],
+			["desktop", 1280, 800],
+			["4k", 3840, 2160],
+		])
+			for (const scheme of ["light", "dark"]) await take(view, `${view}-${size}-${scheme}`, width, height, scheme);
+} else {
+	await take("generate", "page-generate", 1280, 800, "light");
+	await take("compare", "page-compare", 1280, 800, "dark");
+	await take("edit", "page-edit", 1280, 800, "light");
+	await take("library", "page-library", 1280, 800, "light");
+}
+await browser.close();

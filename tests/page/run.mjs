@@ -22,7 +22,7 @@ const SWITCHES = [
 	"--disable-sync",
 ];
 /** flows that make pictures: one after the other, while those that only look at the page run beside them */
-const MAKING = /^(compare|edit|generate|queue):/;
+const MAKING = /^(compare|edit|generate|queue|train):/;
 const [address, ...options] = process.argv.slice(2);
 const option = (name) => (options.includes(name) ? options[options.indexOf(name) + 1] : undefined);
 const only = option("--only");

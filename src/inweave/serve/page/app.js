@@ -19,6 +19,7 @@ const VIEWS = [
 	{ name: "compare", load: () => import("./views/compare.js") },
 	{ name: "edit", load: () => import("./views/edit.js") },
 	{ name: "library", load: () => import("./views/library.js") },
+	{ name: "train", load: () => import("./views/train.js") },
 	{ name: "queue", load: () => import("./views/queue.js") },
 ];
 const titles = /** @type {Record<string, string>} */ (t.nav);

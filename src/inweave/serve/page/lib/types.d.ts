@@ -88,6 +88,9 @@ interface Job {
   result: JobResult | null;
   error: { code: string; message: string } | null;
   urls: { self: string; events: string; stream: string };
+  /** of a train job: what it trains on, and the first job of its run */
+  dataset?: string;
+  run?: string;
 }
 
 /** One event of a job's stream; the fields depend on its type. */

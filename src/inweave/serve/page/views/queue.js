@@ -61,6 +61,10 @@ export function titleOf(job) {
 	return withoutTags(job.settings.prompt ?? "") || t.queue.noPrompt;
 }
 
+/** @param {Job} job @param {string} title */
+const linked = (job, title) =>
+	job.operation === "train" ? html`<a href=${href("train", { job: job.id })}>${title}</a>` : title;
+
 /** @param {{ job: Job }} props */
 const Picture = ({ job }) => html`<span class="queue-picture">
 	${job.result?.images?.[0] ? html`<img src=${job.result.images[0].url} alt="" loading="lazy" />` : html`<${Swatch} name=${job.id} />`}
@@ -92,7 +96,7 @@ function Running({ job }) {
 			${progress?.preview ? html`<img src=${progress.preview} alt="" />` : html`<${Swatch} name=${job.id} />`}
 		</span>
 		<div class="grow stack queue-body">
-			<p class="queue-title clip">${title}</p>
+			<p class="queue-title clip">${linked(job, title)}</p>
 			<${Thread} percent=${progress?.total ? progress.percent : null} label=${t.generate.progress} />
 			<p class="queue-facts num"><span>${status}</span>${progress?.eta ? html`<span>${t.generate.left(duration(progress.eta))}</span>` : null}</p>
 		</div>
@@ -154,7 +158,7 @@ function Waiting({ jobs }) {
 					</button>
 					<span class="queue-number num muted">${index + 1}</span>
 					<div class="grow queue-body">
-						<p class="queue-title clip">${title}</p>
+						<p class="queue-title clip">${linked(job, title)}</p>
 						<${Facts} job=${job} />
 					</div>
 					${index > 0 && html`<${Button} kind="quiet" size="small" class="queue-next" onClick=${() => move(job, 0)}>${t.queue.first}<//>`}
@@ -174,7 +178,7 @@ function Ended({ job }) {
 	return html`<li class="queue-item queue-ended" data-job=${job.id}>
 		<${Picture} job=${job} />
 		<div class="grow queue-body">
-			<p class="row"><span class="queue-title clip">${title}</span><span class=${cx("badge", BADGES[job.state])}>${t.queue.states[job.state]}</span></p>
+			<p class="row"><span class="queue-title clip">${linked(job, title)}</span><span class=${cx("badge", BADGES[job.state])}>${t.queue.states[job.state]}</span></p>
 			${job.error ? html`<p class="queue-error">${job.error.message}${advice ? html` <span class="muted">${advice}</span>` : null}</p>` : html`<${Facts} job=${job} />`}
 		</div>
 		<${Button} kind="quiet" size="small" icon="reuse" label=${`${t.queue.retry}: ${title}`} onClick=${() => retryJob(job.id).catch(showError)} />

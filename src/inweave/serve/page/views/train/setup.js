@@ -1,0 +1,210 @@
+// The form of a run: name, base, preset, a few settings; its check, and the start.
+
+import { api } from "../../lib/api.js";
+import { html, useEffect, useState } from "../../lib/dom.js";
+import { bytes, duration } from "../../lib/format.js";
+import { submitJob } from "../../lib/jobs.js";
+import { navigate } from "../../lib/router.js";
+import { app } from "../../lib/state.js";
+import { useStore } from "../../lib/store.js";
+import { t } from "../../strings.js";
+import { Button } from "../../ui/button.js";
+import { Field, NumberField, Select } from "../../ui/field.js";
+import { Icon } from "../../ui/icons.js";
+import { showError } from "../../ui/toast.js";
+import { Text } from "./captions.js";
+import { changeForm, desk } from "./state.js";
+
+/**
+ * @typedef {import("./state.js").Dataset} Dataset
+ * @typedef {import("./state.js").Form} Form
+ * @typedef {{ own: Record<string, any>, presets: { name: string, settings: Record<string, any> }[], settings: { name: string, default: any, schema: any }[] }} Options
+ */
+const CHART_POINTS = 200;
+const NUMBERS = [
+	{ name: "steps", min: 1 },
+	{ name: "rank", min: 1, max: 1024 },
+	{ name: "learning_rate", min: 0, step: "any" },
+	{ name: "batch_size", min: 1, max: 64 },
+	{ name: "resolution", min: 16, max: 8192 },
+	{ name: "save_every", min: 0 },
+	{ name: "sample_every", min: 0 },
+	{ name: "seed", min: 0 },
+];
+const CHOICES = ["network", "optimizer", "lr_scheduler"];
+
+/** @param {string} text a name that files can have */
+const fileName = (text) =>
+	text
+		.normalize("NFKD")
+		.replace(/[^A-Za-z0-9_.-]+/g, "-")
+		.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "")
+		.slice(0, 60) || "lora";
+
+/**
+ * The form with what was left open.
+ * @param {Dataset} dataset
+ * @returns {Form}
+ */
+export function useForm(dataset) {
+	const form = useStore(desk, (state) => state.forms[dataset.id]);
+	const name = dataset.built_in ? `my-${dataset.id.replace(/.*\//, "")}` : dataset.name;
+	return { name: fileName(name), model: "", preset: "style", trigger: "", prompts: "", overrides: {}, ...form };
+}
+
+/**
+ * What the trainer is told.
+ * @param {Dataset} dataset
+ * @param {Form} form
+ * @param {Options | null} options
+ */
+export function settingsOf(dataset, form, options) {
+	const preset = options?.presets.find((each) => each.name === form.preset)?.settings ?? {};
+	const settings = /** @type {Record<string, any>} */ ({ ...preset, ...form.overrides });
+	if (form.overrides.steps) {
+		const every = Math.ceil(form.overrides.steps / 5);
+		for (const name of ["save_every", "sample_every"]) settings[name] = form.overrides[name] ?? every;
+	}
+	const trigger = form.trigger.trim();
+	if (trigger) settings.trigger = trigger;
+	// a picture without a caption is still a picture of what the trigger word means
+	if (trigger && dataset.pictures.some((each) => !each.caption.trim())) settings.caption = trigger;
+	const lines = form.prompts.split("\n").filter((line) => line.trim());
+	const prompts = lines.length ? lines : samplePrompts(dataset, trigger);
+	if (settings.sample_every && prompts.length) settings.sample_prompts = prompts;
+	else settings.sample_every = 0;
+	settings.log_every = Math.max(1, Math.round((settings.steps ?? 2000) / CHART_POINTS));
+	return settings;
+}
+
+/**
+ * @param {Dataset} dataset
+ * @param {string} trigger
+ */
+const samplePrompts = (dataset, trigger) =>
+	[...new Set(dataset.pictures.map((each) => each.caption.trim().split("\n")[0]).filter(Boolean))]
+		.slice(0, 2)
+		.map((caption) => (trigger && !caption.includes(trigger) ? `${trigger}, ${caption}` : caption));
+
+/** @param {{ dataset: Dataset, form: Form }} props */
+export function Setup({ dataset, form }) {
+	const models = useStore(app, (state) => state.capabilities?.models) ?? [];
+	const report = useStore(desk, (state) => state.report);
+	const checking = useStore(desk, (state) => state.checking);
+	const [options, setOptions] = useState(/** @type {Options | null} */ (null));
+	const [starting, setStarting] = useState(false);
+	useEffect(() => {
+		api("/v1/train/options", { query: { model: form.model || null } })
+			.then(setOptions)
+			.catch(showError);
+	}, [form.model]);
+	const change = (/** @type {Partial<Form>} */ patch) => changeForm(dataset.id, patch);
+	const request = { dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options) };
+	const words = t.train.setup;
+	const check = () => {
+		desk.set({ checking: true, report: null });
+		api("/v1/train/check", { json: request })
+			.then((answer) => desk.get().checking && desk.set({ report: answer }))
+			.catch((error) =>
+				desk.set({ report: { ok: false, problems: error.problems?.length ? error.problems : [error.message] } }),
+			)
+			.finally(() => desk.set({ checking: false }));
+	};
+	const start = () => {
+		setStarting(true);
+		submitJob({ operation: "train", name: form.name, ...request })
+			.then((job) => navigate("train", { job }))
+			.catch(showError)
+			.finally(() => setStarting(false));
+	};
+	const preset = options?.presets.find((each) => each.name === form.preset);
+	return html`<form
+    class="card panel stack train-setup"
+    onSubmit=${(/** @type {Event} */ event) => {
+			event.preventDefault();
+			report?.ok ? start() : check();
+		}}
+  >
+    <h2>${words.title}</h2>
+    <${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100" onChange=${(/** @type {string} */ name) => change({ name })} />
+    <${Select}
+      label=${words.base}
+      value=${form.model}
+      options=${models.map((each) => ({ value: each.default ? "" : each.name, label: each.name }))}
+      onChange=${(/** @type {string} */ model) => change({ model })}
+    />
+    <${Select}
+      label=${words.preset}
+      value=${form.preset}
+      options=${(options?.presets ?? [{ name: form.preset }]).map((each) => ({ value: each.name, label: words.presets[each.name] ?? each.name }))}
+      hint=${preset && words.presetHint(preset.settings.steps, preset.settings.rank)}
+      onChange=${(/** @type {string} */ value) => change({ preset: value, overrides: {} })}
+    />
+    <${Text} label=${words.trigger} hint=${words.triggerHint} value=${form.trigger} maxlength="200" onChange=${(/** @type {string} */ trigger) => change({ trigger })} />
+    <details class="fold">
+      <summary>${words.more}</summary>
+      <div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
+    </details>
+    ${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
+    <${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking || starting} disabled=${!dataset.pictures.length || !options}>
+      ${checking ? words.checking : report?.ok ? words.start : words.check}
+    <//>
+  </form>`;
+}
+
+/** @param {{ form: Form, options: Options | null, preset: Record<string, any>, change: (patch: Partial<Form>) => void }} props */
+function More({ form, options, preset, change }) {
+	const table = Object.fromEntries((options?.settings ?? []).map((each) => [each.name, each]));
+	const set = (/** @type {string} */ name, /** @type {any} */ value) => {
+		const { [name]: _, ...rest } = form.overrides;
+		change({ overrides: value === undefined ? rest : { ...rest, [name]: value } });
+	};
+	const words = t.train.setup;
+	const usual = (/** @type {string} */ name) => preset[name] ?? table[name]?.default;
+	return html`<div class="train-numbers">
+      ${NUMBERS.map(
+				({ name, ...limits }) => html`<${NumberField}
+          key=${name}
+          label=${words.settings[name]}
+          value=${form.overrides[name]}
+          placeholder=${String(usual(name) ?? words.own)}
+          onChange=${(/** @type {any} */ value) => set(name, value)}
+          ...${limits}
+        />`,
+			)}
+    </div>
+    ${CHOICES.map(
+			(name) => html`<${Select}
+        key=${name}
+        label=${words.settings[name]}
+        value=${form.overrides[name] ?? usual(name) ?? ""}
+        options=${table[name]?.schema.enum ?? [usual(name) ?? ""]}
+        onChange=${(/** @type {string} */ value) => set(name, value === usual(name) ? undefined : value)}
+      />`,
+		)}
+    <${Field} label=${words.prompts} hint=${words.promptsHint}>
+      ${(/** @type {string} */ id) => html`<textarea id=${id} class="input" rows="2" value=${form.prompts} onInput=${(/** @type {any} */ e) => change({ prompts: e.currentTarget.value })}></textarea>`}
+    <//>`;
+}
+
+/** @param {{ report: any }} props what the trainer says before anything starts */
+function Report({ report }) {
+	const words = t.train.report;
+	const { estimate, device, dataset } = report;
+	return html`<section class="train-report" aria-label=${words.title} role="status">
+    ${report.problems?.map((/** @type {string} */ each) => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
+    ${
+			estimate &&
+			html`<dl>
+        <div><dt>${words.memory}</dt><dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
+        <div><dt>${words.time}</dt><dd>${words.about(duration(estimate.seconds))}</dd></div>
+        <div><dt>${words.steps}</dt><dd>${words.epochs(estimate.steps, estimate.steps / dataset.steps_per_epoch)}</dd></div>
+        <div><dt>${words.buckets}</dt><dd>${Object.entries(dataset.buckets)
+					.map(([size, n]) => `${size.replace("x", "×")} (${n})`)
+					.join(", ")}</dd></div>
+      </dl>`
+		}
+    ${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map((/** @type {string} */ each) => html`<p class="train-warning row"><${Icon} name="info" /><span>${each}</span></p>`)}
+    ${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}
+  </section>`;
+}

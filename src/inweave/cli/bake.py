@@ -43,10 +43,11 @@ def bake(
     Example: inweave bake --base model.safetensors --lora style:0.8 -o merged.safetensors
     """
     require("torch", as_json)
-    from inweave.weights.offline import commands
-
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
         ensure_new(out, force)
+        progress.start("merging")
+        from inweave.weights.offline import commands
+
         done = commands.bake(
             weights_path(base), located_stack(lora, lora_dir), out, dtype=None if dtype is Dtype.keep else dtype.value,
             alpha=supplied_alphas(alpha, rank_alpha), progress=progress.byte_counter("merging"),

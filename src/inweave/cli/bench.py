@@ -40,17 +40,17 @@ def embedded(
 ) -> None:
     """Measure the built-in model: recall of captions, and distance of its LoRAs to their styles."""
     require("generate", as_json)
-    from inweave.bench.measure import measure
-    from inweave.generate.pipeline import pipeline
-
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json) as progress:
         started = time.perf_counter()
         loras = dict(_style_and_file(text) for text in lora) if lora else None
+        progress.start("loading inweave/emoji")
+        from inweave.bench.measure import measure
+        from inweave.generate.pipeline import pipeline
+
         pipe = pipeline("inweave/emoji")
-        with display(as_json) as progress:
-            figures = measure(
-                pipe, captions=captions, styled=styled, steps=steps, seed=seed, loras=loras, progress=progress.update
-            )
+        figures = measure(
+            pipe, captions=captions, styled=styled, steps=steps, seed=seed, loras=loras, progress=progress.update
+        )
         figures["seconds"] = round(time.perf_counter() - started, 1)
     if as_json:
         print_json({"ok": True, **figures})
@@ -86,13 +86,13 @@ def lora_cost(
 ) -> None:
     """Measure what a LoRA adds to the time of an image of the built-in model; exit code 1 above the limit."""
     require("generate", as_json)
-    from inweave.bench.cost import measure_cost
-    from inweave.generate.pipeline import pipeline
+    with reporting_errors(as_json), display(as_json) as progress:
+        progress.start("loading inweave/emoji")
+        from inweave.bench.cost import measure_cost
+        from inweave.generate.pipeline import pipeline
 
-    with reporting_errors(as_json):
         pipe = pipeline("inweave/emoji", device=device)
-        with display(as_json) as progress:
-            figures = measure_cost(pipe, lora, rounds=rounds, steps=steps, progress=progress.update)
+        figures = measure_cost(pipe, lora, rounds=rounds, steps=steps, progress=progress.update)
     is_cheap = figures["ratio"] <= figures["limit"]
     if as_json:
         print_json({"ok": is_cheap, **figures})

@@ -11,6 +11,7 @@ import typer
 from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import JSON, AdapterFile, AdapterName, Alpha, RankAlpha, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, print_styled, reporting_errors
+from inweave.cli.progress import LATE, display
 
 if TYPE_CHECKING:
     from inweave.exchange.check import Verdict
@@ -49,7 +50,8 @@ def check(
     from inweave.exchange.check import check as check_adapter
     from inweave.exchange.load import load
 
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start(f"checking {file.name}")
         alphas = supplied_alphas(alpha, rank_alpha)
         adapter = load(locate(file, lora_dir), name=name, trainer_exact=trainer_exact, alpha=alphas)
         verdict = check_adapter(adapter, base, values=values.value)

@@ -11,6 +11,7 @@ from inweave.cli.adapters import LoraDir, locate
 from inweave.cli.options import JSON, AdapterName, Alpha, BaseName, RankAlpha, To, supplied_alphas
 from inweave.cli.output import OK, PROBLEMS, print_json, print_lines, reporting_errors
 from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.progress import LATE, display
 from inweave.files.paths import printable
 
 
@@ -53,8 +54,9 @@ def convert(
     """
     from inweave.exchange.convert import convert as convert_file
 
-    with reporting_errors(as_json, target_code=PROBLEMS):
+    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, delay=LATE) as progress:
         ensure_new(out, force)
+        progress.start(f"converting {source.name}")
         alphas = supplied_alphas(alpha, rank_alpha)
         done = convert_file(
             locate(source, lora_dir), out, to=to.value, base=base, drop=drop, name=name, alpha=alphas, prefix=prefix,

@@ -30,19 +30,19 @@ def demo(
     Example: inweave demo --out demo
     """
     require("generate", as_json)
-    from inweave.demo.page import write_page
-    from inweave.demo.story import run
-
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json) as progress:
         ensure_new(out / "index.html", force)
-        with display(as_json) as progress:
-            story = run(
-                out,
-                steps=steps,
-                image_steps=image_steps,
-                report=lambda line: None if as_json else typer.echo(printable(line)),
-                progress=progress.update,
-            )
+        progress.start("starting")
+        from inweave.demo.page import write_page
+        from inweave.demo.story import run
+
+        story = run(
+            out,
+            steps=steps,
+            image_steps=image_steps,
+            report=lambda line: None if as_json else typer.echo(printable(line)),
+            progress=progress.update,
+        )
         page = write_page(story)
     if as_json:
         images = [str(out / chapter.image) for chapter in story.chapters]

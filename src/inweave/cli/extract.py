@@ -46,10 +46,11 @@ def extract(
     Example: inweave extract tuned.safetensors base.safetensors --rank 32 -o lora.safetensors
     """
     require("torch", as_json)
-    from inweave.weights.offline import commands
-
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
         ensure_new(out, force)
+        progress.start("extracting")
+        from inweave.weights.offline import commands
+
         result = commands.extract(
             weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
             full_norms=full_norms, progress=progress.byte_counter("extracting"),

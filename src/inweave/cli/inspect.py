@@ -19,7 +19,8 @@ from inweave.cli.output import (
     print_lines,
     reporting_errors,
 )
-from inweave.files.paths import exists, is_file, is_folder, printable
+from inweave.cli.progress import LATE, display
+from inweave.files.paths import exists, is_file, is_folder
 
 if TYPE_CHECKING:
     from inweave.exchange.inspect import Facts
@@ -47,28 +48,31 @@ def inspect(
     from inweave.errors import InweaveError
     from inweave.exchange.inspect import inspect as inspect_file
 
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading files")
         alphas = supplied_alphas(alpha, rank_alpha)
         files = [file for path in paths for file in _adapter_files(locate(path, lora_dir))]
         if len(files) == 1:
             facts = inspect_file(files[0], keys=keys, name=name, alpha=alphas)
+            progress.stop()
             print_json(facts.as_dict()) if as_json else _print(facts)
             raise typer.Exit(PROBLEMS if facts.adapter.problems else OK)
-    rows: list[dict[str, object]] = []
-    code = OK
-    for file in files:
-        try:
-            facts = inspect_file(file, keys=keys, name=name, alpha=alphas)
-        except InweaveError as error:
-            code = UNREADABLE
-            rows.append({"path": str(file), "error": str(error)})
+        rows: list[dict[str, object]] = []
+        code = OK
+        for number, file in enumerate(files):
+            progress.update("reading files", number, len(files))
+            try:
+                facts = inspect_file(file, keys=keys, name=name, alpha=alphas)
+            except InweaveError as error:
+                code = UNREADABLE
+                rows.append({"path": str(file), "error": str(error)})
+                if not as_json:
+                    progress.line(f"error: {error}")
+                continue
+            code = max(code, PROBLEMS if facts.adapter.problems else OK)
+            rows.append(facts.as_dict())
             if not as_json:
-                typer.echo(printable(f"error: {error}"), err=True)
-            continue
-        code = max(code, PROBLEMS if facts.adapter.problems else OK)
-        rows.append(facts.as_dict())
-        if not as_json:
-            _print(facts)
+                _print(facts)
     if as_json:
         print_json(rows)
     raise typer.Exit(code)

@@ -11,6 +11,7 @@ import typer
 
 from inweave.cli.options import JSON
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
+from inweave.cli.progress import LATE, display
 from inweave.files.paths import printable
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def scan(
 ) -> None:
     """Bring the index up to date with the folders."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a file that is being read is not to blame for the end
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
         library = _open(folder, database)
         report = library.scan().as_dict()
         if examine:
@@ -62,7 +64,8 @@ def list_files(
     as_json: JSON = False,
 ) -> None:
     """List LoRAs by name."""
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
         library = _open(folder, database)
         library.scan()
         entries = library.entries(text, base=base)
@@ -97,7 +100,8 @@ def show(
     as_json: JSON = False,
 ) -> None:
     """Everything that is known of one LoRA."""
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
         library = _open(folder, database)
         library.scan()
         library.examine()
@@ -141,7 +145,8 @@ def find(
     as_json: JSON = False,
 ) -> None:
     """Print the file that a name or a hash means."""
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
         library = _open(folder, database)
         library.scan()
         if reference.lower().removeprefix("0x").strip("0123456789abcdef") == "" or ":" in reference:
@@ -156,7 +161,8 @@ def find(
 @library_app.command("doctor")
 def doctor(folder: Folders = None, database: Database = None, as_json: JSON = False) -> None:
     """Check every file: unreadable, NaN, orphaned or empty factors, duplicates. Exit code 1 if something is wrong."""
-    with reporting_errors(as_json):
+    with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
+        progress.start("reading the folders")
         library = _open(folder, database)
         report = library.scan()
         library.examine()

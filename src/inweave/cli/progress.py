@@ -5,13 +5,14 @@
 The bar is on the screen before libraries are imported, so no command starts in silence. A narrow terminal gets a short bar;
 NO_COLOR is honored. Elsewhere (a pipe, a log file, a dumb terminal, --json) there is no bar: `line` prints plain lines, and where
 ``plain`` is set so do activities, when they start and every few seconds. Commands that read files show a bar only if they
-take long (``delay``), so that they need not wait for rich.
+take long (``delay``), so that they need not wait for rich: a timer shows what they do if nothing else did by then.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from inweave.files.paths import printable
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+LATE = 0.3  #: seconds after which a command that usually takes none says what it does
 EVERY = 2.0  #: seconds between plain lines about one activity
 
 
@@ -38,6 +40,8 @@ class Display:
         self._task: TaskID | None = None
         self._activity = ""
         self._printed = 0.0
+        self._lock = threading.RLock()  # a timer may show the bar while the command updates it
+        self._timer: threading.Timer | None = None
 
     @property
     def live(self) -> bool:
@@ -46,27 +50,41 @@ class Display:
 
     def start(self, activity: str) -> None:
         """Show what is being done now, of which nobody knows how long it takes."""
-        self.update(activity, 0, None, detail="")
+        with self._lock:
+            self.update(activity, 0, None, detail="")
+            if self._delay is not None:
+                if self._timer is not None:
+                    self._timer.cancel()
+                left = max(self._started + self._delay - time.monotonic(), 0.0)
+                self._timer = threading.Timer(left + 0.01, self._show_late, (activity,))
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _show_late(self, activity: str) -> None:
+        with self._lock:
+            if self._delay is not None:  # no bar so far, and not stopped
+                self.update(activity, 0, None, detail="")
 
     def update(self, activity: str, done: int, total: int | None, detail: str | None = None) -> None:
         """Show that ``done`` of ``total`` are finished; another ``activity`` starts another bar in its place.
 
         ``detail`` is what stands beside the bar, the two numbers unless it says something else.
         """
-        if self._delay is not None and time.monotonic() - self._started > self._delay:
-            self._delay = None
-            self._bar = _new_bar()
-            self._bar.start()
-        if self._bar is None:
-            self._print(activity, done, total, detail)
-            return
-        if self._task is None or activity != self._activity:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._activity, self._task = activity, self._bar.add_task(activity, total=None, detail="")
-        self._bar.update(
-            self._task, completed=done, total=total, detail=f"{done}/{total}" if detail is None else detail
-        )
+        with self._lock:
+            if self._delay is not None and time.monotonic() - self._started > self._delay:
+                self._delay = None
+                self._bar = _new_bar()
+                self._bar.start()
+            if self._bar is None:
+                self._print(activity, done, total, detail)
+                return
+            if self._task is None or activity != self._activity:
+                if self._task is not None:
+                    self._bar.remove_task(self._task)
+                self._activity, self._task = activity, self._bar.add_task(activity, total=None, detail="")
+            self._bar.update(
+                self._task, completed=done, total=total, detail=f"{done}/{total}" if detail is None else detail
+            )
 
     def byte_counter(self, activity: str) -> Callable[[int, int], None]:
         """A ``progress(done, total)`` callback for work that counts bytes."""
@@ -81,10 +99,13 @@ class Display:
 
     def stop(self) -> None:
         """Take the bar off the screen, so that results can be printed."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-        self._delay = None
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._bar is not None:
+                self._bar.stop()
+                self._bar = None
+            self._delay = None
 
     def _print(self, activity: str, done: int, total: int | None, detail: str | None) -> None:
         """The same as a plain line, if it is time for one."""

@@ -11,6 +11,7 @@ from inweave.cli.extras import require
 from inweave.cli.options import JSON, AdapterOut, BaseName, Device, Dtype, Energy, ToOrKeep
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.outputs import Force, ensure_new
+from inweave.cli.progress import display
 
 if TYPE_CHECKING:
     from inweave.weights.offline.resize import Resized
@@ -41,10 +42,11 @@ def resize(
     Example: inweave resize big.safetensors --rank 16 -o small.safetensors
     """
     require("torch", as_json)
-    from inweave.weights.offline import commands
-
-    with reporting_errors(as_json, target_code=PROBLEMS):
+    with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
         ensure_new(out, force)
+        progress.start("resizing")
+        from inweave.weights.offline import commands
+
         result = commands.resize(
             located_stack(files, lora_dir), out, rank=rank, energy=energy, dialect=to.value if to else None, base=base,
             dtype=None if dtype is Dtype.keep else dtype.value, device=device,

@@ -124,12 +124,13 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from inweave.training.distributed.env import launched
-    from inweave.training.output.log import finite
-    from inweave.training.output.result import STOPPED
-    from inweave.training.session import train as run
 
     first = launched()[1] == 0
     with display(quiet=as_json or not first) as progress:
+        progress.start("starting")
+        from inweave.training.output.log import finite
+        from inweave.training.output.result import STOPPED
+        from inweave.training.session import train as run
 
         def on_record(record: Mapping[str, Any]) -> None:
             if progress.live:
@@ -185,9 +186,11 @@ def record_figures(record: Mapping[str, Any]) -> str:
 
 
 def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) -> None:
-    from inweave.training.session import check
+    with display(as_json) as progress:
+        progress.start("checking the dataset")
+        from inweave.training.session import check
 
-    complete, report, estimate = check(config, gpus)
+        complete, report, estimate = check(config, gpus)
     problems = estimate.pop("problems")
     if as_json:
         print_json({

@@ -53,6 +53,7 @@ SAMPLERS = {
     "dpmpp_2s": "DPMSolverSinglestepScheduler", "dpmpp_sde": "DPMSolverSinglestepScheduler",
     "dpmpp_2m_sde": "DPMSolverMultistepScheduler", "dpmpp_2m_sde_heun": "DPMSolverMultistepScheduler",
     "dpmpp_3m_sde": "DPMSolverMultistepScheduler", "deis": "DEISMultistepScheduler", "lcm": "LCMScheduler",
+    "lms": "LMSDiscreteScheduler",
     "plms": "PNDMScheduler", "sa_solver": "SASolverScheduler",
 }  # fmt: skip
 #: what makes the sampler of that name of the scheduler: the settings diffusers' documentation gives for the names of k-diffusion
@@ -280,11 +281,19 @@ def test_inpainting(variant: str, strength: float) -> None:
     assert_other(actual, ours(variant)(PROMPT, init=picture(1), mask=hole(), keep_unmasked=False, **mine).images[0])
 
 
-@pytest.mark.parametrize("sampler", samplers.SAMPLERS)
+@pytest.mark.parametrize("sampler", samplers.offered_samplers())
 def test_samplers(sampler: str) -> None:
     mine, other = requests("sd1.5", steps=5)
     actual = ours("sd1.5")(PROMPT, sampler=sampler, **mine).images[0]
     assert_same(actual, theirs("sd1.5", sampler=sampler)(PROMPT, **other).images[0])
+
+
+def test_the_beta_schedule() -> None:
+    pytest.importorskip("scipy")
+    mine, other = requests("sd1.5", steps=5)
+    actual = ours("sd1.5")(PROMPT, schedule="beta", sampler="euler", **mine).images[0]
+    assert_same(actual, theirs("sd1.5", sampler="euler", use_beta_sigmas=True)(PROMPT, **other).images[0])
+    assert_other(actual, ours("sd1.5")(PROMPT, sampler="euler", **mine).images[0])
 
 
 @pytest.mark.parametrize(

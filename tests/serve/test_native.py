@@ -31,6 +31,7 @@ def test_a_job_gives_the_image_that_the_library_gives(worker: Worker) -> None:
     expected = pipeline("inweave/emoji")("a red apple", steps=2, seed=7, loras=["pixel:0.8"]).images[0]
     assert Image.open(io.BytesIO(answer.content)).tobytes() == expected.tobytes()
     lora = document["result"]["loras"][0]
+    assert lora["strength"] == lora["te"] == lora["unet"] == 0.8
     assert lora["name"] == "pixel" and lora["modules"] == 100 and len(lora["sha256"]) == 64
 
 
@@ -145,6 +146,15 @@ def test_wrong_requests_are_refused_before_they_are_queued(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
 
 
+def test_an_operation_that_there_is_not_names_those_that_there_are(worker: Worker) -> None:
+    for name in ("operation", "kind"):
+        message = worker.http.post("/v1/jobs", json={"prompt": "x", name: "reboot"}).json()["error"]["message"]
+        assert all(
+            each in message for each in ("image_generation", "image_transform", "image_inpaint", "train", "reboot")
+        )
+        assert "dataset" in worker.http.post("/v1/jobs", json={name: "train"}).json()["error"]["message"]
+
+
 def test_an_unknown_job_is_missing(worker: Worker) -> None:
     for path in ("", "/events", "/stream", "/files/0.png"):
         assert worker.http.get(f"/v1/jobs/job-0{path}").status_code == 404
@@ -176,7 +186,8 @@ def test_rbee_clients_get_their_own_words(worker: Worker) -> None:
 def test_health_readiness_capabilities_and_metrics(worker: Worker) -> None:
     assert worker.http.get("/health").json()["status"] == "healthy"
     assert worker.http.get("/v1/ready").json()["ready"] is True
-    assert worker.http.get("/info").json()["model_id"] == "inweave/emoji"
+    info = worker.http.get("/info").json()
+    assert info["model_id"] == "inweave/emoji" and re.fullmatch("(CPU|GPU)-0", info["device"])
     assert "image_inpaint" in worker.http.get("/v1/capabilities").json()["operations"]
     assert 'inweave_jobs{state="queued"}' in worker.http.get("/metrics").text
 

@@ -88,18 +88,31 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
     assert len(list(store.files.root.iterdir())) == 0
 
 
+def test_previews_in_events_count_for_the_size(tmp_path: Path) -> None:
+    store = JobStore(tmp_path, keep_bytes=15_000)
+    jobs = []
+    for _ in range(2):
+        job = store.submit(submission())[0].id
+        store.claim()
+        store.append(job, Event("preview", {"image": "x" * 10_000}))
+        store.finish(job, "done", result={})
+        jobs.append(job)
+    assert store.expire() == 1
+    assert [store.job(job).expired for job in jobs] == [True, False]
+
+
 def test_results_expire_by_age_and_by_size(tmp_path: Path) -> None:
     now = [1000.0]
-    store = JobStore(tmp_path, keep_seconds=100, keep_bytes=150, clock=lambda: now[0])
+    store = JobStore(tmp_path, keep_seconds=100, keep_bytes=1500, clock=lambda: now[0])
     jobs = []
     for _ in range(3):
         job = store.submit(submission())[0].id
         store.claim()
-        store.files.write(job, "0.png", bytes(100))
+        store.files.write(job, "0.png", bytes(1000))
         store.finish(job, "done", result={"images": [{"file": "0.png"}]})
         jobs.append(job)
         now[0] += 1
-    assert store.expire() == 2  # only the newest fits into 150 bytes
+    assert store.expire() == 2  # only the newest fits into 1,500 bytes
     assert [store.job(job).expired for job in jobs] == [True, True, False]
     assert not store.files.folder(jobs[0]).exists() and store.events(jobs[0]) == []
     now[0] += 1000

@@ -103,6 +103,8 @@ def reason(path: Path, problem: OSError | ValueError) -> str:
         return f"{printable_path(path)}: no file can have this name: it holds half of a surrogate pair"
     if isinstance(problem, ValueError):
         return f"{printable_path(path)}: no file can have this name: it holds a null character"
+    if problem.errno == errno.ELOOP and "leads out" in (problem.strerror or ""):
+        return f"{printable_path(path)}: {problem.strerror}"
     if problem.errno == errno.ELOOP:
         return f"{printable_path(path)}: a symbolic link that leads back to itself"
     if problem.errno in (errno.ENOENT, errno.ENOTDIR):

@@ -5,7 +5,8 @@
     read_foreign_text(path, limit)            text that other programs wrote, in whatever encoding they use
 
 What lies at the path is looked at before it is opened (opening a device can do something) and again when it is open
-(another may have taken its place); a pipe that takes the place in between is opened without waiting for a writer.
+(another may have taken its place); a pipe that takes the place in between is opened without waiting for a writer. Below
+folders of `inweave.files.confinement` no link is followed to anywhere else.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from inweave.errors import FormatError
+from inweave.files.confinement import open_confined
 from inweave.files.paths import ErrorClass, as_path, kind, mode_of, printable_path, reason
 
 MAX_TEXT = 64 * 1024 * 1024
@@ -52,7 +54,7 @@ def open_binary(
     """The same, for those who close the file themselves."""
     ensure_regular(path, error)
     try:
-        descriptor = os.open(path, _FLAGS)
+        descriptor = open_confined(path, _FLAGS)
     except (OSError, ValueError) as problem:
         raise error(reason(path, problem)) from None
     try:

@@ -29,7 +29,7 @@ from inweave.version import __version__
 SAMPLER_LABELS = {name: entry.label for name, entry in TABLE.items()}
 SCHEDULE_LABELS = {
     "simple": "Automatic", "karras": "Karras", "exponential": "Exponential", "sgm_uniform": "SGM Uniform",
-    "ddim_uniform": "Uniform",
+    "ddim_uniform": "Uniform", "beta": "Beta",
 }  # fmt: skip
 #: what "Automatic" means there for samplers where it is not the plain schedule
 AUTOMATIC = {

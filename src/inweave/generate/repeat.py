@@ -21,7 +21,7 @@ from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
 from inweave.models.model import Model
 from inweave.models.open import HUB_ID
-from inweave.models.samplers import own_sampler, problems
+from inweave.models.samplers import offered_samplers, offered_schedules, own_sampler, problems
 from inweave.models.variants import find_variant
 
 #: the schedule that every sampler has
@@ -89,12 +89,16 @@ def with_possible_sampler(
         and config.sampler
         and problems(config.sampler, PLAIN_SCHEDULE, flow=model.flow, zero_snr=model.zero_snr)
     ):
-        hint = f"{model.blueprint.name} cannot use it, so {own} is used; choose one with --sampler"
+        reason = (
+            "it needs scipy" if config.sampler not in offered_samplers() else f"{model.blueprint.name} cannot use it"
+        )
+        hint = f"{reason}, so {own} is used; choose one with --sampler"
         warnings.append(not_reproduced("Sampler", settings.config["sampler"], hint))
         config = config.model_copy(update={"sampler": None})
     sampler = config.sampler or own
     if repeats_schedule and problems(sampler, config.schedule, flow=model.flow, zero_snr=model.zero_snr):
-        hint = f"{sampler} does not have it, so {PLAIN_SCHEDULE} is used; choose another --sampler or --schedule"
+        reason = "it needs scipy" if config.schedule not in offered_schedules() else f"{sampler} does not have it"
+        hint = f"{reason}, so {PLAIN_SCHEDULE} is used; choose another --sampler or --schedule"
         warnings.append(not_reproduced("Schedule type", config.schedule, hint))
         config = config.model_copy(update={"schedule": PLAIN_SCHEDULE})
     return config, warnings

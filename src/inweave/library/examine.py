@@ -6,6 +6,8 @@ it is computed once (`inweave.library.layouts`).
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,14 @@ from inweave.exchange.check import scan_values
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.inspect import trigger_words
 from inweave.exchange.load import load
+from inweave.files.reading import open_regular
 from inweave.library.entry import Contents, Facts
 from inweave.library.layouts import MAX_PROBLEMS, LayoutReader, exact_layout
 from inweave.library.sidecars import MAX_TEXT, Sidecars, bounded, read_sidecars
+from inweave.library.walk import PEFT_WEIGHTS
 
 MAX_METADATA = 200
+_SAMPLE = 4096
 MAX_NAME = 500
 
 
@@ -69,6 +74,18 @@ class Examiner:
         of_sidecars = tuple(text for text in facts.warnings if text not in expected.warnings)
         corrected = layout.as_dict() | {"warnings": (*of_sidecars, *layout.warnings)[:MAX_PROBLEMS]}
         return contents, replace(facts, **corrected)
+
+
+def sample(path: Path) -> str | None:
+    """A digest of the ends of a file: different for nearly all files, and cheap. None where it cannot be read."""
+    weights = path / PEFT_WEIGHTS if path.is_dir() else path
+    try:
+        with open_regular(weights, buffering=0) as file:
+            head = file.read(_SAMPLE)
+            file.seek(max(os.fstat(file.fileno()).st_size - _SAMPLE, 0))
+            return hashlib.sha256(head + file.read(_SAMPLE)).hexdigest()[:32]
+    except InweaveError:
+        return None
 
 
 def _triggers(metadata: Mapping[str, str]) -> list[dict[str, object]]:

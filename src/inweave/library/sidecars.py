@@ -11,11 +11,13 @@ They are small and come from strangers: what is unreadable, oversized or of the 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from inweave.errors import FormatError
+from inweave.files.reading import open_regular
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_TEXT = 20_000
@@ -60,14 +62,16 @@ def _json(folder: Path, name: str, names: Collection[str], problems: list[str]) 
     if name not in names:
         return {}
     try:
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
+        with open_regular(folder / name) as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             problems.append(f"{name}: left out, because it is larger than {MAX_BYTES // 2**20} MiB")
             return {}
-        content = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        content = json.loads(text.decode("utf-8-sig"))
+    except FormatError as error:
+        problems.append(f"{name}: left out, because it cannot be read: {str(error).rpartition(': ')[2]}")
+        return {}
+    except (ValueError, RecursionError):
         problems.append(f"{name}: left out, because it is not valid JSON")
         return {}
     if not isinstance(content, dict):

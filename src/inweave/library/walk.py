@@ -2,14 +2,18 @@
 
 Adapter files end in .safetensors; a folder with `adapter_config.json` and `adapter_model.safetensors` is one PEFT
 adapter. Links that lead out of the folder are passed over, as are devices, pipes, hidden folders and names that are not Unicode.
+Folders are opened without following links, so one that is swapped for a link meanwhile is not looked into.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from inweave.files.confinement import open_beneath
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 SIDECAR_ENDINGS = (".json", ".civitai.info", ".png", ".jpg", ".jpeg", ".webp")
@@ -28,60 +32,113 @@ class Sighting:
     siblings: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells one file from another without reading it."""
+
+    size: int
+    modified_ns: int
+    inode: int
+
+
 def walk(root: Path, passed_over: list[str]) -> Iterator[Sighting]:
     """Every adapter below ``root``; what was passed over, and why, is added to the list."""
-    stack: list[tuple[Path, str, int]] = [(root, "", 0)]
-    boundary = root.resolve()
+    stack: list[tuple[str, int]] = [("", 0)]
     while stack:
-        folder, prefix, depth = stack.pop()
-        files, folders = _read(folder, prefix, boundary, passed_over)
-        if PEFT_CONFIG in files and PEFT_WEIGHTS in files and prefix:
-            weights = files[PEFT_WEIGHTS]
-            stamp = f"{weights.st_mtime_ns}/{files[PEFT_CONFIG].st_mtime_ns}"
-            yield Sighting(prefix.rstrip("/"), weights.st_size, weights.st_mtime_ns, weights.st_ino, stamp, frozenset())
-            continue
-        names = frozenset(files)
-        stamps = {name: status.st_mtime_ns for name, status in files.items() if name.endswith(SIDECAR_ENDINGS)}
-        for name, status in sorted(files.items()):
-            if not name.endswith(".safetensors"):
-                continue
-            stem = name.removesuffix(".safetensors")
-            sidecar_stamps = [
-                stamps.get(f"{stem}{middle}{ending}", 0) for middle in ("", ".preview") for ending in SIDECAR_ENDINGS
-            ]
-            stamp = "/".join(str(each) for each in (status.st_mtime_ns, *sidecar_stamps) if each)
-            yield Sighting(prefix + name, status.st_size, status.st_mtime_ns, status.st_ino, stamp, names)
+        prefix, depth = stack.pop()
+        sightings, folders = _look(root, prefix, passed_over)
+        yield from sightings
         if depth < MAX_DEPTH:
-            stack += [(folder / name, f"{prefix}{name}/", depth + 1) for name in folders]
+            stack += [(f"{prefix}{name}/", depth + 1) for name in folders]
         elif folders:
             passed_over.append(f"{prefix}: deeper than {MAX_DEPTH} folders")
 
 
-def _read(
-    folder: Path, prefix: str, boundary: Path, passed_over: list[str]
-) -> tuple[dict[str, os.stat_result], list[str]]:
+def sight(root: Path, path: str) -> Sighting | None:
+    """The adapter at one path, if there still is one."""
+    parent = path.rpartition("/")[0]
+    for prefix in (f"{parent}/" if parent else "", f"{path}/"):
+        for sighting in _look(root, prefix, [])[0]:
+            if sighting.path == path:
+                return sighting
+    return None
+
+
+def identity(root: Path, path: str) -> Identity | None:
+    """Which file lies at a path below ``root`` now; None where there is none, or a link leads out."""
+    try:
+        place = Path(os.path.realpath(root / path, strict=True))
+        if not place.is_relative_to(os.path.realpath(root)):
+            return None
+        status = os.lstat(place)
+        if stat.S_ISDIR(status.st_mode):
+            status = os.lstat(place / PEFT_WEIGHTS)
+    except (OSError, ValueError):
+        return None
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+
+
+def _look(root: Path, prefix: str, passed_over: list[str]) -> tuple[list[Sighting], list[str]]:
+    """(adapters, folders to look into) of the folder at ``prefix``, which is empty or ends in a slash."""
+    files, folders = _read(root, prefix, passed_over)
+    if PEFT_CONFIG in files and PEFT_WEIGHTS in files and prefix:
+        weights = files[PEFT_WEIGHTS]
+        stamp = f"{weights.st_mtime_ns}/{files[PEFT_CONFIG].st_mtime_ns}"
+        adapter = Sighting(prefix.rstrip("/"), weights.st_size, weights.st_mtime_ns, weights.st_ino, stamp, frozenset())
+        return [adapter], []
+    names = frozenset(files)
+    stamps = {name: status.st_mtime_ns for name, status in files.items() if name.endswith(SIDECAR_ENDINGS)}
+    sightings = []
+    for name, status in sorted(files.items()):
+        if not name.endswith(".safetensors"):
+            continue
+        stem = name.removesuffix(".safetensors")
+        sidecar_stamps = [
+            stamps.get(f"{stem}{middle}{ending}", 0) for middle in ("", ".preview") for ending in SIDECAR_ENDINGS
+        ]
+        stamp = "/".join(str(each) for each in (status.st_mtime_ns, *sidecar_stamps) if each)
+        sightings.append(Sighting(prefix + name, status.st_size, status.st_mtime_ns, status.st_ino, stamp, names))
+    return sightings, folders
+
+
+def _read(root: Path, prefix: str, passed_over: list[str]) -> tuple[dict[str, os.stat_result], list[str]]:
     """(regular files, folders) of one folder."""
     files: dict[str, os.stat_result] = {}
     folders: list[str] = []
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not is_unicode(entry.name):
-                    if entry.name.endswith(".safetensors") or entry.is_dir():
-                        passed_over.append(f"{prefix}{ascii(entry.name)[1:-1]}: its name is not Unicode; rename it")
-                elif entry.is_symlink() and not _inside(Path(entry.path), boundary):
-                    if entry.name.endswith(".safetensors") or entry.is_dir():
-                        passed_over.append(f"{prefix}{entry.name}: a link that leads out of the library")
-                elif entry.is_dir(follow_symlinks=False):
-                    if not entry.name.startswith("."):
-                        folders.append(entry.name)
-                elif entry.is_file():
-                    files[entry.name] = entry.stat()
-                elif entry.name.endswith(".safetensors"):
-                    passed_over.append(f"{prefix}{entry.name}: not a regular file")
+        descriptor = open_beneath(root, prefix or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    try:
+                        _sort_in(entry, prefix, root, files, folders, passed_over)
+                    except FileNotFoundError:
+                        continue  # it went away meanwhile; the others did not
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        passed_over.append(f"{prefix or '.'}: {error.strerror}")
+        passed_over.append(f"{prefix or '.'}: {error.strerror}; the files in it are left out")
     return files, sorted(folders, reverse=True)
+
+
+def _sort_in(
+    entry: os.DirEntry[str], prefix: str, root: Path, files: dict[str, os.stat_result], folders: list[str],
+    passed_over: list[str],
+) -> None:  # fmt: skip
+    adapter = entry.name.endswith(".safetensors")
+    if not is_unicode(entry.name):
+        if adapter or entry.is_dir():
+            passed_over.append(f"{prefix}{ascii(entry.name)[1:-1]}: its name is not Unicode; rename it")
+    elif entry.is_symlink() and not _inside(root / prefix / entry.name, root):
+        if adapter or entry.is_dir():
+            passed_over.append(f"{prefix}{entry.name}: a link that leads out of the library")
+    elif entry.is_dir(follow_symlinks=False):
+        if not entry.name.startswith("."):
+            folders.append(entry.name)
+    elif entry.is_file():
+        files[entry.name] = entry.stat()
+    elif adapter:
+        passed_over.append(f"{prefix}{entry.name}: not a regular file")
 
 
 def is_unicode(name: str) -> bool:
@@ -93,8 +150,8 @@ def is_unicode(name: str) -> bool:
     return True
 
 
-def _inside(link: Path, boundary: Path) -> bool:
+def _inside(link: Path, root: Path) -> bool:
     try:
-        return link.resolve(strict=True).is_relative_to(boundary)
+        return link.resolve(strict=True).is_relative_to(root.resolve())
     except (OSError, RuntimeError):
         return False

@@ -1,12 +1,16 @@
 """Samplers and schedules by name, all of them diffusers' schedulers.
 
     sampler     euler  euler_ancestral  ddim  ddpm  dpm_solver_multistep (DPM++ 2M)  uni_pc  heun  dpm_2  dpm_2_ancestral
-                dpmpp_2s  dpmpp_sde  dpmpp_2m_sde  dpmpp_2m_sde_heun  dpmpp_3m_sde  deis  lcm  plms  sa_solver
+                dpmpp_2s  dpmpp_sde  dpmpp_2m_sde  dpmpp_2m_sde_heun  dpmpp_3m_sde  deis  lcm  lms  plms  sa_solver
     schedule    simple        the spacing the model was trained to be sampled with
                 karras        noise levels after Karras et al., rho 7
                 exponential   evenly spaced logarithms of the noise level
                 sgm_uniform   even, ending on the last trained step ("trailing")
                 ddim_uniform  even, starting on the first ("leading")
+                beta          dense at both ends, by a beta distribution of 0.6 and 0.6
+
+lms and beta integrate and invert functions with scipy, which is not installed with inweave (the extra `samplers` has it);
+without it they are refused with that reason.
 
 Flow-matching models have their own Euler; the DPM++ multistep samplers, uni_pc and deis run on flow noise levels there. The
 names other programs use are those of `inweave.models.sampler_names`.
@@ -22,6 +26,7 @@ A flow may shift its noise levels by the size of the image (`use_dynamic_shiftin
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,8 +40,9 @@ from inweave.errors import ConfigError, FormatError
 if TYPE_CHECKING:
     import torch
 
-SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform")
+SCHEDULES = ("simple", "karras", "exponential", "sgm_uniform", "ddim_uniform", "beta")
 MAX_TIMESTEPS = 100_000
+NEEDS_SCIPY = "needs scipy, which is not installed; install it with: pip install scipy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class SamplerEntry:
     options: Mapping[str, Any] = field(default_factory=dict)
     flow: bool = False  # whether it runs on the noise levels of a flow
     zero_snr: bool = True  # whether it can start from pure noise (zero terminal SNR)
+    scipy: bool = False  # whether it needs that library
 
 
 _SDE = {"algorithm_type": "sde-dpmsolver++"}
@@ -70,12 +77,13 @@ TABLE = {
     "dpmpp_3m_sde": SamplerEntry("DPMSolverMultistepScheduler", "DPM++ 3M SDE", {**_SDE, "solver_order": 3}, flow=True),
     "deis": SamplerEntry("DEISMultistepScheduler", "DEIS"),
     "lcm": SamplerEntry("LCMScheduler", "LCM"),
+    "lms": SamplerEntry("LMSDiscreteScheduler", "LMS", scipy=True),
     "plms": SamplerEntry("PNDMScheduler", "PLMS", {"skip_prk_steps": True}, zero_snr=False),
     "sa_solver": SamplerEntry("SASolverScheduler", "SA Solver"),
 }
 #: schedules that diffusers' scheduler does not take: written down, so that a process without diffusers can refuse them
 _MISSING_SCHEDULES = {
-    **dict.fromkeys(("euler_ancestral", "ddim", "ddpm", "lcm", "plms"), ("karras", "exponential")),
+    **dict.fromkeys(("euler_ancestral", "ddim", "ddpm", "lcm", "plms"), ("karras", "exponential", "beta")),
     **dict.fromkeys(("dpmpp_2s", "dpmpp_sde"), ("sgm_uniform", "ddim_uniform")),
 }
 SAMPLERS = tuple(TABLE)
@@ -93,7 +101,9 @@ _SCHEDULE_OPTIONS: dict[str, dict[str, Any]] = {
     "exponential": {"use_exponential_sigmas": True},
     "sgm_uniform": {"timestep_spacing": "trailing"},
     "ddim_uniform": {"timestep_spacing": "leading"},
+    "beta": {"use_beta_sigmas": True},
 }
+SCIPY_SCHEDULES = ("beta",)
 
 
 def own_sampler(config: Mapping[str, Any]) -> str:
@@ -103,7 +113,10 @@ def own_sampler(config: Mapping[str, Any]) -> str:
 
 def own_scheduler(config: Mapping[str, Any]) -> Any:
     """The model's own scheduler, as configured."""
-    return _class(_known_class(config)).from_config(dict(config))
+    name = _known_class(config)
+    if name == "LMSDiscreteScheduler" and not _has_scipy():  # Euler's has the same settings and noise levels
+        name = "EulerDiscreteScheduler"
+    return _class(name).from_config(dict(config))
 
 
 def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
@@ -114,7 +127,10 @@ def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) ->
 
     own = _known_class(document)
     settings: dict[str, Any] = {"_class_name": own}
-    for name in (own, *_KNOWN_SCHEDULERS):  # the first that declares a setting says what type it has
+    for name in (
+        own if own != "LMSDiscreteScheduler" else "EulerDiscreteScheduler",
+        *_KNOWN_SCHEDULERS,
+    ):  # the first that declares a setting says what type it has
         rest = {key: value for key, value in document.items() if key not in settings}
         settings |= diffusers_config(label, _class(name), rest)
     if not 1 <= settings.get("num_train_timesteps", 1000) <= MAX_TIMESTEPS:
@@ -140,22 +156,40 @@ def _known_class(config: Mapping[str, Any]) -> str:
 def schedules_of(sampler: str) -> tuple[str, ...]:
     """The schedules that a sampler has, for models that predict noise or velocity; flows have fewer."""
     missing = _MISSING_SCHEDULES.get(sampler, ())
-    return tuple(schedule for schedule in SCHEDULES if schedule not in missing)
+    return tuple(schedule for schedule in offered_schedules() if schedule not in missing)
+
+
+def offered_samplers() -> tuple[str, ...]:
+    """The samplers whose libraries are installed."""
+    return tuple(name for name, entry in TABLE.items() if not entry.scipy or _has_scipy())
+
+
+def offered_schedules() -> tuple[str, ...]:
+    """The schedules whose libraries are installed."""
+    return tuple(name for name in SCHEDULES if name not in SCIPY_SCHEDULES or _has_scipy())
+
+
+def _has_scipy() -> bool:
+    return importlib.util.find_spec("scipy") is not None
 
 
 def problems(sampler: str, schedule: str, *, flow: bool, zero_snr: bool = False) -> list[str]:
     """What is wrong with a choice, for a model of this kind; ``zero_snr``: its last training step is pure noise."""
     wrong = []
-    offered = FLOW_SAMPLERS if flow else SAMPLERS
+    offered = [name for name in (FLOW_SAMPLERS if flow else SAMPLERS) if name in offered_samplers()]
     if sampler not in SAMPLERS:
         wrong.append(f"sampler: {sampler!r} is unknown; known are {', '.join(offered)}")
+    elif sampler not in offered_samplers():
+        wrong.append(f"sampler: {sampler!r} {NEEDS_SCIPY}")
     elif sampler not in offered:
         wrong.append(f"sampler: {sampler!r} does not work for flow-matching models; use {', '.join(offered)}")
     elif zero_snr and not TABLE[sampler].zero_snr:
         able = [name for name in offered if TABLE[name].zero_snr]
         wrong.append(f"sampler: {sampler!r} cannot start from pure noise, as this model does; use {', '.join(able)}")
     if schedule not in SCHEDULES:
-        wrong.append(f"schedule: {schedule!r} is unknown; known are {', '.join(SCHEDULES)}")
+        wrong.append(f"schedule: {schedule!r} is unknown; known are {', '.join(offered_schedules())}")
+    elif schedule not in offered_schedules():
+        wrong.append(f"schedule: {schedule!r} {NEEDS_SCIPY}")
     if not wrong:
         able = [name for name in offered if _supports(name, schedule, flow)]
         if sampler not in able:

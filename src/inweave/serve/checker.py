@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from inweave.errors import RequestError
@@ -18,8 +20,8 @@ FILE_SECONDS = 300.0
 class Checker:
     """A few processes; each call waits for an idle one."""
 
-    def __init__(self, processes: int = 2, seconds: float = 30.0) -> None:
-        self._seconds = seconds
+    def __init__(self, processes: int = 2, seconds: float = 30.0, folders: Sequence[Path] = ()) -> None:
+        self._seconds, self._folders = seconds, [str(folder) for folder in folders]
         self._idle: asyncio.LifoQueue[ChildProcess | None] = asyncio.LifoQueue()
         for _ in range(processes):
             self._idle.put_nowait(None)  # started by the first call that needs it
@@ -69,7 +71,7 @@ class Checker:
         try:
             if process is None or process.pid is None:
                 process = ChildProcess("inweave.serve.checker_process")
-                await process.start({})
+                await process.start({"folders": self._folders})
             await process.send(Message("call", data, () if content is None else (content,)))
             answer = await asyncio.wait_for(process.receive(), seconds or self._seconds)
         except (WireError, TimeoutError, asyncio.CancelledError) as error:

@@ -3,6 +3,7 @@
 A file that makes a decoder crash, or takes all memory, ends this process and nothing else: the call fails, and the next
 one gets a new process. It knows no torch, and it may not use more than ``MEMORY`` bytes.
 
+    -> settings {folders}             those of the library: links that lead out of them are not followed
     -> call {name, ...} + contents    <- answer {...} + contents | error {code, message}
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import FormatError, InweaveError, RequestError, TargetError
+from inweave.files.confinement import confine
 from inweave.serve.failures import failure_of, public
 from inweave.serve.wire import Message, WireError, read_message
 
@@ -181,7 +183,7 @@ def main() -> None:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
-        read_message(commands.read)  # the settings, which are empty
+        confine(*map(Path, read_message(commands.read).data.get("folders", ())))
         while True:
             answers.write(answer(read_message(commands.read)).encode())
             answers.flush()

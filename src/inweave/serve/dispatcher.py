@@ -61,6 +61,7 @@ class DispatchSettings:
     preload: str | None = None
     job_seconds: float = 3600.0
     train_seconds: float = 7 * 24 * 3600.0
+    folders: tuple[str, ...] = ()  # of the library: its process opens nothing through links that lead out of them
 
 
 class Dispatcher:
@@ -76,6 +77,7 @@ class Dispatcher:
         self._stopping = False
         self._reported = True  # whether the process has told the end of the current job
         self.current: Job | None = None
+        self.device = settings.device  # what was asked for, then what it is
         self.status: Status = "starting"
         self.reason = "the model process is starting"
         self.finished_jobs = 0
@@ -100,8 +102,8 @@ class Dispatcher:
     async def _start(self) -> None:
         self.status, self.reason = "starting", "the model process is starting"
         settings = asdict(self._settings)
-        await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes")})
-        await self._process.receive()
+        await self._process.start({name: settings[name] for name in ("device", "dtype", "memory_bytes", "folders")})
+        self.device = (await self._process.receive()).data["device"] or self._settings.device
         if self._settings.preload is not None:
             self.status, self.reason = "loading", "model loading"
             await self._process.send(Message("load", {"model": self._settings.preload}))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import re
 import unicodedata
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
@@ -26,6 +27,7 @@ from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.formats.writers import WRITERS
 from inweave.library import Entry
 from inweave.serve.bodies import JsonRoute
+from inweave.serve.file_answers import library_file
 from inweave.serve.native import service_of
 from inweave.serve.service import Service
 from inweave.targets.bases import known_index
@@ -139,19 +141,26 @@ async def refresh_loras(request: Request) -> dict[str, Any]:
 @router.head("/{reference:path}/preview", include_in_schema=False)
 async def preview(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
-    path = entry.file.parent / (entry.facts.preview or "")
-    if entry.facts.preview is None or not path.is_file() or path.is_symlink():
+    name = entry.facts.preview
+    if name is None:
         raise MissingError(f"LoRA {entry.name} has no preview picture")
-    return FileResponse(path, media_type=_PICTURES[path.suffix.lower()])
+    folder = entry.path.rpartition("/")[0]
+    return library_file(
+        entry.root, f"{folder}/{name}" if folder else name, f"the preview picture of LoRA {entry.name}",
+        media_type=_PICTURES[Path(name).suffix.lower()],
+    )  # fmt: skip
 
 
 @router.get("/{reference:path}/file")
 @router.head("/{reference:path}/file", include_in_schema=False)
 async def download(request: Request, reference: Reference) -> FileResponse:
     entry = await asyncio.to_thread(service_of(request).library.find, reference)
-    if not entry.file.is_file():
+    if entry.file.is_dir():
         raise ConflictError(f"LoRA {entry.name} is a folder of several files")
-    return FileResponse(entry.file, media_type="application/octet-stream", filename=entry.file.name)
+    return library_file(
+        entry.root, entry.path, f"the file of LoRA {entry.name}",
+        media_type="application/octet-stream", filename=entry.file.name,
+    )  # fmt: skip
 
 
 @router.get("/{reference:path}")

@@ -1,6 +1,6 @@
 """The process that holds a device: reads requests from its standard input, writes events to its standard output.
 
-    -> settings {device, dtype, ...}                           <- ready {pid}
+    -> settings {device, dtype, folders, ...}                  <- ready {pid, device}
     -> load {model}                                            <- loaded {model, error}
     -> run {job, kind, model, config, loras, ...} + inputs     <- event {job, event, data} + pictures
     -> cancel {job}                                            <- finished {job, state, result | error}
@@ -15,10 +15,12 @@ import os
 import sys
 import threading
 import traceback
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from inweave.errors import CancelledError, InweaveError
+from inweave.files.confinement import confine
 from inweave.serve.contract import RunnerSettings, RunRequest
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event
@@ -38,8 +40,10 @@ class ModelProcess:
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
         from inweave.serve.runner import Runner  # imports torch: seconds
 
-        runner = Runner(RunnerSettings(**self._queue.get().data))
-        self._send(Message("ready", {"pid": os.getpid()}))
+        settings = self._queue.get().data
+        confine(*map(Path, settings.pop("folders", ())))
+        runner = Runner(RunnerSettings(**settings))
+        self._send(Message("ready", {"pid": os.getpid(), "device": runner.device}))
         while True:
             message = self._queue.get()
             if message.type == "load":

@@ -28,7 +28,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from inweave.errors import ConfigError
 from inweave.formats.writers import WRITERS
-from inweave.models.samplers import SAMPLERS, SCHEDULES
+from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve import streams
 from inweave.serve.bodies import JsonRoute, json_body
 from inweave.serve.datasets import MAX_DATASETS, MAX_PICTURES
@@ -73,7 +73,7 @@ async def submit(
     service = service_of(request)
     body = await json_body(request)
     client = client_of(request)
-    if isinstance(body, dict) and body.get("operation") == "train":
+    if isinstance(body, dict) and body.get("operation", body.get("kind")) == "train":
         from inweave.serve.train_requests import submit_training
 
         job, _ = await submit_training(service, body, client=client, key=idempotency_key)
@@ -238,7 +238,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             {"name": name, "default": name == service.model(None), **await service.model_facts(name)}
             for name in service.models
         ],
-        "samplers": list(SAMPLERS), "schedules": list(SCHEDULES),
+        "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
         "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
         "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads"],
         "limits": {
@@ -276,7 +276,7 @@ async def info(request: Request) -> dict[str, Any]:
     identity: dict[str, Any] = request.app.state.identity
     return {
         "id": identity.get("worker_id") or f"worker-inweave-{identity['port']}", "model_id": service.model(None),
-        "device": device_label(service.settings.devices[0] if service.settings.devices else None), "port": identity["port"],
+        "device": device_label(service.dispatchers[0].device), "port": identity["port"],
         "status": "busy" if busy else states.get(status, status), "implementation": "inweave", "version": __version__,
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -66,6 +66,10 @@ class ImageRequest(CheckedModel):
                 problems.append(f"{name}: another name of {ours}, with another value; give one of them")
             if name not in _IGNORED and (value is not None or ours not in fields):
                 fields[ours] = value
+        if (operation := fields.get("operation")) is not None and operation not in get_args(Operation):
+            names = ", ".join(get_args(Operation))
+            problems.append(f"operation: should be one of {names} and train, got {str(operation)[:100]!r}")
+            del fields["operation"]
         own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
         settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
         parsed: GenerateConfig | None = None
@@ -77,7 +81,7 @@ class ImageRequest(CheckedModel):
             request = cls(**own, settings=parsed or GenerateConfig(prompt="-"))
         except ConfigError as error:
             raise ConfigError([*error.problems, *problems]) from None
-        problems += request._contradictions()
+        problems = problems or request._contradictions()
         if problems:
             raise ConfigError(problems)
         return request

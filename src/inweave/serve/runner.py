@@ -26,6 +26,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
+from inweave.ops.device import choose_device
 from inweave.serve.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs import Event
 
@@ -53,6 +54,14 @@ class Runner:
         self.settings = settings
         self._models: OrderedDict[str, Pipeline] = OrderedDict()
         self._sizes: dict[str, int] = {}  # of every model that was ever loaded
+
+    @property
+    def device(self) -> str | None:
+        """Where it works; None where this machine has no such device, which the first model that is loaded reports."""
+        try:
+            return str(choose_device(self.settings.device))
+        except ConfigError:
+            return None
 
     def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         """Run a request to its end; returns its result, raises `CancelledError` or the reason why it failed."""
@@ -137,7 +146,7 @@ def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, An
             for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
         ],
         "loras": [
-            {**lora.as_dict(), "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
+            {**lora.as_dict(), "strength": lora.unet if lora.unet == lora.te else None, "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
              "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
             for lora in result.loras
         ],

@@ -7,6 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
+from inweave.files.paths import is_folder
 from inweave.library import Library
 from inweave.serve.process import end_process
 
@@ -16,7 +17,11 @@ MAX_SCANS = 20
 
 async def scan_library(library: Library, database: Path, *, examine: bool = False) -> None:
     """Look at the folders; ``examine`` also reads whole files, which takes as long as the disk needs."""
-    folders = [argument for folder in library.folders for argument in ("--folder", str(folder))]
+    missing = [folder for folder in library.folders if not is_folder(folder)]
+    for folder in missing:  # a disk that is not mounted now: the others are looked at all the same
+        await asyncio.to_thread(library.hide, folder)
+    present = [folder for folder in library.folders if folder not in missing]
+    folders = [argument for folder in present for argument in ("--folder", str(folder))]
     command = [
         sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database", str(database), *folders,
         *(["--examine"] if examine else []),

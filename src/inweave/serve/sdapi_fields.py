@@ -13,7 +13,7 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.models.sampler_names import sampler_name, sampler_refusal, schedule_name, schedule_refusal
-from inweave.models.samplers import SAMPLERS, SCHEDULES, schedules_of
+from inweave.models.samplers import offered_samplers, offered_schedules, schedules_of
 
 _TAG = re.compile(r"<(?:lora|lyco):[^<>]*>")
 #: fields that change a picture elsewhere and have no effect here -> their values that mean "off" or "as always"
@@ -121,11 +121,11 @@ def _sampler(body: Mapping[str, Any], warnings: list[str]) -> dict[str, str]:
     label = str(body.get("sampler_name") or body.get("sampler_index") or "")
     sampler, schedule = sampler_name(label)
     scheduler = str(body.get("scheduler") or "")
-    if scheduler and schedule_name(scheduler) not in SCHEDULES:
+    if scheduler and schedule_name(scheduler) not in offered_schedules():
         warnings.append(f"scheduler {schedule_refusal(scheduler)}; the default was used")
     elif scheduler:
         schedule = schedule_name(scheduler)
-    if label and sampler not in SAMPLERS:
+    if label and sampler not in offered_samplers():
         warnings.append(f"sampler {sampler_refusal(label)}; the model's own was used, with its own schedule")
         return {}
     if not label and schedule in (None, "simple"):

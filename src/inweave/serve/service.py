@@ -76,7 +76,7 @@ class Service:
         folders = [*settings.lora_folders, self.loras, embedded.folder() / "loras"]
         self.library = Library(settings.data / "library.sqlite3", folders)
         self.signals = JobSignals()
-        self.checker = Checker()
+        self.checker = Checker(folders=self.library.folders)
         self.conversions = ConversionStore(settings.data / "converted", self.checker)
         self.started = time.time()
         self.scan_report: dict[str, Any] | None = None
@@ -85,11 +85,11 @@ class Service:
             Dispatcher(
                 self.store, self.signals,
                 DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds,
-                                 settings.train_hours * 3600), self._resolve, self._deliver,
+                                 settings.train_hours * 3600, tuple(map(str, self.library.folders))), self._resolve, self._deliver,
             )
             for device in (settings.devices or (None,))
         ]  # fmt: skip
-        self._verdicts: dict[tuple[str, float, str], dict[str, Any]] = {}
+        self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
         self._bases: dict[str, str | None] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -178,7 +178,7 @@ class Service:
 
     async def verdict(self, entry: Entry, model: str) -> dict[str, Any]:
         """Whether a LoRA fits a model, proved in another process and remembered while the file stays the same."""
-        key = (str(entry.file), entry.modified, model)
+        key = (entry.id, entry.size, entry.modified, model)
         if key not in self._verdicts:
             if len(self._verdicts) > 10_000:
                 self._verdicts.clear()

@@ -204,8 +204,8 @@ class JobStore:
         data = result if result is not None else error.as_dict() if error is not None else {}
         with self._lock, self._transaction():
             changed = self._db.execute(
-                "UPDATE jobs SET state = ?, finished = ?, result = ?, error = ?, bytes = bytes + ? "
-                "WHERE id = ? AND state = 'running'",
+                "UPDATE jobs SET state = ?, finished = ?, result = ?, error = ?, bytes = bytes + ? + "
+                "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE job = jobs.id) WHERE id = ? AND state = 'running'",
                 (state, self._clock(), json.dumps(result) if result is not None else None,
                  json.dumps(error.as_dict()) if error is not None else None, self.files.result_bytes(job), job),
             )  # fmt: skip

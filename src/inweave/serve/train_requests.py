@@ -22,12 +22,13 @@ from inweave.errors import ConfigError, RequestError
 from inweave.serve.jobs import Job, Submission
 from inweave.serve.requests import fingerprint
 from inweave.serve.service import Service
-from inweave.training.config.fields import names_where
+from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
 
 #: settings that name files of this machine, or that the worker decides
 RESERVED = (
     *names_where(private=True),
+    *ACCOUNT,
     "allow_download",
     "dataset",
     "model",
@@ -80,7 +81,9 @@ async def submit_training(
     """Check a train request whole and queue it."""
     if not service.settings.allow_train:
         raise RequestError("this worker does not train")
-    request = TrainRequest(**{str(name): value for name, value in body.items() if name not in ("hive_id", "worker_id")})
+    request = TrainRequest(
+        **{str(name): value for name, value in body.items() if name not in ("hive_id", "worker_id", "kind")}
+    )
     model = service.model(request.model)
     await asyncio.to_thread(ensure_captions, service, request)
     loras: dict[str, str] = {}

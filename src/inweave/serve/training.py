@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,15 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
     )  # fmt: skip
     emit(Event("loading", {"model": Path(request.model).name}))
 
+    reported_at = 0.0
+
     def progress(activity: str, done: int, total: int) -> None:
+        nonlocal reported_at
         if cancelled():
             raise CancelledError("cancelled while the dataset was prepared")
+        if done < total and time.monotonic() - reported_at < POLL_SECONDS:
+            return  # a dataset has thousands of pictures, and every event is stored
+        reported_at = time.monotonic()
         emit(Event("preparing", {"activity": activity, "done": done, "total": total}))
 
     run, sample = prepare(config, on_progress=progress)

@@ -51,6 +51,7 @@ from inweave.training.output.metadata import training_metadata
 from inweave.training.output.progress import Progress
 from inweave.training.output.result import DONE, STOPPED, TrainResult
 from inweave.training.output.signals import GracefulStop
+from inweave.training.output.trackers import wandb_run
 from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
 from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events, weighted_mean
@@ -382,7 +383,13 @@ class Run:
         if not self.world.first:
             return None
         path = self.output / f"{self.config.name}.jsonl"
-        log = TrainLog(path, since=self.number, tensorboard=self.config.tensorboard, on_record=on_record)
+        log = TrainLog(
+            path,
+            since=self.number,
+            tensorboard=self.config.tensorboard,
+            wandb=wandb_run(self.config),
+            on_record=on_record,
+        )
         assert self._resume_point is not None
         resumed = "resumed" if self.number else "started"
         for event, text in (*self.notes, *((resumed, note) for note in self._resume_point.notes)):

@@ -29,9 +29,10 @@ from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.optim.third_party import require_library
-from inweave.training.output.log import OnRecord, require_tensorboard
+from inweave.training.output.log import OnRecord
 from inweave.training.output.metadata import base_hashes
 from inweave.training.output.result import TrainResult
+from inweave.training.output.trackers import require_tensorboard, require_wandb
 from inweave.training.tasks.diffusion_setup import DiffusionSetup
 from inweave.training.tasks.evaluation import Sample
 from inweave.training.tasks.language_setup import LanguageSetup, language_model_folder
@@ -151,6 +152,7 @@ def check_libraries(config: TrainConfig) -> None:
     problems = run_problems(config)
     for needed, check_one in (
         (config.tensorboard, require_tensorboard),
+        (config.wandb, require_wandb),
         (True, lambda: require_library(config.optimizer)),
     ):
         try:

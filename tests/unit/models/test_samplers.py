@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 
 import pytest
@@ -21,31 +22,36 @@ from inweave.models.sampler_names import (
 CPU = torch.device("cpu")
 
 
+#: two of them need it, and are refused without it
+SCIPY = importlib.util.find_spec("scipy") is not None
+SCHEDULES = samplers.offered_schedules()
 SPACINGS = ("simple", "sgm_uniform", "ddim_uniform")
+LEVELS = tuple(name for name in SCHEDULES if name not in SPACINGS[1:])
 #: every pair that is offered: {model predicts a flow: {sampler: schedules}}
 OFFERED: dict[bool, dict[str, tuple[str, ...]]] = {
     False: {
-        "euler": samplers.SCHEDULES,
+        "euler": SCHEDULES,
         "euler_ancestral": SPACINGS,
         "ddim": SPACINGS,
         "ddpm": SPACINGS,
-        "dpm_solver_multistep": samplers.SCHEDULES,
-        "uni_pc": samplers.SCHEDULES,
-        "heun": samplers.SCHEDULES,
-        "dpm_2": samplers.SCHEDULES,
-        "dpm_2_ancestral": samplers.SCHEDULES,
-        "dpmpp_2s": ("simple", "karras", "exponential"),
-        "dpmpp_sde": ("simple", "karras", "exponential"),
-        "dpmpp_2m_sde": samplers.SCHEDULES,
-        "dpmpp_2m_sde_heun": samplers.SCHEDULES,
-        "dpmpp_3m_sde": samplers.SCHEDULES,
-        "deis": samplers.SCHEDULES,
+        "dpm_solver_multistep": SCHEDULES,
+        "uni_pc": SCHEDULES,
+        "heun": SCHEDULES,
+        "dpm_2": SCHEDULES,
+        "dpm_2_ancestral": SCHEDULES,
+        "dpmpp_2s": LEVELS,
+        "dpmpp_sde": LEVELS,
+        "dpmpp_2m_sde": SCHEDULES,
+        "dpmpp_2m_sde_heun": SCHEDULES,
+        "dpmpp_3m_sde": SCHEDULES,
+        "deis": SCHEDULES,
         "lcm": SPACINGS,
+        "lms": SCHEDULES if SCIPY else (),
         "plms": SPACINGS,
-        "sa_solver": samplers.SCHEDULES,
+        "sa_solver": SCHEDULES,
     },
     True: {
-        "euler": ("simple", "karras", "exponential"),
+        "euler": LEVELS,
         "dpm_solver_multistep": ("simple",),
         "uni_pc": ("simple",),
         "dpmpp_2m_sde": ("simple",),
@@ -65,7 +71,8 @@ def test_pairs_that_are_not_offered_are_refused(flow: bool) -> None:
         sampler: tuple(s for s in samplers.SCHEDULES if not samplers.problems(sampler, s, flow=flow))
         for sampler in samplers.SAMPLERS
     }
-    assert {sampler: schedules for sampler, schedules in accepted.items() if schedules} == OFFERED[flow]
+    offered = {sampler: schedules for sampler, schedules in OFFERED[flow].items() if schedules}
+    assert {sampler: schedules for sampler, schedules in accepted.items() if schedules} == offered
 
 
 @pytest.mark.parametrize(
@@ -139,77 +146,86 @@ def test_problems_name_what_would_work() -> None:
         samplers.own_scheduler({"_class_name": "os.system"})
 
 
-#: the lists of AUTOMATIC1111 1.10 and ComfyUI 0.3, as their menus show them
-A1111 = """DPM++ 2M|DPM++ SDE|DPM++ 2M SDE|DPM++ 2M SDE Heun|DPM++ 2S a|DPM++ 3M SDE|Euler a|Euler|LMS|Heun|DPM2|DPM2 a|DPM fast|
-DPM adaptive|Restart|DDIM|DDIM CFG++|PLMS|UniPC|LCM""".replace("\n", "").split("|")
-COMFY = [
-    "euler",
-    "euler_cfg_pp",
-    "euler_ancestral",
-    "euler_ancestral_cfg_pp",
-    "heun",
-    "heunpp2",
-    "exp_heun_2_x0",
-    "exp_heun_2_x0_sde",
-    "dpm_2",
-    "dpm_2_ancestral",
-    "lms",
-    "dpm_fast",
-    "dpm_adaptive",
-    "dpmpp_2s_ancestral",
-    "dpmpp_2s_ancestral_cfg_pp",
-    "dpmpp_sde",
-    "dpmpp_sde_gpu",
-    "dpmpp_2m",
-    "dpmpp_2m_cfg_pp",
-    "dpmpp_2m_sde",
-    "dpmpp_2m_sde_gpu",
-    "dpmpp_2m_sde_heun",
-    "dpmpp_2m_sde_heun_gpu",
-    "dpmpp_3m_sde",
-    "dpmpp_3m_sde_gpu",
-    "ddpm",
-    "lcm",
-    "ipndm",
-    "ipndm_v",
-    "deis",
-    "res_multistep",
-    "res_multistep_cfg_pp",
-    "res_multistep_ancestral",
-    "res_multistep_ancestral_cfg_pp",
-    "gradient_estimation",
-    "gradient_estimation_cfg_pp",
-    "er_sde",
-    "seeds_2",
-    "seeds_3",
-    "sa_solver",
-    "sa_solver_pece",
-    "ddim",
-    "uni_pc",
-    "uni_pc_bh2",
-]
+#: the names that menus, APIs and files of other programs use
+NAMES = {
+    "AUTOMATIC1111 1.10": """DPM++ 2M|DPM++ SDE|DPM++ 2M SDE|DPM++ 2M SDE Heun|DPM++ 2S a|DPM++ 3M SDE|Euler a|Euler|LMS|Heun|
+DPM2|DPM2 a|DPM fast|DPM adaptive|Restart|DDIM|DDIM CFG++|PLMS|UniPC|LCM""",
+    "AUTOMATIC1111 1.8 and its aliases": """LMS Karras|DPM2 Karras|DPM2 a Karras|DPM++ 2S a Karras|DPM++ 2M Karras|DPM++ SDE Karras|
+DPM++ 2M SDE Exponential|DPM++ 2M SDE Heun Karras|DPM++ 3M SDE Exponential|k_euler|k_euler_a|k_lms|
+k_heun|k_dpm_2|k_dpm_2_a|k_dpmpp_2s_a|k_dpmpp_2m|k_dpmpp_sde|k_dpmpp_2m_sde_ka|k_dpm_fast|k_dpm_ad|
+k_lms_ka|k_dpmpp_2m_sde_exp|k_dpmpp_3m_sde_exp|k_dpmpp_2m_sde_heun_ka|Euler Trailing""",
+    "Forge, reForge": """HeunPP2|IPNDM|IPNDM_V|DEIS|DDPM|DDPM Karras|Euler CFG++|Euler a CFG++|DPM++ 2M CFG++|DPM++ SDE CFG++|
+DPM++ 2S a CFG++|DPM++ 2M SDE CFG++|DPM++ 3M SDE CFG++|[Forge] Flux Realistic|
+[Forge] Flux Realistic (Slow)|Euler SMEA|Euler SMEA Dy|Euler Dy|Euler Negative|Euler Dy Negative|
+Euler Max|Kohaku LoNyu Yog|Gradient Estimation|Gradient Estimation CFG++|Res Multistep|
+Res Multistep CFG++|Res Multistep Ancestral|ER SDE|SEEDS-2|SEEDS-3|SA-Solver|SA-Solver PECE|TCD|
+TCD Euler a|DPM++ 4M SDE|DPM++ 2M alt|DPM++ 2M alt Karras|Extended Reverse-Time SDE|ODE (Bosh3)|
+ODE (Fehlberg2)|ODE (Adaptive Heun)|ODE (Dopri5)|Euler a2|DPM++ 1S|LCM Custom|VK_LCM""",
+    "ComfyUI 0.3, RES4LYF": """euler|euler_cfg_pp|euler_ancestral|euler_ancestral_cfg_pp|heun|heunpp2|exp_heun_2_x0|exp_heun_2_x0_sde|
+dpm_2|dpm_2_ancestral|lms|dpm_fast|dpm_adaptive|dpmpp_2s_ancestral|dpmpp_2s_ancestral_cfg_pp|dpmpp_sde|
+dpmpp_sde_gpu|dpmpp_2m|dpmpp_2m_cfg_pp|dpmpp_2m_sde|dpmpp_2m_sde_gpu|dpmpp_2m_sde_heun|
+dpmpp_2m_sde_heun_gpu|dpmpp_3m_sde|dpmpp_3m_sde_gpu|ddpm|lcm|ipndm|ipndm_v|deis|res_multistep|
+res_multistep_cfg_pp|res_multistep_ancestral|res_multistep_ancestral_cfg_pp|gradient_estimation|
+gradient_estimation_cfg_pp|er_sde|seeds_2|seeds_3|sa_solver|sa_solver_pece|ddim|uni_pc|uni_pc_bh2|
+lcm_custom_noise|res_2s|res_2m|res_3s|res_2s_ode|rk_beta|deis_2m|deis_3m|ralston_2s|euler_smea_dy|
+restart""",
+    "InvokeAI 5": """ddim|ddpm|deis|deis_k|lms|lms_k|pndm|heun|heun_k|euler|euler_k|euler_a|kdpm_2|kdpm_2_k|kdpm_2_a|
+kdpm_2_a_k|dpmpp_2s|dpmpp_2s_k|dpmpp_2m|dpmpp_2m_k|dpmpp_2m_sde|dpmpp_2m_sde_k|dpmpp_3m|dpmpp_3m_k|
+dpmpp_sde|dpmpp_sde_k|unipc|unipc_k|lcm|tcd|plms|k_euler""",
+    "SwarmUI": """Euler|Euler Ancestral|Heun|Heun++ 2|DPM 2|DPM 2 Ancestral|LMS|DPM Fast|DPM Adaptive|
+DPM++ 2S Ancestral|DPM++ SDE|DPM++ SDE, GPU Seeded|DPM++ 2M|DPM++ 2M SDE|DPM++ 2M SDE, GPU Seeded|
+DPM++ 3M SDE|DPM++ 3M SDE, GPU Seeded|DDPM|LCM|UniPC|UniPC BH2|RES Multistep|DEIS|iPNDM|iPNDM-V|ER-
+SDE-Solver|Seeds 2|DDIM|Euler CFG++|Euler Ancestral CFG++""",
+    "kohya": """ddim|pndm|lms|euler|euler_a|heun|dpm_2|dpm_2_a|dpmsolver|dpmsolver++|dpmsingle|k_lms|k_euler|
+k_euler_a|k_dpm_2|k_dpm_2_a""",
+    "NovelAI": """k_euler_ancestral|k_dpmpp_2s_ancestral|k_dpmpp_2m_sde|ddim_v3|k_dpm_fast|nai_smea|k_dpm_adaptive""",
+    "Draw Things": """DPM++ 2M Karras|Euler A|PLMS|DPM++ SDE Karras|Euler A Substep|DPM++ SDE Substep|Euler A Trailing|
+DPM++ SDE Trailing|DPM++ 2M AYS|Euler A AYS|DPM++ 2M Trailing|DDIM Trailing""",
+    "SD.Next": """UniPC|DEIS|DPM++|DPM++ 1S|DPM SDE|DPM++ 2M EDM|Euler EDM|Euler SGM|Euler FlowMatch|CMSI|PNDM|IPNDM|
+VDM Solver|SA Solver|BDIA DDIM|TDD|TCD|DPM++ Cosine|LMSD|KDPM2|KDPM2 a|LMS EDM|DC Solver|DPM2++ 2M|
+LCM FlowMatch|Heun FlowMatch|UFOGen|PeRFlow""",
+    "diffusers": """DDIMScheduler|DDPMScheduler|DEISMultistepScheduler|DPMSolverMultistepScheduler|DPMSolverSDEScheduler|
+DPMSolverSinglestepScheduler|EulerAncestralDiscreteScheduler|EulerDiscreteScheduler|
+FlowMatchEulerDiscreteScheduler|FlowMatchHeunDiscreteScheduler|HeunDiscreteScheduler|IPNDMScheduler|
+KDPM2AncestralDiscreteScheduler|KDPM2DiscreteScheduler|LCMScheduler|LMSDiscreteScheduler|PNDMScheduler|
+SASolverScheduler|TCDScheduler|UniPCMultistepScheduler|EDMEulerScheduler|EDMDPMSolverMultistepScheduler|
+CosineDPMSolverMultistepScheduler|DDIMParallelScheduler|DDPMParallelScheduler|FlowMatchLCMScheduler""",
+}
 SCHEDULE_SUFFIXES = ("", "Karras", "Exponential", "Polyexponential", "SGM Uniform", "Simple", "Normal", "DDIM Uniform")
 
 
 def test_every_sampler_of_other_programs_is_known_or_refused_with_the_nearest() -> None:
-    for name in (*A1111, *COMFY):
-        for suffix in SCHEDULE_SUFFIXES:
+    for name in (name for names in NAMES.values() for name in names.replace("\n", "").split("|")):
+        for suffix in SCHEDULE_SUFFIXES if sampler_name(name)[1] is None else ("",):
             label = f"{name} {suffix}".strip()
             sampler, schedule = sampler_name(label)
             if sampler in samplers.SAMPLERS:
-                assert schedule in ((None,) if not suffix else samplers.SCHEDULES), label
+                assert schedule in (None, *samplers.SCHEDULES) or "nearest is" in schedule_refusal(schedule), label
+                assert not suffix or schedule is not None, label
+                spellings = (label.upper(), label.lower(), label.replace(" ", "_"), f"  {label} ")
+                assert {sampler_name(each) for each in spellings} == {(sampler, schedule)}, label
             else:
                 refusal = sampler_refusal(label)
                 assert repr(label) in refusal and "nearest is" in refusal, label
     assert not {*NEAREST_SAMPLERS.values()} - {*samplers.SAMPLERS}
 
 
+@pytest.mark.skipif(SCIPY, reason="it is installed")
+def test_what_needs_scipy_is_refused_with_that_reason() -> None:
+    assert "scipy" in samplers.problems("lms", "simple", flow=False)[0]
+    assert "scipy" in samplers.problems("euler", "beta", flow=True)[0]
+    assert "scipy" in sampler_refusal("LMS Karras") and "scipy" in schedule_refusal("Beta")
+
+
 def test_every_schedule_of_other_programs_is_known_or_has_a_nearest() -> None:
-    theirs = """Automatic|Uniform|Karras|Exponential|Polyexponential|SGM Uniform|KL Optimal|Align Your Steps|Simple|Normal|DDIM|Beta|
-Turbo|simple|sgm_uniform|karras|exponential|ddim_uniform|beta|normal|linear_quadratic|kl_optimal""".replace(
-        "\n", ""
-    ).split("|")
-    for name in theirs:
+    theirs = """Automatic|Uniform|Karras|Exponential|Polyexponential|SGM Uniform|KL Optimal|Align Your Steps|Simple|
+Normal|DDIM|Beta|Turbo|Align Your Steps GITS|Align Your Steps 11|Align Your Steps 32|DDIM Uniform|
+beta57|linear_quadratic|ltxv|ltxv-image|flux2|edm_playground_v2.5|lcm|tcd|native|bong_tangent|
+Cosine|Sigmoid|Loglinear|Phi|Laplace|Karras Dynamic|Cosine-exponential Blend|Sigmoid Uniform|simple|
+AYS SDXL|AYS SD15|AYS SVD|Beta Custom|optimal_steps|linspace|leading|trailing|discrete|default|
+beta_1_1|sdturbo|SD Turbo|power_shift|kl_optimal|constant|gits|Beta 57|Flux2|flow|linear|Quadratic|
+polynomial|align_your_steps_++"""
+    for name in theirs.replace("\n", "").split("|"):
         known = schedule_name(name)
         assert known in samplers.SCHEDULES or "nearest is" in schedule_refusal(name), name
     assert not {*NEAREST_SCHEDULES.values()} - {*samplers.SCHEDULES}
@@ -220,7 +236,7 @@ DEVIATION = 0.5
 
 @pytest.mark.parametrize("variant", ["sd1.5", "zero-snr"])
 #: without lcm: it asks for the image itself in every step, which only a distilled model answers
-@pytest.mark.parametrize("sampler", [name for name in samplers.SAMPLERS if name != "lcm"])
+@pytest.mark.parametrize("sampler", [name for name in samplers.offered_samplers() if name != "lcm"])
 def test_every_sampler_reaches_the_data(sampler: str, variant: str) -> None:
     # samplers of first order with noise in every step are this far away after 60 steps, and approach it as 1 / steps
     assert sampled_deviation(sampler, variant, 60) == pytest.approx(DEVIATION, rel=0.16)
@@ -265,7 +281,12 @@ def test_more_steps_than_lcm_was_distilled_with() -> None:
 
 
 def test_the_schedules_of_a_sampler_are_those_that_its_scheduler_takes() -> None:
-    for sampler in samplers.SAMPLERS:
+    for sampler in samplers.offered_samplers():
         assert samplers.schedules_of(sampler) == tuple(
-            schedule for schedule in samplers.SCHEDULES if samplers._supports(sampler, schedule, False)
+            schedule for schedule in SCHEDULES if samplers._supports(sampler, schedule, False)
         )
+
+
+def test_a_model_that_names_lms_is_read_without_scipy() -> None:
+    settings = {"_class_name": "LMSDiscreteScheduler", "num_train_timesteps": 1000, "beta_schedule": "scaled_linear"}
+    assert samplers.checked_scheduler("x", settings, flow=False)["beta_schedule"] == "scaled_linear"

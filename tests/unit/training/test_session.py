@@ -85,6 +85,7 @@ def test_an_existing_output_is_refused_before_weights_are_read(
     ("settings", "package", "extra"),
     [
         ({"tensorboard": True}, "tensorboard", "tensorboard"),
+        ({"wandb": True}, "wandb", "wandb"),
         ({"optimizer": "prodigy", "learning_rate": 1.0}, "prodigyopt", "train"),
         ({"optimizer": "schedulefree"}, "schedulefree", "train"),
     ],

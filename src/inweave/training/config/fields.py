@@ -254,7 +254,18 @@ class Settings(CheckedModel):
     max_skipped_steps: PositiveInt = _validation(
         20, "consecutive steps with a non-finite loss or gradient before the run stops", resume="free"
     )
-    tensorboard: bool = _validation(False, "write TensorBoard logs into output", resume="free")
+    tensorboard: bool = _validation(
+        False, "write TensorBoard logs into output: curves and sample images", resume="free"
+    )
+    wandb: bool = _validation(
+        False,
+        "log curves and sample images to Weights & Biases, with its own login; WANDB_MODE=offline keeps them here",
+        resume="free",
+    )
+    wandb_project: str = _validation("inweave", "project at Weights & Biases", resume="free", min_length=1)
+    wandb_run_name: str | None = _validation(
+        None, "name of the run at Weights & Biases; none: that of the adapter", resume="free"
+    )
     skip_unreadable: bool = _validation(
         False, "leave out images that cannot be read instead of stopping", task="image", resume="free"
     )
@@ -328,6 +339,9 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     joined = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     return typing.get_args(annotation) if joined else (annotation,)
 
+
+#: settings about an account elsewhere, which are no business of whoever gets the adapter
+ACCOUNT = frozenset({"wandb", "wandb_project", "wandb_run_name"})
 
 #: every name of the setting `optimizer`
 OPTIMIZERS: tuple[str, ...] = typing.get_args(Settings.model_fields["optimizer"].annotation)

@@ -18,7 +18,7 @@ from inweave.exchange.hashes import hash_file
 from inweave.files.paths import exists
 from inweave.layers import ALGORITHMS
 from inweave.training.adapters.summary import Shape
-from inweave.training.config.fields import names_where
+from inweave.training.config.fields import ACCOUNT, names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.version import __version__
 
@@ -71,7 +71,7 @@ def training_metadata(
         "modelspec.title": config.name,
         "modelspec.date": datetime.fromtimestamp(started, UTC).strftime("%Y-%m-%dT%H:%M:%S"),
         "inweave.version": __version__,
-        "inweave.config": _public(config).to_toml(without=names_where(private=True)),
+        "inweave.config": public_config(config).to_toml(without=names_where(private=True) | ACCOUNT),
     }  # fmt: skip
     if config.trigger:
         metadata["modelspec.trigger_phrase"] = config.trigger
@@ -104,7 +104,7 @@ def _network(shape: Shape) -> dict[str, str]:
     }
 
 
-def _public(config: TrainConfig) -> TrainConfig:
+def public_config(config: TrainConfig) -> TrainConfig:
     """Reduce paths to their last part: folder names are private, and may name the user."""
 
     def last_part(value: str) -> str:

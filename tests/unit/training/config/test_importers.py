@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,3 +51,35 @@ def test_invalid_values_are_reported_under_their_original_names(tmp_path: Path) 
 def test_files_that_are_not_a_training_run_are_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InweaveError, match=message):
         import_config(write_text(tmp_path, text))
+
+
+WANDB: dict[str, tuple[dict[str, Any], tuple[bool, bool, str, str | None]]] = {
+    "kohya": ({"log_with": "wandb", "wandb_run_name": "r", "log_tracker_name": "p", "wandb_api_key": "a-secret"},
+              (False, True, "p", "r")),
+    "kohya, both": ({"log_with": "all", "logging_dir": "logs"}, (True, True, "network_train", None)),
+    "kohya, neither": ({"wandb_run_name": "r", "log_tracker_name": "p"}, (False, False, "inweave", "r")),
+    "kohya_ss": ({"LoRA_type": "Standard", "use_wandb": True, "wandb_run_name": "r", "wandb_api_key": "a-secret"},
+                 (False, True, "network_train", "r")),
+    "kohya_ss of today": ({"LoRA_type": "Standard", "log_with": "wandb", "use_wandb": False}, (False, True, "network_train", None)),
+    "SimpleTuner": ({"model_family": "sdxl", "model_type": "lora", "report_to": "tensorboard,wandb", "tracker_project_name": "p",
+                     "tracker_run_name": "r"}, (True, True, "p", "r")),
+    "SimpleTuner, none": ({"model_family": "sdxl", "model_type": "lora", "report_to": "none", "tracker_run_name": "r"},
+                          (False, False, "inweave", None)),
+    "ai-toolkit": ({"config": {"name": "n", "process": [{"network": {"type": "lora"}, "model": {"name_or_path": "m"},
+                    "logging": {"use_wandb": True, "project_name": "p", "run_name": "r", "log_every": 5}}]}},
+                   (False, True, "p", "r")),
+    "OneTrainer": ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "tensorboard": True, "epochs": 3},
+                   (True, False, "inweave", None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WANDB)
+def test_where_a_run_is_shown_is_imported(case: str, tmp_path: Path) -> None:
+    settings, expected = WANDB[case]
+    if case.startswith("kohya"):
+        settings = {"network_dim": 4, "train_data_dir": "x", **settings}
+    simple = {"optimizer": "adamw", "lr_scheduler": "constant"} if case.startswith("Simple") else {}
+    path = write_text(tmp_path, json.dumps({**settings, **simple}), "run.json")
+    c = import_config(path, dataset="x").config
+    assert (c.tensorboard, c.wandb, c.wandb_project, c.wandb_run_name) == expected
+    assert "a-secret" not in c.to_toml()

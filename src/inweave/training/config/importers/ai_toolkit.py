@@ -289,6 +289,10 @@ def _timestep_limit(ours: str, neutral: tuple[int, ...]) -> Any:
     return read
 
 
+def _uses_wandb(settings: OtherSettings) -> bool:
+    return not is_off(settings.get("logging.use_wandb"))
+
+
 AI_TOOLKIT: Final = SettingsDialect(
     plain={
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
@@ -312,6 +316,8 @@ AI_TOOLKIT: Final = SettingsDialect(
                                          "text encoders are not trained"),
         "train.gradient_accumulation_steps": _accumulation, "train.timestep_type": _timesteps,
         "train.gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
+        "logging.use_wandb": switch("wandb", True, False), "logging.project_name": used_if("wandb_project", _uses_wandb, LOGS),
+        "logging.run_name": used_if("wandb_run_name", _uses_wandb, LOGS),
         "train.min_snr_gamma": min_snr,
         "train.optimizer_params.betas": lambda out, name, value, settings: out.put(
             name, "betas", tuple(parse_number(each) for each in value)),

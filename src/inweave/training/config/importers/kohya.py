@@ -16,7 +16,6 @@ from inweave.training.config.importers.kohya_network import network
 from inweave.training.config.importers.optimizers import lr_scheduler, optimizer, optimizer_args
 from inweave.training.config.importers.translate import (
     ELSEWHERE,
-    LOGS,
     MEMORY,
     METADATA,
     SPEED,
@@ -27,6 +26,7 @@ from inweave.training.config.importers.translate import (
     choice,
     cosine_cycles,
     is_own,
+    log_with,
     only,
     optional,
     precision,
@@ -180,15 +180,6 @@ def _power(out: Translation, name: str, value: Any, settings: Mapping[str, Any])
         out.note(name, "only used by the polynomial scheduler")
 
 
-def _log_with(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
-    if normalize_name(value) in ("tensorboard", "all"):
-        out.put(name, "tensorboard", True)
-    elif out.exact:
-        out.note(name, f"{for_message(value)}: {LOGS}")
-    else:
-        out.unsupported(name, f"{for_message(value)}: only TensorBoard logs are written")
-
-
 def _length(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     """75, 150 or 225; not set is 75. There captions are padded to it, here to the longest of their batch."""
     out.put(name, "max_token_length", parse_int(value))
@@ -296,7 +287,7 @@ KOHYA: Final = SettingsDialect(
         "resolution": _resolution, "network_train_unet_only": _unet_only, "network_train_text_encoder_only": _text_only,
         "vae": _part("vae"), "ae": _part("vae"), "clip_l": _part("text_encoder"), "clip_g": _part("text_encoder_2"),
         "t5xxl": _part("text_encoder_2"), "timestep_sampling": _timesteps, "discrete_flow_shift": _shift,
-        "log_with": _log_with, "network_module": _later, "network_args": _later,
+        "log_with": log_with, "network_module": _later, "network_args": _later,
         "save_model_as": lambda out, name, value, settings: out.note(name, "adapters are written as safetensors"),
         "model_prediction_type": _known(["raw"], "the loss is computed on the model's own prediction"),
         "weighting_scheme": lambda out, name, value, settings: (
@@ -328,7 +319,7 @@ KOHYA: Final = SettingsDialect(
                          "save_last_n_epochs_state"], "checkpoints always hold everything needed to resume"),
         **dict.fromkeys(["config_file", "output_config", "debug_dataset", "console_log_*", "tokenizer_cache_dir", "script",
                          "enable_preview", "dataset_repeats", "token_warmup_min", "ip_noise_gamma_random_strength",
-                         "base_weights_multiplier", "noise_offset_type", "lr_scheduler_params", "sample_at_first", "sample_sampler", "wandb_*", "log_prefix",
+                         "base_weights_multiplier", "noise_offset_type", "lr_scheduler_params", "sample_at_first", "sample_sampler", "wandb_api_key", "log_prefix",
                          "log_tracker_*", "log_config", "logging_dir", "gpu_ids", "tensorboard*", "comment",
                          "max_validation_steps", "validation_seed", "clip_g_dropout_rate", "*_attn_mask_type"],
                         "does not affect training"),

@@ -92,6 +92,8 @@ def from_gui(table: Mapping[str, Any], out: Translation) -> tuple[dict[str, Any]
     for name in ("optimizer_type", "resolution", "network_weights"):  # both spellings: the script's own counts
         if entries.get(name) not in (None, ""):
             settings[name] = entries[name]
+    if not is_off(entries.get("use_wandb")) and is_off(settings.get("log_with")):
+        settings["log_with"] = "wandb"
     _model(entries, settings)
     _network(entries, settings)
     _length(entries, settings, out)

@@ -293,6 +293,11 @@ def _checkpoints(out: Translation, entries: Mapping[str, Any]) -> None:
         out.no_equivalent[:] = [line for line in out.no_equivalent if not line.startswith("save_last_n_epochs:")]
         out.fields["keep_last"] = max(1, -(-int(parse_number(last)) // int(parse_number(every))))
         out.mapping["save_last_n_epochs"] = "keep_last"
+    if out.fields.get("wandb"):
+        project = entries.get("log_tracker_name")
+        out.fields.setdefault("wandb_project", str(project or "network_train"))  # the scripts' own name
+        if project:
+            out.mapping["log_tracker_name"] = "wandb_project"
     if "logging_dir" in entries and "tensorboard" not in out.fields and is_off(entries.get("log_with")):
         out.fields["tensorboard"] = True
         out.mapping["logging_dir"] = "tensorboard"

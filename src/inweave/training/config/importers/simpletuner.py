@@ -35,6 +35,7 @@ from inweave.training.config.importers.translate import (
     Translation,
     choice,
     cosine_cycles,
+    log_with,
     min_snr,
     precision,
     switch,
@@ -300,6 +301,12 @@ def _noise_offset(out: Translation, name: str, value: Any, settings: OtherSettin
         out.refuse(name, f"{for_message(value)}: noise offsets are added to every image, and not by chance")
 
 
+def _uses_wandb(settings: OtherSettings) -> bool:
+    return {"wandb", "all"} & {
+        normalize_name(each) for each in str(settings.get("report_to") or "").split(",")
+    } != set()
+
+
 SIMPLE_TUNER: Final = SettingsDialect(
     plain={
         "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "init_lora": "start_from",
@@ -318,6 +325,8 @@ SIMPLE_TUNER: Final = SettingsDialect(
         "lr_power": used_if("polynomial_power", lambda g: normalize_name(g.get("lr_scheduler")) == "polynomial",
                             "only used by the polynomial scheduler"),
         "mixed_precision": precision, "gradient_checkpointing": switch("gradient_checkpointing", "full", "off"),
+        "report_to": log_with, "tracker_project_name": used_if("wandb_project", _uses_wandb, LOGS),
+        "tracker_run_name": used_if("wandb_run_name", _uses_wandb, LOGS),
         "snr_gamma": min_snr,
         "use_ema": lambda out, name, value, settings: out.put(
             name, "ema_decay", parse_number(settings.get("ema_decay") or 0.995) if parse_bool(value) else 0.0),
@@ -340,7 +349,7 @@ SIMPLE_TUNER: Final = SettingsDialect(
                          "minimum_image_size", "maximum_image_size", "target_downsample_size", "ignore_final_epochs",
                          "aspect_bucket_rounding", "disable_bucket_pruning", "loss_*", "huber_*"], ELSEWHERE),
         **dict.fromkeys(["hub_*", "push_*", "model_card_*", "webhook_*", "publishing_*"], UPLOAD),
-        **dict.fromkeys(["report_to", "tracker_*", "logging_dir", "print_*", "debug_*", "attend_*", "log_*"], LOGS),
+        **dict.fromkeys(["tracker_*", "logging_dir", "print_*", "debug_*", "attend_*", "log_*"], LOGS),
         **dict.fromkeys(["validation_*", "num_validation_images", "disable_benchmark", "eval_*", "evaluation_type", "num_eval_images",
                          "user_prompt_library", "cache_clear_*", "inference_scheduler_*", "enable_watermark"],
                         "samples use the model's own settings"),

@@ -252,6 +252,20 @@ def min_snr(out: Translation, name: str, value: Any, settings: OtherSettings) ->
         out.put(name, "min_snr_gamma", parse_scalar(value) or None)
 
 
+def log_with(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    """The programs that show a run: tensorboard, wandb, all, or several of them."""
+    for each in value if isinstance(value, list) else str(value).split(","):
+        kind = normalize_name(each)
+        if kind in ("tensorboard", "all"):
+            out.put(name, "tensorboard", True)
+        if kind in ("wandb", "all"):
+            out.put(name, "wandb", True)
+        if kind in ("", "none"):
+            out.unset.append(name)
+        elif kind not in ("tensorboard", "wandb", "all"):
+            out.unsupported(name, f"{for_message(each)}: runs are shown by TensorBoard and Weights & Biases")
+
+
 def parse_resolutions(value: Any) -> list[int]:
     """A size, or a list of them that are trained together; a rectangle counts as the square of its area."""
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]

@@ -1,0 +1,141 @@
+"""Which file of the library a name, a path, an id or a hash means.
+
+id                     lora-5f3a...
+path                   styles/pixel, with or without its ending; a path of this machine must begin with a folder of the library
+name                   pixel: the name of the file, then the name its trainer gave it
+hash                   SHA-256, AutoV1, AutoV2 or AutoV3, with or without its kind: autov2:8845bf35ff
+
+Names are compared as they are, then with their letters composed: macOS stores accents apart from their letters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.library.database import Database, composed, folded
+from inweave.library.entry import Entry
+
+_ATTEMPTS = 3
+_MAX_WORDS = 50
+_HASHES = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
+
+
+class Lookup(Database):
+    """Questions to the index. What is returned for use was compared with its file on the disk."""
+
+    def get(self, entry: str) -> Entry:
+        """The entry with an id, or `MissingError`: also where another file has taken the place of its own."""
+        former = self._one("SELECT id FROM former WHERE former = ?", entry)
+        for row in self._entries("id = ?", former[0] if former is not None else entry):
+            if self._confirm(row):
+                return row
+        raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
+
+    def find(self, reference: str) -> Entry:
+        """The entry that a name, a path below a folder, an id or a hash means; unknown and ambiguous ones are errors.
+
+        A file that was replaced since the last scan is read anew first, one that is gone is unknown.
+        """
+        for _ in range(_ATTEMPTS):
+            entry = self._find(reference)
+            if self._confirm(entry):
+                return entry
+        raise MissingError(f"LoRA {reference[:200]}: its file keeps changing; try again when it is written")
+
+    def _confirm(self, entry: Entry) -> bool:
+        """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
+        raise NotImplementedError
+
+    def _find(self, reference: str) -> Entry:
+        text = reference
+        kind, colon, digits = text.lower().partition(":")
+        if colon and kind in _HASHES.values():
+            return self._only(reference, self._entries(f"{kind} = ?", digits))
+        path = text.replace("\\", "/")
+        if rows := self._at(path):
+            return self._only(reference, rows)
+        path = path.removeprefix("./")
+        name = text.removesuffix(".safetensors")
+        for where, value in (
+            ("id = ?", text),
+            ("id = (SELECT id FROM former WHERE former = ?)", text),
+            ("path = ?", path),
+            ("path = ?", f"{path}.safetensors"),
+            ("name = ?", name),
+            ("alias = ?", text),
+            ("composed(path) = ?", composed(path)),
+            ("composed(path) = ?", composed(f"{path}.safetensors")),
+            ("composed(name) = ?", composed(name)),
+        ):
+            if rows := self._entries(where, value):
+                return self._only(reference, rows)
+        digits = text.lower().removeprefix("0x")
+        if (column := _HASHES.get(len(digits))) and set(digits) <= set("0123456789abcdef"):
+            return self._only(reference, self._entries(f"{column} = ?", digits))
+        return self._only(reference, [])
+
+    def _at(self, path: str) -> list[Entry]:
+        """The entry at a path of this machine, which must begin with a folder of the library."""
+        whole = posixpath.normpath(str(Path(path).expanduser()) if path.startswith("~/") else path)
+        for folder in self.folders:
+            if whole.startswith(f"{folder}/"):
+                below = whole.removeprefix(f"{folder}/")
+                if rows := self._entries("root = ? AND path IN (?, ?)", str(folder), below, f"{below}.safetensors"):
+                    return rows[:1]
+        return []
+
+    def _only(self, reference: str, rows: list[Entry]) -> Entry:
+        if len({row.contents.sha256 if row.contents else row.id for row in rows}) > 1:
+            first = [row for row in rows if row.root != str(self.folders[-1])]
+            if len(first) != 1:
+                same_path = len({row.path for row in rows}) < len(rows)  # in several folders
+                names = [f"{row.path} ({row.id})" if same_path else row.path for row in rows[:5]]
+                raise ConflictError(
+                    f"LoRA {reference[:200]}: several files are called so: {', '.join(names)}; "
+                    f"name one by its {'id' if same_path else 'path'} or hash"
+                )
+            rows = first
+        if not rows:
+            raise MissingError(f"LoRA {reference[:200]}: not in the library{self._hint(reference)}")
+        return rows[0]
+
+    def _hint(self, reference: str) -> str:
+        marks = ", ".join("?" * len(self.folders))
+        query = f"SELECT DISTINCT name FROM files WHERE present = 1 AND root IN ({marks}) LIMIT 5000"
+        names = {folded(row[0]): row[0] for row in self._query(query, *map(str, self.folders))}
+        near = difflib.get_close_matches(folded(reference[:100]), names, 1)
+        return f"; did you mean {names[near[0]]!r}?" if near else ""
+
+    def entries(self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0) -> list[Entry]:
+        """The entries by name; each word of ``text`` must be part of a path, an alias or a trigger word, in any case."""
+        where, values = ["1"], list[Any]()
+        if base is not None:
+            where.append("base = ?")
+            values.append(base)
+        text = text.encode("utf-8", "replace").decode()  # half surrogates of a command line are in no name
+        words = folded(text).split()
+        if len(words) > _MAX_WORDS:
+            raise ConfigError(f"a search takes at most {_MAX_WORDS} words, got {len(words):,}")
+        for word in words:
+            where.append("(instr(fold(path), ?) OR instr(fold(alias), ?) OR "
+                         "instr(fold(trigger_words(json_extract(facts, '$.triggers'))), ?))")  # fmt: skip
+            values += [word] * 3
+        return self._entries(" AND ".join(where), *values, tail=f"ORDER BY name, path LIMIT {limit} OFFSET {offset}")
+
+    def count(self) -> int:
+        """How many files there are."""
+        marks = ", ".join("?" * len(self.folders))
+        query = f"SELECT count(*) FROM files WHERE present = 1 AND root IN ({marks})"
+        return int(self._query(query, *map(str, self.folders))[0][0])
+
+    def duplicates(self) -> list[list[Entry]]:
+        """Files that hold the same tensors, whatever their names and metadata."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.entries():
+            if entry.contents is not None and entry.contents.autov3:
+                groups.setdefault(entry.contents.autov3, []).append(entry)
+        return [group for group in groups.values() if len(group) > 1]

@@ -8,9 +8,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
-from safetensors.numpy import load
+from safetensors.numpy import load, save_file
 
 from inweave.errors import ConflictError, MissingError
 from inweave.serve import datasets
@@ -252,3 +253,14 @@ def test_an_adapter_is_added_once(tmp_path: Path) -> None:
     second = add_to_library(source, folder, "style")
     assert second.name == "style-2.safetensors" and add_to_library(source, folder, "style") == second
     assert sorted(path.name for path in folder.iterdir()) == ["style-2.safetensors", "style.safetensors"]
+
+
+def test_an_adapter_that_differs_in_its_metadata_alone_is_added_once(tmp_path: Path) -> None:
+    """What a job that was killed after it had delivered delivers again."""
+    source, folder = tmp_path / "source.safetensors", tmp_path / "loras"
+    folder.mkdir()
+    paths = []
+    for number, finished in ((1, "10"), (1, "20"), (2, "20")):
+        save_file({"x": np.full(3, number, dtype="f4")}, source, {"ss_training_finished_at": finished})
+        paths.append(add_to_library(source, folder, "style").name)
+    assert paths == ["style.safetensors", "style.safetensors", "style-2.safetensors"]

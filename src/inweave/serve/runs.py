@@ -16,8 +16,11 @@ from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.errors import ConfigError, ConflictError, FormatError, MissingError
+from inweave.formats.files import read_header
 from inweave.serve.jobs import Job, Submission
+
+CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +100,37 @@ class TrainingRuns:
 
 
 def add_to_library(source: Path, folder: Path, stem: str) -> Path:
-    """A copy of an adapter in a folder of the library; where the same file is there already, that one."""
+    """A copy of an adapter in a folder of the library; where one with the same tensors is there already, that one.
+
+    A job that is killed after this, and run again, writes the same tensors with another time in the metadata.
+    """
     for known in sorted(folder.glob(f"{stem}*.safetensors")):
-        if cmp(source, known, shallow=False):
+        if cmp(source, known, shallow=False) or _same_tensors(source, known):
             return known
     target = free_name(folder, stem)
     hidden = folder / f".{target.name}.part"
-    shutil.copyfile(source, hidden)
-    return hidden.replace(target)
+    try:
+        shutil.copyfile(source, hidden)
+        return hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _same_tensors(one: Path, other: Path) -> bool:
+    """Whether two files differ in their metadata alone."""
+    try:
+        headers = [read_header(path) for path in (one, other)]
+    except FormatError:
+        return False
+    if headers[0].spans != headers[1].spans:
+        return False
+    with one.open("rb") as first, other.open("rb") as second:
+        first.seek(headers[0].data_start)
+        second.seek(headers[1].data_start)
+        while content := first.read(CHUNK):
+            if content != second.read(len(content)):
+                return False
+        return not second.read(1)
 
 
 def free_name(folder: Path, stem: str) -> Path:

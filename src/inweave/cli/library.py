@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inweave.cli.columns import fact_lines, table, terminal_width, wrap_text
 from inweave.cli.options import JSON
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.progress import LATE, display
@@ -75,21 +76,21 @@ def list_files(
     if not entries:
         condition = f" that matches {text!r}" if text else ""
         typer.echo(printable(f"no LoRA{condition} in {', '.join(str(folder) for folder in library.folders)}"), err=True)
-    rows = [_columns(entry) for entry in entries]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for entry, row in zip(entries, rows, strict=True):
-        cells = "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        print_lines([cells.rstrip()], "red" if entry.health else None)
+    width = terminal_width()
+    for entry, line in zip(entries, table([_columns(entry) for entry in entries], width), strict=True):
+        color = "red" if entry.health else None
+        if width is None:
+            print_lines(["  ".join([line, *entry.health[:1]])], color)
+        else:
+            print_lines([line, *(f"  {each}" for each in wrap_text(" ".join(entry.health[:1]), width - 4))], color)
 
 
 def _columns(entry: Entry) -> list[str]:
-    """One line of a list: name, base, algorithm, rank, trigger word, path, and what is wrong with it."""
+    """One line of a list: name, base, algorithm, rank, trigger word, path."""
     facts = entry.facts
     words = [word for source in facts.triggers if source["source"] != "ss_tag_frequency" for word in source["words"]]
-    cells = [entry.name, facts.base or "unknown base", "+".join(facts.algorithms) or "-",
-             f"rank {span(facts.ranks)}" if facts.ranks else "-", words[0] if words else "-", entry.path,
-             entry.health[0] if entry.health else ""]  # fmt: skip
-    return [printable(cell) for cell in cells]
+    return [entry.name, facts.base or "unknown base", "+".join(facts.algorithms) or "-",
+            f"rank {span(facts.ranks)}" if facts.ranks else "-", words[0] if words else "-", entry.path]  # fmt: skip
 
 
 @library_app.command("show")
@@ -105,33 +106,49 @@ def show(
         library = _open(folder, database)
         library.scan()
         library.examine()
-        document = library.find(reference).as_dict()
+        entry = library.find(reference)
+        document = {**entry.as_dict(), "duplicates": library.twins(entry)}
     if as_json:
         print_json({"ok": True, **document})
         return
-    print_facts(str(document["name"]), _rows(document))
+    print_facts(str(document["name"]), fact_lines(_rows(document), terminal_width()))
 
 
 def _rows(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is known of one LoRA, for people."""
-    rows: list[tuple[str, str]] = []
+    """What is known of one LoRA, for people: what is wrong with it first."""
+    rows: list[tuple[str, str]] = [("health", line) for line in document["health"]]
     for name, value in document.items():
-        if value in (None, [], (), {}, "") or name in ("metadata", "checked", "name"):
+        if value in (None, [], (), {}, "") or name in (
+            "metadata",
+            "checked",
+            "name",
+            "display_name",
+            "error",
+            "health",
+        ):
             continue
         if name == "base":
             rows.append((name, f"{value} (confidence {document['confidence']:.0%})"))
         elif name == "size":
-            rows.append((name, f"{value / 2**20:.1f} MiB"))
+            rows.append((name, f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.1f} KiB"))
         elif name == "modified":
             rows.append((name, time.strftime("%Y-%m-%d %H:%M", time.localtime(value))))
         elif name == "triggers":
             rows += [("triggers", f"{', '.join(each['words'])}  ({each['source']})") for each in value]
         elif name == "hashes":
             rows += [(kind, digits) for kind, digits in value.items() if digits]
+        elif name in ("evidence", "warnings", "problems"):
+            rows += [(name, line) for line in value]
+        elif name == "duplicates":
+            rows.append((name, f"same tensors: {', '.join(value)}; keep one of them"))
         elif isinstance(value, list | tuple):
             rows.append((name, ", ".join(map(str, value))))
+        elif name in ("description", "notes", "negative_text"):
+            rows.append((name, " ".join(value.split())))
         elif name != "confidence":
             rows.append((name, str(value)))
+    if not document["checked"] and not document["error"]:
+        rows.append(("health", "not read whole yet"))
     return rows
 
 
@@ -155,7 +172,7 @@ def find(
     if as_json:
         print_json({"ok": True, "file": str(entry.file), **entry.as_dict(details=False)})
     else:
-        print_lines([str(entry.file)])
+        typer.echo(printable(str(entry.file)))
 
 
 @library_app.command("doctor")
@@ -171,7 +188,7 @@ def doctor(folder: Folders = None, database: Database = None, as_json: JSON = Fa
     if as_json:
         print_json({
             "ok": not sick, "files": report.files, "passed_over": report.passed_over,
-            "unhealthy": [{"path": entry.path, "health": entry.health} for entry in sick],
+            "unhealthy": [{"id": entry.id, "path": entry.path, "health": entry.health} for entry in sick],
             "duplicates": [[entry.path for entry in group] for group in duplicates],
         })  # fmt: skip
     else:
@@ -179,7 +196,14 @@ def doctor(folder: Folders = None, database: Database = None, as_json: JSON = Fa
             "library",
             [("files", str(report.files)), ("unhealthy", str(len(sick))), ("duplicates", str(len(duplicates)))],
         )
-        print_lines((f"{entry.path}: {reason}" for entry in sick for reason in entry.health), "red")
-        print_lines(("same tensors: " + ", ".join(entry.path for entry in group) for group in duplicates), "yellow")
-        print_lines(report.passed_over, "yellow")
+        width = terminal_width()
+        for entry in sick:
+            print_lines(
+                (line for each in entry.health for line in wrap_text(f"{entry.path}: {each}", width, "  ")), "red"
+            )
+        for group in duplicates:
+            several = len({entry.path for entry in group}) < len(group)  # of one name, in different folders
+            names = ", ".join(str(entry.file) if several else entry.path for entry in group)
+            print_lines(wrap_text(f"same tensors: {names}; keep one of them", width, "  "), "yellow")
+        print_lines((line for each in report.passed_over for line in wrap_text(each, width, "  ")), "yellow")
     raise typer.Exit(PROBLEMS if sick else OK)

@@ -21,7 +21,7 @@ import os
 from typing import Any
 
 from inweave.errors import FormatError
-from inweave.files.paths import ErrorClass, printable_path
+from inweave.files.paths import ErrorClass, is_plain, printable_path
 from inweave.files.reading import read_bytes
 
 MAX_JSON = 64 * 1024 * 1024
@@ -80,9 +80,9 @@ def format_json(document: object, indent: int | None = None) -> str:
         text = json.dumps(document, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(document), indent=indent, ensure_ascii=False, allow_nan=False)
-    if text.isprintable():
+    if is_plain(text):
         return text
-    return "".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return "".join(c if c == "\n" or is_plain(c) else json.dumps(c)[1:-1] for c in text)
 
 
 def _finite(value: Any) -> Any:

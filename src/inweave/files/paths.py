@@ -7,13 +7,15 @@
 
 A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them, and
 halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use, separator
-(but for the space) or unassigned, so that what is printed is what is there.
+(but for the space) or unassigned, and letters and marks that show nothing (fillers, most variation selectors), so that what
+is printed is what is there.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -124,11 +126,22 @@ def printable_path(path: str | os.PathLike[str]) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN // 2]}...{text[-_MAX_SHOWN // 2 :]}"
 
 
+#: characters that Unicode calls printable and that show nothing: two names that differ in them look the same
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\uffa0\ufe00-\ufe0d\U000e0100-\U000e01ef]"
+)
+
+
 def printable(text: str) -> str:
     """``text`` with every character escaped that could control a terminal, or show other than it is."""
-    if text.isprintable():
+    if is_plain(text):
         return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return "".join(c if is_plain(c) else _escaped(c) for c in text)
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text can be printed as it is."""
+    return text.isprintable() and (text.isascii() or _INVISIBLE.search(text) is None)
 
 
 def _escaped(character: str) -> str:

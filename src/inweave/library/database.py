@@ -45,6 +45,7 @@ CREATE TABLE IF NOT EXISTS files (
 );
 CREATE INDEX IF NOT EXISTS files_by_name ON files (name);
 CREATE INDEX IF NOT EXISTS files_by_sha256 ON files (sha256);
+CREATE INDEX IF NOT EXISTS files_by_autov3 ON files (autov3);
 CREATE INDEX IF NOT EXISTS files_by_inode ON files (inode);
 CREATE TABLE IF NOT EXISTS former (former TEXT PRIMARY KEY, id TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS reading (root TEXT, path TEXT, stamp TEXT, size INTEGER, process TEXT);

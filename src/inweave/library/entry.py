@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inweave.files.paths import printable
+
+MAX_PROBLEMS = 20  # of one kind that are listed
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -77,14 +81,26 @@ class Entry:
 
     @property
     def health(self) -> list[str]:
-        """What is wrong with the file; empty for a healthy one, and for one whose contents were not read yet."""
-        wrong = [self.facts.error] if self.facts.error else []
-        wrong += self.facts.problems
+        """What is wrong with the file and what to do, a line each; empty for a healthy one, and as long as only its header was read."""
+        wrong = []
+        if error := self.facts.error:
+            wrong.append(error if ";" in error else f"{error}; download or copy it again")
+        if problems := self.facts.problems:
+            at_least = " at least" if len(problems) >= MAX_PROBLEMS else ""
+            more = f" (and{at_least} {len(problems) - 1} more)" if len(problems) > 1 else ""
+            wrong.append(f"{problems[0]}{more}; the rest of the file can be used: download it again, or train it again")
         if self.contents is not None:
             if names := self.contents.nonfinite:
-                wrong.append(f"{len(names)} tensors hold NaN or infinity: {', '.join(names[:3])}")
+                wrong.append(
+                    f"{_count(names, 'tensor')} NaN or infinity, which spoils every picture: {', '.join(names[:3])}; "
+                    "download it again, or use an earlier epoch"
+                )
             if names := self.contents.zeros:
-                wrong.append(f"{len(names)} factors hold only zeros, so they change nothing: {', '.join(names[:3])}")
+                wrong.append(
+                    f"{_count(names, 'factor')} only zeros, so {'it changes' if len(names) == 1 else 'they change'} nothing: "
+                    f"{', '.join(names[:3])}; untrained: "
+                    "use a later epoch, unless these modules were left out on purpose"
+                )
         return wrong
 
     def as_dict(self, *, details: bool = True) -> dict[str, Any]:
@@ -94,12 +110,18 @@ class Entry:
             for name in ("metadata", "evidence", "sidecars", "warnings", "problems"):
                 facts.pop(name)
         return {
-            "id": self.id, "name": self.name, "path": self.path, "size": self.size, "modified": self.modified, **facts,
+            "id": self.id, "name": self.name, "display_name": printable(self.name), "path": self.path, "size": self.size, "modified": self.modified, **facts,
             "hashes": None if self.contents is None else {
                 name: getattr(self.contents, name) for name in ("sha256", "autov1", "autov2", "autov3")
             },
             "health": self.health, "checked": self.contents is not None,
         }  # fmt: skip
+
+
+def _count(names: tuple[str, ...], noun: str) -> str:
+    if len(names) == 1:
+        return f"1 {noun} holds"
+    return f"{len(names)}{' or more' if len(names) >= MAX_PROBLEMS else ''} {noun}s hold"
 
 
 def entry_name(path: str) -> str:

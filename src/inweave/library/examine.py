@@ -17,9 +17,10 @@ from inweave.exchange.check import scan_values
 from inweave.exchange.hashes import hash_file
 from inweave.exchange.inspect import trigger_words
 from inweave.exchange.load import load
+from inweave.files.paths import printable_path
 from inweave.files.reading import open_regular
-from inweave.library.entry import Contents, Facts
-from inweave.library.layouts import MAX_PROBLEMS, LayoutReader, exact_layout
+from inweave.library.entry import MAX_PROBLEMS, Contents, Facts
+from inweave.library.layouts import LayoutReader, exact_layout
 from inweave.library.sidecars import MAX_TEXT, Sidecars, bounded, read_sidecars
 from inweave.library.walk import PEFT_WEIGHTS
 
@@ -40,7 +41,7 @@ class Examiner:
         try:
             layout, metadata = self._layouts.read(path)
         except InweaveError as error:
-            return _facts_of_unreadable(str(error).replace(f"{path}", path.name), sidecars)
+            return _facts_of_unreadable(_reason(str(error), path), sidecars)
         return Facts(
             **layout.as_dict() | {"warnings": (*sidecars.problems, *layout.warnings)[:MAX_PROBLEMS]},
             alias=metadata.get("ss_output_name", "")[:MAX_NAME] or None,
@@ -91,6 +92,11 @@ def sample(path: Path) -> str | None:
 def _triggers(metadata: Mapping[str, str]) -> list[dict[str, object]]:
     """The trigger words in a file's metadata, as many and as long as lists can show."""
     return [{**source, "words": bounded(source["words"])} for source in trigger_words(metadata)]
+
+
+def _reason(message: str, path: Path) -> str:
+    """An error without the path it is about: lists have that in front of it, and clients must not get it."""
+    return message.removeprefix(f"{path}: ").removeprefix(f"{printable_path(path)}: ").replace(f"{path}", path.name)
 
 
 def _facts_of_unreadable(reason: str, sidecars: Sidecars) -> Facts:

@@ -31,7 +31,7 @@ from inweave.library.lookup import Lookup
 from inweave.library.processes import is_alive, process_mark
 from inweave.library.walk import PEFT_WEIGHTS, Identity, Sighting, identity, sight, walk
 
-FATAL = "reading it ended the process; the file is damaged or hostile"
+FATAL = "reading it ended the process; the file is damaged or hostile: delete it, or download it again"
 
 
 @dataclass(slots=True)

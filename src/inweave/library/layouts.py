@@ -27,10 +27,10 @@ from inweave.files.reading import open_regular
 from inweave.formats.files import ADAPTER_FILES, header_bytes
 from inweave.formats.gate import Header, Span, parse_header, split_header
 from inweave.formats.read import deciding_metadata, read
+from inweave.library.entry import MAX_PROBLEMS
 from inweave.targets.declared import declarations
 from inweave.targets.detect import Fit, fit
 
-MAX_PROBLEMS = 20
 MAX_LAYOUTS = 2000
 _MAX_VALUES = 8  # no tensor with more numbers than these decides how others are read
 

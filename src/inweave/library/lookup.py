@@ -139,3 +139,9 @@ class Lookup(Database):
             if entry.contents is not None and entry.contents.autov3:
                 groups.setdefault(entry.contents.autov3, []).append(entry)
         return [group for group in groups.values() if len(group) > 1]
+
+    def twins(self, entry: Entry) -> list[str]:
+        """The paths of other files with the same tensors."""
+        if entry.contents is None or not entry.contents.autov3:
+            return []
+        return [row.path for row in self._entries("autov3 = ? AND id != ?", entry.contents.autov3, entry.id)]

@@ -67,7 +67,10 @@ class LoraConversion(BaseModel):
 
 def document(service: Service, entry: Entry, *, details: bool = True) -> dict[str, Any]:
     """An entry as clients get it; ``removable``: whether this worker may delete it."""
-    return {**entry.as_dict(details=details), "removable": entry.root == str(service.loras.resolve())}
+    return {
+        **entry.as_dict(details=details), "duplicates": service.library.twins(entry),
+        "removable": entry.root == str(service.loras.resolve()),
+    }  # fmt: skip
 
 
 def known_base(name: str) -> str:
@@ -87,7 +90,8 @@ async def list_loras(
     library = service.library
     entries = await asyncio.to_thread(library.entries, query, base=base, limit=limit, offset=offset)
     total = await asyncio.to_thread(library.count)
-    return {"loras": [document(service, entry, details=False) for entry in entries], "total": total}
+    loras = await asyncio.to_thread(lambda: [document(service, entry, details=False) for entry in entries])
+    return {"loras": loras, "total": total}
 
 
 @router.post("", status_code=201)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LoraDir = Annotated[
     list[Path] | None,
-    typer.Option("--lora-dir", help="A folder where names and hashes of LoRAs are looked up. [default: ./loras]"),
+    typer.Option("--lora-dir", help="A folder where names and hashes of LoRAs are looked up.", show_default="./loras"),
 ]
 
 

@@ -58,7 +58,10 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURE)
 
 @app.command("version", rich_help_panel=ABOUT)
 def version_command(as_json: JSON = False) -> None:
-    """Print the version of inweave, and of Python."""
+    """Print the version of inweave, and of Python.
+
+    Example: inweave version --json
+    """
     import platform
 
     from inweave.version import __version__
@@ -74,7 +77,10 @@ def help_command(
     context: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(metavar="[COMMAND]...", help="The command to explain.")] = None,
 ) -> None:
-    """Explain a command: inweave help generate."""
+    """Explain a command.
+
+    Example: inweave help generate
+    """
     assert context.parent is not None
     word_context: Any = context.parent
     for word in command or ():

@@ -38,7 +38,10 @@ def embedded(
     ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Measure the built-in model: recall of captions, and distance of its LoRAs to their styles."""
+    """Measure the built-in model: recall of captions, and distance of its LoRAs to their styles.
+
+    Example: inweave bench embedded --captions 64
+    """
     require("generate", as_json)
     with reporting_errors(as_json), display(as_json) as progress:
         started = time.perf_counter()
@@ -81,10 +84,15 @@ def lora_cost(
     lora: Annotated[str, typer.Option("--lora", metavar="NAME[:STRENGTH]", help="The LoRA to measure.")] = "pixel:0.8",
     rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="How often to measure.")] = 5,
     steps: Annotated[int, typer.Option("--steps", min=1, max=150, help="Sampling steps per image.")] = 20,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto")
+    ] = None,
     as_json: JSON = False,
 ) -> None:
-    """Measure what a LoRA adds to the time of an image of the built-in model; exit code 1 above the limit."""
+    """Measure what a LoRA adds to the time of an image of the built-in model; exit code 1 above the limit.
+
+    Example: inweave bench lora --lora pixel:0.8
+    """
     require("generate", as_json)
     with reporting_errors(as_json), display(as_json) as progress:
         progress.start("loading inweave/emoji")

@@ -20,7 +20,7 @@ def demo(
     steps: Annotated[int, typer.Option("--steps", min=1, max=5000, help="Training steps.")] = 300,
     image_steps: Annotated[
         int | None,
-        typer.Option("--image-steps", min=1, max=150, help="Sampling steps per image; by default the model's own."),
+        typer.Option("--image-steps", min=1, max=150, help="Sampling steps per image.", show_default="the model's"),
     ] = None,
     force: Force = False,
     as_json: JSON = False,

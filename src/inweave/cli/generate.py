@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from inweave.generate.denoise import Progress
     from inweave.generate.pipeline import Pipeline
     from inweave.generate.source import ImageSettings
+    from inweave.generate.sweep import Axis
 
 MODEL = "inweave/emoji"
 MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grids"
@@ -31,34 +32,34 @@ MODELS, EDIT, GRIDS = "Model and device", "Image to image and inpainting", "Grid
 
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
-    lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file or name: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
+    lora: Annotated[list[str] | None, typer.Option("--lora", "-l", metavar="NAME[:STRENGTH]", help="A LoRA by file, name or hash: a:0.8, or a:TE:UNET. Repeat for more.")] = None,
     alpha: Alpha = None,
     rank_alpha: RankAlpha = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The image to write: .png, .jpg or .webp; name-{seed}.png; a folder/; - for standard output. [default: PROMPT-SEED.png]")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="The image to write: .png, .jpg or .webp; name-{seed}.png; a folder/; - for standard output.", show_default="PROMPT-SEED.png")] = None,
     force: Force = False,
-    negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.")] = None,
+    negative: Annotated[str | None, typer.Option("--negative", "-n", help="The negative prompt.", show_default="none")] = None,
     seed: Seed = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Sampling steps, 1 to 150.")] = None,
-    guidance: Annotated[float | None, typer.Option("--guidance", "-g", help="Guidance scale, 0 to 30.")] = None,
-    width: Annotated[int | None, typer.Option("--width", "-W", help="64 to 4096 pixels, a multiple of 8.")] = None,
-    height: Annotated[int | None, typer.Option("--height", "-H", help="64 to 4096 pixels, a multiple of 8.")] = None,
-    sampler: Annotated[str | None, typer.Option("--sampler", help="euler, euler_ancestral, ddim, ddpm, dpm_solver_multistep, uni_pc.")] = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Noise schedule: simple, karras, exponential, sgm_uniform, ddim_uniform.")] = None,
-    clip_skip: Annotated[int | None, typer.Option("--clip-skip", help="2 uses CLIP's second-to-last layer.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-c", help="How many images; the seed goes up by one for each.")] = None,
-    init: Annotated[str | None, typer.Option("--init", help="An image to start from (image to image).", rich_help_panel=EDIT)] = None,
-    strength: Annotated[float | None, typer.Option("--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", rich_help_panel=EDIT)] = None,
-    mask: Annotated[str | None, typer.Option("--mask", help="A mask image for inpainting: white is repainted.", rich_help_panel=EDIT)] = None,
-    feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which the repainted area fades into the rest.", rich_help_panel=EDIT)] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Sampling steps, 1 to 150.", show_default="the model's")] = None,
+    guidance: Annotated[float | None, typer.Option("--guidance", "-g", help="Guidance scale, 0 to 30.", show_default="the model's")] = None,
+    width: Annotated[int | None, typer.Option("--width", "-W", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
+    height: Annotated[int | None, typer.Option("--height", "-H", help="64 to 4096 pixels, a multiple of 8.", show_default="the model's")] = None,
+    sampler: Annotated[str | None, typer.Option("--sampler", help="euler, euler_ancestral, dpm_solver_multistep (DPM++ 2M), uni_pc, ddim, lcm, ...; the names of A1111 and ComfyUI work too.", show_default="the model's")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Noise schedule: simple, karras, exponential, sgm_uniform, ddim_uniform, beta.", show_default="simple")] = None,
+    clip_skip: Annotated[int | None, typer.Option("--clip-skip", help="2 uses CLIP's second-to-last layer.", show_default="the model's")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-c", help="How many images; the seed goes up by one for each.", show_default="1")] = None,
+    init: Annotated[str | None, typer.Option("--init", help="An image to start from (image to image).", show_default="none", rich_help_panel=EDIT)] = None,
+    strength: Annotated[float | None, typer.Option("--strength", help="How much to change it: 0 keeps the image, 1 ignores it.", show_default="0.75", rich_help_panel=EDIT)] = None,
+    mask: Annotated[str | None, typer.Option("--mask", help="A mask image for inpainting: white is repainted.", show_default="none", rich_help_panel=EDIT)] = None,
+    feather: Annotated[int | None, typer.Option("--feather", help="Pixels over which the repainted area fades into the rest.", show_default="0", rich_help_panel=EDIT)] = None,
     grid: Annotated[list[str] | None, typer.Option("--grid", help="A grid over strength=0,0.5,1 or seed=1,2,3; twice for rows and columns.", rich_help_panel=GRIDS)] = None,
     compare: Annotated[bool, typer.Option("--compare", help="A grid: without LoRAs, with each one, with all.", rich_help_panel=GRIDS)] = False,
-    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image of inweave, AUTOMATIC1111, Forge, ComfyUI or InvokeAI.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.", rich_help_panel=MODELS)] = None,
-    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder where LoRA names are looked up (default: ./loras).", rich_help_panel=MODELS)] = None,
+    repeat: Annotated[Path | None, typer.Option("--from", help="Take the settings from an image of inweave, AUTOMATIC1111, Forge, ComfyUI or InvokeAI.", show_default="none")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a diffusers folder, a checkpoint file, or a Hugging Face Hub id.", show_default="inweave/emoji", rich_help_panel=MODELS)] = None,
+    lora_dir: Annotated[list[Path] | None, typer.Option("--lora-dir", help="A folder where LoRA names are looked up.", show_default="./loras", rich_help_panel=MODELS)] = None,
     part: Annotated[list[str] | None, typer.Option("--part", metavar="PART=FILE", help="A component that the checkpoint lacks: vae=ae.safetensors.", rich_help_panel=MODELS)] = None,
-    variant: Annotated[str | None, typer.Option("--variant", help="Which model a checkpoint is, if it cannot be detected: sd2.1-base, sdxl-turbo, ...", rich_help_panel=MODELS)] = None,
-    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=MODELS)] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", rich_help_panel=MODELS)] = None,
+    variant: Annotated[str | None, typer.Option("--variant", help="Which model a checkpoint is, if it cannot be detected: sd2.1-base, sdxl-turbo, ...", show_default="detected", rich_help_panel=MODELS)] = None,
+    device: Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto", rich_help_panel=MODELS)] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="fp32, fp16 or bf16.", show_default="fp32 on a CPU, bf16 or fp16 on a GPU", rich_help_panel=MODELS)] = None,
     allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.", rich_help_panel=MODELS)] = False,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
@@ -114,6 +115,8 @@ def generate(
         ):  # decided now, since files are named after it, and a grid has one for all its cells
             config = config.model_copy(update={"seed": secrets.randbits(32)})
         output = ImageOutput(out, config, bool(grid or compare), force, saved)
+        axes = _axes(grid or [], compare)
+        _check_inputs(config)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
             config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
@@ -129,7 +132,7 @@ def generate(
         started = time.perf_counter()
         try:
             if grid or compare:
-                done = _grid(pipe, config, grid or [], compare, output, _on_step(progress))
+                done = _grid(pipe, config, axes, output, _on_step(progress))
             else:
                 done = _images(pipe, config, output, _on_step(progress))
         except KeyboardInterrupt:
@@ -221,23 +224,39 @@ def _images(
     return {"images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
 
 
-def _grid(
-    pipe: Pipeline,
-    config: GenerateConfig,
-    grid: list[str],
-    comparing: bool,
-    output: ImageOutput,
-    progress: Callable[[Progress], None],
-) -> dict[str, Any]:
+def _axes(grid: list[str], comparing: bool) -> list[Axis]:
+    """The axes of --grid, before anything is loaded."""
     from inweave.errors import ConfigError
-    from inweave.generate.sweep import Axis, compare, sweep
+    from inweave.generate.sweep import Axis
 
     if grid and comparing:
         raise ConfigError("--grid and --compare each make a grid of their own; choose one")
-    if grid:
-        made = sweep(pipe, config, [Axis.parse(text) for text in grid], progress=progress)
-    else:
-        made = compare(pipe, config, progress=progress)
+    return [Axis.parse(text) for text in grid]
+
+
+def _check_inputs(config: GenerateConfig) -> None:
+    """Refuse images that are not there, before anything is loaded."""
+    from inweave.errors import ConfigError
+    from inweave.files.paths import exists, printable_path
+
+    inputs = [(option, path) for option, path in (("init", config.init), ("mask", config.mask)) if path is not None]
+    if wrong := [
+        f"{option} {printable_path(path)}: no such file or directory" for option, path in inputs if not exists(path)
+    ]:
+        raise ConfigError(wrong)
+
+
+def _grid(
+    pipe: Pipeline,
+    config: GenerateConfig,
+    axes: list[Axis],
+    output: ImageOutput,
+    progress: Callable[[Progress], None],
+) -> dict[str, Any]:
+    """The sheet of a sweep over ``axes``, or of a comparison where there are none."""
+    from inweave.generate.sweep import compare, sweep
+
+    made = sweep(pipe, config, axes, progress=progress) if axes else compare(pipe, config, progress=progress)
     results = [result for line in made.results for result in line]
     output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])
     loras = {each.name: each.as_dict() for result in results for each in result.loras}

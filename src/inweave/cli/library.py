@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from inweave.library import Entry, Library
 
 library_app = typer.Typer(help="Index folders of LoRA files: list, find, check their health.", no_args_is_help=True)
-Folders = Annotated[list[Path] | None, typer.Option("--folder", "-f", help="A folder of LoRAs (default: ./loras).")]
-Database = Annotated[Path | None, typer.Option("--database", help="The file of the index.")]
+Folders = Annotated[
+    list[Path] | None, typer.Option("--folder", "-f", help="A folder of LoRAs.", show_default="./loras")
+]
+Database = Annotated[
+    Path | None, typer.Option("--database", help="The file of the index.", show_default="beside the worker's data")
+]
 
 
 def _open(folders: list[Path] | None, database: Path | None) -> Library:
@@ -41,7 +45,10 @@ def scan(
     examine: Annotated[bool, typer.Option("--examine", help="Also read whole files, for hashes and health.")] = False,
     as_json: JSON = False,
 ) -> None:
-    """Bring the index up to date with the folders."""
+    """Bring the index up to date with the folders.
+
+    Example: inweave library scan --folder ~/loras --examine
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a file that is being read is not to blame for the end
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading the folders")
@@ -59,12 +66,15 @@ def scan(
 @library_app.command("list")
 def list_files(
     text: Annotated[str, typer.Argument(help="Part of a name, a path or a trigger word.")] = "",
-    base: Annotated[str | None, typer.Option("--base", help="Only LoRAs for this base.")] = None,
+    base: Annotated[str | None, typer.Option("--base", help="Only LoRAs for this base.", show_default="all")] = None,
     folder: Folders = None,
     database: Database = None,
     as_json: JSON = False,
 ) -> None:
-    """List LoRAs by name."""
+    """List LoRAs by name.
+
+    Example: inweave library list pixel --base sdxl
+    """
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading the folders")
         library = _open(folder, database)
@@ -100,7 +110,10 @@ def show(
     database: Database = None,
     as_json: JSON = False,
 ) -> None:
-    """Everything that is known of one LoRA."""
+    """Everything that is known of one LoRA.
+
+    Example: inweave library show pixel
+    """
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading the folders")
         library = _open(folder, database)
@@ -161,7 +174,10 @@ def find(
     database: Database = None,
     as_json: JSON = False,
 ) -> None:
-    """Print the file that a name or a hash means."""
+    """Print the file that a name or a hash means.
+
+    Example: inweave library find ddd48cd74131
+    """
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading the folders")
         library = _open(folder, database)
@@ -177,7 +193,10 @@ def find(
 
 @library_app.command("doctor")
 def doctor(folder: Folders = None, database: Database = None, as_json: JSON = False) -> None:
-    """Check every file: unreadable, NaN, orphaned or empty factors, duplicates. Exit code 1 if something is wrong."""
+    """Check every file: unreadable, NaN, orphaned or empty factors, duplicates. Exit code 1 if something is wrong.
+
+    Example: inweave library doctor --folder ~/loras
+    """
     with reporting_errors(as_json), display(as_json, delay=LATE) as progress:
         progress.start("reading the folders")
         library = _open(folder, database)

@@ -40,22 +40,34 @@ To = Annotated[Dialect, typer.Option("--to", metavar="DIALECT", help=f"The diale
 ToOrKeep = Annotated[
     Dialect | None,
     typer.Option(
-        "--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}; by default that of the first file."
+        "--to", metavar="DIALECT", help=f"The dialect to write: {_DIALECTS}.", show_default="that of the first file"
     ),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 JSONList = Annotated[bool, typer.Option("--json", help="Print JSON: an object for one file, a list for several.")]
-Seed = Annotated[int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.", show_default="random"),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 AdapterFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="An adapter file or a PEFT directory, or the name or hash of a LoRA.")
 ]
 AdapterName = Annotated[
-    str | None, typer.Option("--adapter", help="Which adapter to read if the keys hold several PEFT adapter names.")
+    str | None,
+    typer.Option(
+        "--adapter",
+        help="Which adapter to read if the keys hold several PEFT adapter names.",
+        show_default="the only one",
+    ),
 ]
 Alpha = Annotated[
     float | None,
-    typer.Option("--alpha", help="The alpha of modules that have none, as in a PEFT file without adapter_config.json."),
+    typer.Option(
+        "--alpha",
+        help="The alpha of modules that have none, as in a PEFT file without adapter_config.json.",
+        show_default="none",
+    ),
 ]
 RankAlpha = Annotated[
     list[str] | None,
@@ -67,14 +79,23 @@ RankAlpha = Annotated[
 ]
 BaseName = Annotated[
     str | None,
-    typer.Option("--base", "-b", help="The base model, if it cannot be detected: sd1.5, sdxl, a checkpoint, a folder."),
+    typer.Option(
+        "--base",
+        "-b",
+        help="The base model, if it cannot be detected: sd1.5, sdxl, a checkpoint, a folder.",
+        show_default="detected",
+    ),
 ]
 AdapterOut = Annotated[
     Path, typer.Option("--out", "-o", help="The file to write, NAME.safetensors; for peft, a directory.")
 ]
 Energy = Annotated[
     float | None,
-    typer.Option("--energy", help="Use the lowest rank that keeps this share (0 to 1) of each module's squared norm."),
+    typer.Option(
+        "--energy",
+        help="Use the lowest rank that keeps this share (0 to 1) of each module's squared norm.",
+        show_default="none",
+    ),
 ]
 
 

@@ -25,7 +25,10 @@ def resize(
         ),
     ],
     out: AdapterOut,
-    rank: Annotated[int | None, typer.Option("--rank", "-r", help="The highest rank of a module.")] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", "-r", help="The highest rank of a module.", show_default="that of each module"),
+    ] = None,
     energy: Energy = None,
     to: ToOrKeep = None,
     base: BaseName = None,

@@ -22,7 +22,7 @@ import typer
 
 from inweave.cli.extras import require
 from inweave.cli.launch import LOST, launch
-from inweave.cli.options import JSON, Seed
+from inweave.cli.options import JSON
 from inweave.cli.output import (
     OK,
     PROBLEMS,
@@ -40,34 +40,36 @@ from inweave.files.paths import printable
 if TYPE_CHECKING:
     from inweave.training.config.schema import TrainConfig
 
+HARDWARE, IMPORT, RUN = "Hardware", "Configurations of other trainers", "Checkpoints and checks"
+
 #: events worth a line where there is no progress display: decisions made for the user, and what went wrong
 _EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped")
 
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file with settings; options override it.")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a model folder, a checkpoint file, a known name (sdxl) or a Hugging Face Hub id.")] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of images with captions, a .txt or .jsonl of texts, or a dataset .toml.")] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="The name of the LoRA file, without .safetensors.")] = None,
-    trigger: Annotated[str | None, typer.Option("--trigger", help="A trigger word, put before every caption that lacks it.")] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="Rank of the LoRA.")] = None,
-    alpha: Annotated[float | None, typer.Option("--alpha", help="Alpha of the LoRA; its scale is alpha / rank.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", help="Training steps.")] = None,
-    lr: Annotated[float | None, typer.Option("--lr", "--learning-rate", help="Learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="Examples per micro-batch.")] = None,
-    save_every: Annotated[int | None, typer.Option("--save-every", help="Write a checkpoint every so many steps.")] = None,
-    seed: Seed = None,
-    fp16: Annotated[bool, typer.Option("--fp16", help="Train in fp16 with loss scaling.")] = False,
-    resume: Annotated[str | None, typer.Option("--resume", metavar="[CHECKPOINT]", help="Resume from the last checkpoint, or from the one named.")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="inweave/emoji (built in), a model folder, a checkpoint file, a known name (sdxl) or a Hugging Face Hub id.", show_default="that of the file")] = None,
+    dataset: Annotated[str | None, typer.Option("--dataset", "-d", help="A folder of images with captions, a .txt or .jsonl of texts, or a dataset .toml.", show_default="that of the file")] = None,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="The folder to write to.", show_default="out")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="The name of the LoRA file, without .safetensors.", show_default="lora")] = None,
+    trigger: Annotated[str | None, typer.Option("--trigger", help="A trigger word, put before every caption that lacks it.", show_default="none")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="Rank of the LoRA.", show_default="the preset's")] = None,
+    alpha: Annotated[float | None, typer.Option("--alpha", help="Alpha of the LoRA; its scale is alpha / rank.", show_default="rank")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", help="Training steps.", show_default="the preset's")] = None,
+    lr: Annotated[float | None, typer.Option("--lr", "--learning-rate", help="Learning rate.", show_default="the preset's")] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", help="Examples per micro-batch.", show_default="the preset's")] = None,
+    save_every: Annotated[int | None, typer.Option("--save-every", help="Write a checkpoint every so many steps.", show_default="only at the end", rich_help_panel=RUN)] = None,
+    seed: Annotated[int | None, typer.Option("--seed", "-s", help="Random seed; the same seed gives the same result.", show_default="0")] = None,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Train in fp16 with loss scaling.", rich_help_panel=HARDWARE)] = False,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="[CHECKPOINT]", help="Resume from the last checkpoint, or from the one named.", show_default="start anew", rich_help_panel=RUN)] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="SETTING=VALUE", help="Any other setting. Repeat for more.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Check the settings and the dataset and estimate memory; do not train.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Check the settings and the dataset and estimate memory; do not train.", rich_help_panel=RUN)] = False,
     skip_unreadable: Annotated[bool, typer.Option("--skip-unreadable", help="Leave out images that cannot be read.")] = False,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs to train on, one process each.")] = 1,
-    vram: Annotated[str | None, typer.Option("--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.")] = None,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many GPUs to train on, one process each.", rich_help_panel=HARDWARE)] = 1,
+    vram: Annotated[str | None, typer.Option("--vram", help="Memory limit, such as 12GiB; settings are chosen to fit.", show_default="no limit", rich_help_panel=HARDWARE)] = None,
     allow_download: Annotated[bool, typer.Option("--allow-download", help="Allow a Hub model to be downloaded.")] = False,
-    import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file, or command line, as ours; - reads it from standard input. Other options override it.")] = None,
-    without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.")] = None,
+    import_: Annotated[Path | None, typer.Option("--import", help="Print another trainer's configuration file, or command line, as ours; - reads it from standard input. Other options override it.", show_default="none", rich_help_panel=IMPORT)] = None,
+    without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.", rich_help_panel=IMPORT)] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
     """Train a LoRA on images with captions, or on texts. A resumed run gives exactly the same result.

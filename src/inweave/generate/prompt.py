@@ -127,6 +127,23 @@ def parse(prompt: str, negative: bool = False) -> ParsedPrompt:
     return ParsedPrompt(text, tuple(pieces), tuple(tags), tuple(problems), tuple(warnings), composition)
 
 
+def scaled_tags(prompt: str, factor: float) -> str:
+    """The prompt with the strengths of its LoRA tags multiplied."""
+
+    def scale(match: re.Match[str]) -> str:
+        tags = parse(match[0]).tags
+        return (
+            "".join(f"<lora:{tag.name}:te={tag.te * factor!r}:unet={tag.unet * factor!r}>" for tag in tags) or match[0]
+        )
+
+    return _TAG.sub(scale, prompt)
+
+
+def strip_tags(prompt: str) -> str:
+    """The prompt without its LoRA tags; other tags stay, to be reported."""
+    return _TAG.sub(lambda match: "" if parse(match[0]).tags else match[0], prompt)
+
+
 def syntax_warnings(text: str) -> list[str]:
     """A line for each kind of syntax that means something to other programs and is plain text here."""
     warnings = []

@@ -1,6 +1,6 @@
 """The same request many times, with one or two settings changed: sweeps and comparisons.
 
-    strength=0,0.5,1      all LoRAs of the request at these multiples of their strength
+    strength=0,0.5,1      all LoRAs of the request, those of tags in its prompts too, at these multiples of their strength
     seed=1,2,3            other seeds; likewise steps and guidance
 
 One axis gives a row, two give a table. A comparison has a column without LoRAs, one for each LoRA alone, and, where
@@ -18,7 +18,7 @@ from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.images import ImageInput
 from inweave.generate.pipeline import Pipeline
-from inweave.generate.prompt import parse
+from inweave.generate.prompt import parse, scaled_tags, strip_tags
 from inweave.generate.result import Result
 from inweave.generate.sheet import Sheet
 
@@ -49,6 +49,8 @@ class Axis:
         fields = config.model_dump()
         if self.name == "strength":
             fields["loras"] = [_scaled(lora, value) for lora in config.loras]
+            for name in ("prompt", "negative_prompt"):
+                fields[name] = scaled_tags(fields[name], value)
         else:
             fields[self.name] = value
         return GenerateConfig(**fields)
@@ -78,8 +80,9 @@ def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **option
     """One image for every value of every axis, all of them checked before the first is made."""
     if not 1 <= len(axes) <= 2:
         raise ConfigError(f"a grid has one or two axes, got {len(axes)}")
-    if any(axis.name == "strength" for axis in axes) and not (config.loras or pipe.loras):
-        raise ConfigError("grid: a sweep over strength needs a LoRA")
+    if any(axis.name == "strength" for axis in axes) and not (config.loras or config.tagged_loras()):
+        own = "; those of the pipeline itself stay as they are" if pipe.loras else ""
+        raise ConfigError(f"grid: a sweep over strength needs a LoRA of the request, in its list or its prompt{own}")
     across, down = axes[0], axes[1] if len(axes) == 2 else None
     rows = [down.apply(config, value) for value in down.values] if down else [config]
     table = [[across.apply(row, value) for value in across.values] for row in rows]
@@ -89,7 +92,8 @@ def sweep(pipe: Pipeline, config: GenerateConfig, axes: Sequence[Axis], **option
 
 
 def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResult:
-    """The same seeds without LoRAs, with each alone, and with all."""
+    """The same seeds without LoRAs, with each alone, and with all; those of tags in the prompts count as well."""
+    request, config = config, _without_tags(config)
     if not config.loras:
         raise ConfigError("compare: there is no LoRA to compare with; add one with --lora")
     stacks: list[tuple[str, tuple[LoraChoice, ...]]] = [("no LoRA", ())]
@@ -102,7 +106,7 @@ def compare(pipe: Pipeline, config: GenerateConfig, **options: Any) -> SweepResu
         [config.model_copy(update={"loras": stack, "seed": each, "count": 1}) for _, stack in stacks] for each in seeds
     ]
     labels = [f"seed {each}" for each in seeds] if len(seeds) > 1 else []
-    return run(pipe, table, [name for name, _ in stacks], labels, config, **options)
+    return run(pipe, table, [name for name, _ in stacks], labels, request, **options)
 
 
 def run(
@@ -144,6 +148,15 @@ def run(
     grid = {"axes": list(axes), "columns": list(columns), "rows": list(rows), "cells": total, "settings": records}
     record = pipe.record(request, init, mask) | {"grid": grid}
     return SweepResult(Sheet(cells, columns, rows, parse(request.prompt).text), results, record)
+
+
+def _without_tags(config: GenerateConfig) -> GenerateConfig:
+    """The same request with the LoRAs of its tags in its list."""
+    tagged = config.tagged_loras()
+    if not tagged:
+        return config
+    texts = {name: strip_tags(getattr(config, name)) for name in ("prompt", "negative_prompt")}
+    return config.model_copy(update={**texts, "loras": (*config.loras, *tagged)})
 
 
 def _scaled(lora: LoraChoice, factor: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from inweave.checked import did_you_mean
 from inweave.errors import ConfigError, RequestError
 from inweave.files.paths import expand_home, is_file, is_folder
 from inweave.models import embedded
@@ -13,7 +14,7 @@ from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import Variant
 from inweave.models.folder import PartFiles, open_folder
 from inweave.models.single import open_single
-from inweave.models.variants import VARIANTS, find_variant
+from inweave.models.variants import VARIANTS, find_variant, known_names
 
 #: weights as safetensors, configurations as JSON; no code and no pickle is ever fetched
 HUB_PATTERNS = ("*.json", "*.safetensors", "tokenizer*/*.txt", "tokenizer*/*.model")
@@ -57,7 +58,9 @@ def hub_id(text: str) -> str:
     known = find_variant(text)
     repo = known.repo if known is not None and "/" not in text else text
     if not HUB_ID.fullmatch(repo) or text.endswith(".safetensors"):
-        raise ConfigError(f"{text}: no such file or folder, and no model has this name; {embedded.NAME} is built in")
+        raise ConfigError(
+            f"{text}: no such file or folder, and no model has this name{_near(text)}; {embedded.NAME} is built in"
+        )
     return repo
 
 
@@ -66,8 +69,15 @@ def _variant(text: str | None) -> Variant | None:
         return None
     variant = find_variant(text)
     if variant is None:
-        raise ConfigError(f"no model variant is called {text!r}; known are {', '.join(v.name for v in VARIANTS)}")
+        raise ConfigError(
+            f"no model variant is called {text!r}{_near(text)}; known are {', '.join(v.name for v in VARIANTS)}"
+        )
     return variant
+
+
+def _near(text: str) -> str:
+    """The known name that a wrong one may stand for."""
+    return did_you_mean(text.lower(), [embedded.NAME, *known_names()])
 
 
 def hub_folder(repo: str, allowed: bool) -> Path:
@@ -83,6 +93,6 @@ def hub_folder(repo: str, allowed: bool) -> Path:
         )
     except LocalEntryNotFoundError:
         how = "it could not be reached" if allowed else "downloading is off; allow it with --allow-download"
-        raise RequestError(f"{repo}: not on this machine, and {how}") from None
+        raise RequestError(f"{repo}: not on this machine{_near(repo)}, and {how}") from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise RequestError(f"{repo}: the hub refused: {str(error).splitlines()[0]}") from None

@@ -19,6 +19,11 @@ _BY_NAME = {
 }
 
 
+def known_names() -> tuple[str, ...]:
+    """All names that variants are known by."""
+    return tuple(_BY_NAME)
+
+
 def find_variant(text: str) -> Variant | None:
     """A variant by its name, the name of its repository, an alias, or any name of the base it has the tensors of."""
     label = text.strip().lower()

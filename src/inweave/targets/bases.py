@@ -6,6 +6,7 @@ other naming follows from the tables. Nothing here needs weights or a download.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping
@@ -39,7 +40,11 @@ def known_index(name: str, naming: Naming = "diffusers") -> ModelIndex:
         raise ConfigError(f"{name!r} can be any of several base models: {', '.join(names)}; name one of them")
     if not names:
         every = ", ".join(k.name for k in KNOWN)
-        raise ConfigError(f"no base model is called {name!r}; known are {every}; a path to a checkpoint works too")
+        matches = difflib.get_close_matches(name[:100].lower(), _BY_NAME, 1)
+        near = f"; did you mean {matches[0]!r}?" if matches else ""
+        raise ConfigError(
+            f"no base model is called {name!r}{near}; known are {every}; a path to a checkpoint works too"
+        )
     known = _BY_NAME[names[0]]
     components = {part.component: _component(part, naming) for part in known.networks}
     if known.experts == 2 and naming == "diffusers":  # a single file holds one of them

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from inweave.errors import CancelledError, ConfigError, InweaveError
-from inweave.generate.config import GenerateConfig
+from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.generate.denoise import Progress
 from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.sweep import Axis, compare, sweep
@@ -235,6 +235,24 @@ def test_sweeps_and_comparisons(pipe: Pipeline) -> None:
     for wrong in ("strength", "size=1,2", "seed=1,x"):
         with pytest.raises(ConfigError, match="grid"):
             Axis.parse(wrong)
+
+
+def test_sweeps_and_comparisons_of_tags_in_the_prompt(pipe: Pipeline) -> None:
+    settings = {"steps": 1, "seed": 4, **SMALL}
+    plain, half = (pipe("cat face", loras=loras, **settings).images[0].tobytes() for loras in ([], ["pixel:0.4"]))
+    config = GenerateConfig(prompt="cat face <lora:pixel:0.8>", **settings)
+    cells = sweep(pipe, config, [Axis.parse("strength=0,0.5")]).results[0]
+    assert [cell.images[0].tobytes() for cell in cells] == [plain, half]
+    mixed = GenerateConfig(prompt="cat <lora:pixel:0.2:0.8> <lyco:ink>", **settings)
+    assert Axis.parse("strength=-0.5").apply(mixed, -0.5).tagged_loras() == (
+        LoraChoice(name="pixel", te=-0.1, unet=-0.4), LoraChoice(name="ink", te=-0.5, unet=-0.5),
+    )  # fmt: skip
+    pair = compare(pipe, config)
+    assert list(pair.sheet.columns) == ["no LoRA", "pixel 0.8"]
+    assert pair.results[0][0].images[0].tobytes() == plain != pair.results[0][1].images[0].tobytes()
+    assert pair.record["config"]["prompt"] == config.prompt
+    with pytest.raises(ConfigError, match="needs a LoRA"):
+        sweep(pipe, GenerateConfig(prompt="cat face"), [Axis.parse("strength=0,1")])
 
 
 def test_names_are_looked_up_in_folders_and_doubt_is_an_error(pipe: Pipeline, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Imports the training file of another trainer: kohya's TOML and command lines, kohya_ss's JSON, OneTrainer's JSON,
-ai-toolkit's YAML, SimpleTuner's JSON.
+ai-toolkit's YAML, SimpleTuner's JSON, command lines of diffusers' scripts.
 
     file ──text──► table ──the tool that wrote it──► settings + its defaults ──tables──► fields ──settle──► TrainConfig
 
@@ -20,7 +20,15 @@ from typing import Any
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.config.fields import setting_facts
-from inweave.training.config.importers import ai_toolkit, kohya, kohya_gui, kohya_import, onetrainer, simpletuner
+from inweave.training.config.importers import (
+    ai_toolkit,
+    diffusers,
+    kohya,
+    kohya_gui,
+    kohya_import,
+    onetrainer,
+    simpletuner,
+)
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.files import leaves_of, parse_text
 from inweave.training.config.importers.translate import Translation, translate
@@ -120,6 +128,8 @@ def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation
         return onetrainer.import_onetrainer(_with_concepts(settings, path), out)
     if kind == "ai-toolkit":
         return ai_toolkit.import_toolkit(settings, out)
+    if kind == "diffusers":
+        return diffusers.import_diffusers(settings, out)
     if kind == "SimpleTuner":
         return simpletuner.import_simpletuner(settings, out, lambda name: _file_beside(name, path))
     if kind == "inweave":
@@ -188,6 +198,8 @@ def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "training_method" in table or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table)):
         if not {"model_family", "--model_family"} & table.keys():
             return "OneTrainer", leaves_of(table)
+    if diffusers.is_diffusers_script(table.get("script")):
+        return "diffusers", dict(table)
     if kohya_gui.is_gui(table):
         return "kohya_ss", dict(table)
     plain = {name.lstrip("-") for name in table}

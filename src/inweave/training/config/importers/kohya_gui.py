@@ -83,7 +83,9 @@ def from_gui(table: Mapping[str, Any], out: Translation) -> tuple[dict[str, Any]
     entries = {name: parse_scalar(value) for name, value in {**table, **implied}.items()}
     settings: dict[str, Any] = {}
     for name, value in entries.items():
-        if name in _NETWORK or name in _IGNORED:
+        if name.startswith("stop_text_encoder_training") and not is_off(value):
+            out.note(name, "kohya_ss ignores it for a LoRA")
+        elif name in _NETWORK or name in _IGNORED:
             out.unset.append(name) if is_off(value) else out.note(name, "is read with the settings around it")
         elif name == "persistent_data_loader_workers" or value is None or value == "":
             out.unset.append(name)

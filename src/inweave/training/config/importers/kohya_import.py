@@ -54,14 +54,20 @@ _SCRIPTS = (
 )
 
 
+def ensure_network_script(settings: Mapping[str, Any]) -> None:
+    """Refuse a script that trains something other than an adapter."""
+    script = str(settings.get("script") or "")
+    name = re.sub(r"\.py$", "", script.replace("\\", "/").rpartition("/")[2])
+    for pattern, method in _SCRIPTS:
+        if script and re.search(pattern, script) and "network" not in name:
+            raise refuse_method(name or script, method)
+
+
 def kohya_family(settings: Mapping[str, Any], where: str = "") -> str:
     """The family that a script, a network module or the parts of a model tell."""
     script = str(settings.get("script") or "")
     name = re.sub(r"\.py$", "", script.replace("\\", "/").rpartition("/")[2])
     kind = normalize_name(settings.get("model_train_type") or "")
-    for pattern, method in _SCRIPTS:
-        if script and re.search(pattern, script) and "network" not in name:
-            raise refuse_method(name or script, method)
     if kind and "lora" not in kind:
         raise refuse_method("model_train_type", f"{for_message(settings['model_train_type'])} trains no adapter")
     module = str(settings.get("network_module") or "")
@@ -114,6 +120,7 @@ def import_kohya(settings: Mapping[str, Any], out: Translation, own: frozenset[s
     """Translate into ``out``; returns the defaults that were used."""
     entries = {name: value for name, value in settings.items() if value is not None and value != ""}
     out.unset += [name for name in settings if name not in entries]
+    ensure_network_script(entries)
     ensure_adapter(entries)
     out.family = kohya_family(entries)
     ensure_plain_base(entries.get("pretrained_model_name_or_path", ""), "pretrained_model_name_or_path")

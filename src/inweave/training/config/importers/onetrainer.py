@@ -17,7 +17,7 @@ from inweave.training.config.importers.models import ONE_TRAINER as FAMILIES
 from inweave.training.config.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.config.importers.onetrainer_concepts import destination, read_concepts
 from inweave.training.config.importers.onetrainer_parts import every, networks_of, part, rate, times, train_limits
-from inweave.training.config.importers.optimizers import SCHEDULES, optimizer, with_library_defaults
+from inweave.training.config.importers.optimizers import SCHEDULES, optimizer, our_optimizer, with_library_defaults
 from inweave.training.config.importers.targets import FLOW, everything, filtered
 from inweave.training.config.importers.translate import (
     ELSEWHERE,
@@ -219,12 +219,22 @@ def _betas(out: Translation, name: str, value: Any, settings: OtherSettings) -> 
 def _argument(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     """Options that only some optimizers have."""
     key = name.rpartition(".")[2]
-    known = ("d_coef", "d0", "growth_rate", "decouple", "use_bias_correction", "safeguard_warmup")
-    if key in known and "prodigy" in normalize_name(settings.get("optimizer.optimizer")) and not _infinite(value):
+    ours = our_optimizer(settings.get("optimizer.optimizer")) or ""
+    if key in _OPTIONS.get(ours, ()) and not _infinite(value):
         out.fields["optimizer_args"] = {**out.fields.get("optimizer_args", {}), key: parse_scalar(value)}
         out.mapping[name] = "optimizer_args"
     else:
         out.note(name, "optimizers use their own defaults here")
+
+
+_ADAPTIVE = ("d0", "growth_rate", "decouple", "use_bias_correction")
+#: options of an optimizer that OneTrainer writes, and that the class used here has too
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "prodigy": (*_ADAPTIVE, "d_coef", "safeguard_warmup"), "dadapt_adam": _ADAPTIVE, "dadapt_adan": _ADAPTIVE[:2],
+    "dadapt_sgd": (*_ADAPTIVE[:2], "momentum"), "dadapt_adagrad": (*_ADAPTIVE[:2], "momentum"), "dadapt_lion": _ADAPTIVE[:1],
+    "torch.optim.SGD": ("momentum", "nesterov", "dampening"), "torch.optim.RMSprop": ("alpha", "momentum", "centered"),
+    "torch.optim.Adagrad": ("lr_decay", "initial_accumulator_value"), "torch.optim.Adam": ("amsgrad",),
+}  # fmt: skip
 
 
 def _infinite(value: Any) -> bool:

@@ -34,8 +34,18 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "dadaptsgd": ("dadapt_sgd", "dadaptsgd"), "dadaptadan": ("dadapt_adan", "dadaptadan"),
     "dadaptadagrad": ("dadapt_adagrad", "dadaptadagrad"),
     "sgdnesterov": ("torch.optim.SGD", "sgd"), "sgd": ("torch.optim.SGD", "sgd"), "adam": ("torch.optim.Adam", "adam"),
+    "sgdnesterov8bit": ("torch.optim.SGD",), "sgd8bit": ("torch.optim.SGD",),
+    "adam8bit": ("torch.optim.Adam",), "pagedadam": ("torch.optim.Adam",), "pagedadam8bit": ("torch.optim.Adam",),
+    "bnbadam": ("torch.optim.Adam",), "bnbadam8bit": ("torch.optim.Adam",),
     "radam": ("torch.optim.RAdam",), "nadam": ("torch.optim.NAdam",), "adagrad": ("torch.optim.Adagrad",),
-    "rmsprop": ("torch.optim.RMSprop",),
+    "adagrad8bit": ("torch.optim.Adagrad",), "bnbadagrad": ("torch.optim.Adagrad",), "bnbadagrad8bit": ("torch.optim.Adagrad",),
+    "rmsprop": ("torch.optim.RMSprop",), "rmsprop8bit": ("torch.optim.RMSprop",), "adamax": ("torch.optim.Adamax",),
+    "adadelta": ("torch.optim.Adadelta",), "rprop": ("torch.optim.Rprop",), "asgd": ("torch.optim.ASGD",),
+    "torchoptimmuon": ("torch.optim.Muon",), "prodigyopt": ("prodigy",), "prodigy8bit": ("prodigy",),
+}  # fmt: skip
+#: what a trainer always gives to an optimizer of that name, unless its options say otherwise
+_IMPLIED_ARGS: dict[str, dict[str, Any]] = {
+    "sgdnesterov": {"nesterov": True, "momentum": 0.9}, "sgdnesterov8bit": {"nesterov": True, "momentum": 0.9},
 }  # fmt: skip
 
 #: (weight decay, betas, epsilon) of the library that an optimizer comes from
@@ -43,7 +53,13 @@ _LIBRARY: dict[str, tuple[float, tuple[float, float], float]] = {
     "adamw": (0.01, (0.9, 0.999), 1e-8), "adamw8bit": (0.01, (0.9, 0.999), 1e-8), "prodigy": (0.0, (0.9, 0.999), 1e-8),
     "schedulefree": (0.0, (0.9, 0.999), 1e-8), "adafactor": (0.0, (0.9, 0.999), 1e-8), "lion": (0.0, (0.9, 0.99), 1e-8),
     "lion8bit": (0.0, (0.9, 0.99), 1e-8), "came": (0.0, (0.9, 0.999), 1e-8), "dadapt_adam": (0.0, (0.9, 0.999), 1e-8),
+    "dadapt_adagrad": (0.0, (0.9, 0.999), 1e-8), "dadapt_sgd": (0.0, (0.9, 0.999), 1e-8),
+    "dadapt_lion": (0.0, (0.9, 0.99), 1e-8), "dadapt_adan": (0.02, (0.98, 0.92), 1e-8),
+    "torch.optim.Adagrad": (0.0, (0.9, 0.999), 1e-10), "torch.optim.Adadelta": (0.0, (0.9, 0.999), 1e-6),
+    "torch.optim.Muon": (0.1, (0.9, 0.999), 1e-7),
 }  # fmt: skip
+#: Adam, NAdam, RAdam, Adamax, RMSprop, SGD, Rprop and ASGD of torch.optim, where they have them
+_TORCH = (0.0, (0.9, 0.999), 1e-8)
 
 SCHEDULES = {
     "constant": "constant", "constantwithwarmup": "constant", "linear": "linear", "polynomial": "polynomial",
@@ -81,6 +97,7 @@ def _accepted(name: str) -> bool:
 
 
 def optimizer(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    out.optimizer_name = normalize_name(str(value).rpartition(".")[2])
     if ours := our_optimizer(value):
         out.put(name, "optimizer", ours)
     else:
@@ -141,7 +158,10 @@ _USUAL: dict[str, dict[str, tuple[Any, ...]]] = {
 
 def with_library_defaults(out: Translation) -> None:
     """What a file leaves to the library: its weight decay, betas and epsilon."""
-    decay, betas, epsilon = _LIBRARY.get(str(out.fields.get("optimizer", "adamw")), _LIBRARY["adamw"])
+    name = str(out.fields.get("optimizer", "adamw"))
+    decay, betas, epsilon = _LIBRARY.get(name, _TORCH if name.startswith("torch.optim.") else _LIBRARY["adamw"])
+    if implied := _IMPLIED_ARGS.get(out.optimizer_name):
+        out.fields["optimizer_args"] = {**implied, **out.fields.get("optimizer_args", {})}
     out.fields.setdefault("weight_decay", decay)
     out.fields.setdefault("betas", betas)
     out.fields.setdefault("epsilon", epsilon)

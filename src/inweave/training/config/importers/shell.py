@@ -1,4 +1,4 @@
-r"""Command lines of kohya's scripts, as people keep them: in a .sh, .bat or .ps1 file, or pasted.
+r"""Command lines of kohya's and diffusers' scripts, as people keep them: in a .sh, .bat or .ps1 file, or pasted.
 
     accelerate launch --num_cpu_threads_per_process 8 sdxl_train_network.py \
       --pretrained_model_name_or_path="$MODEL" \
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from inweave.errors import ConfigError
+from inweave.training.config.importers.diffusers import is_diffusers_script
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.translate import known_names
 from inweave.training.config.importers.values import parse_scalar
@@ -62,17 +63,25 @@ def _options_of(words: list[str]) -> dict[str, Any]:
     scripts = [index for index, word in enumerate(words) if _SCRIPT.search(word)]
     script = next((words[index] for index in scripts), "")
     after = words[scripts[0] + 1 :] if scripts else words
-    settings = parse_options(after)
+    plain = is_diffusers_script(script)
+    settings = parse_options(after, shortened=not plain)
+    if plain and "mixed_precision" not in settings:  # theirs is the launcher's unless it is set
+        launcher = parse_options(words[: scripts[0]], shortened=False)
+        settings |= {name: value for name, value in launcher.items() if name == "mixed_precision"}
     return {**({"script": script} if script else {}), **settings}
 
 
-def parse_options(words: Iterable[str]) -> dict[str, Any]:
-    """--name value, --name=value, --flag, and lists of values; the last of several counts."""
+def parse_options(words: Iterable[str], *, shortened: bool = True) -> dict[str, Any]:
+    """--name value, --name=value, --flag, and lists of values; the last of several counts.
+
+    ``shortened``: whether names of kohya's scripts may be shortened.
+    """
     settings: dict[str, Any] = {}
     name = ""
     for word in words:
         if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word, re.DOTALL):
-            name = _whole_name(match[1].replace("-", "_"))
+            name = match[1].replace("-", "_")
+            name = _whole_name(name) if shortened else name
             settings[name] = True if match[2] is None else _value(name, match[2])
         elif name and word not in ("&&", ";", "|", "&"):
             before = settings[name]

@@ -55,6 +55,7 @@ class Translation:
     unset: list[str] = field(default_factory=list)
     exact: bool = False
     family: str = ""
+    optimizer_name: str = ""  # theirs
     without: frozenset[str] = frozenset()
 
     def put(self, theirs: str, ours: str, value: Any) -> None:

@@ -98,6 +98,7 @@ def test_a_change_on_disk_is_another_address(tmp_path: Path) -> None:
         ("a.js", '/**\n * What\n * @param {string} x * / y\n */\n\tf("https://x", "/* y */");\n', 'f("https://x", "/* y */");\n'),
         ("a.js", "on((/** @type {any} */ e) => e, /** @type {A<{ b: C }>} */ (d));\n", "on((e) => e, (d));\n"),
         ("a.js", "x = /\\/\\*[^/]*\\*\\//g;\n\t\ty = `\n\t\t<b />`;\n", "x = /\\/\\*[^/]*\\*\\//g;\ny = `\n<b />`;\n"),
+        ("a.js", "a();\n\n\tb();\n  c();\n", "a();\nb();\nc();\n"),
         ("a.css", "/* tokens */\n.a {\n\tcolor: red; /* why */\n}\n", ".a {\ncolor: red; /* why */\n}\n"),
         ("vendor/a.js", "// license\n", "// license\n"),
         ("index.html", "\t<!-- x -->\n", "\t<!-- x -->\n"),

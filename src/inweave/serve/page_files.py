@@ -31,7 +31,7 @@ _TYPES = {
 _INLINE_TYPE = re.compile(r"/\*\* @(?:type|typedef) \{[^*\n]*\} \*/ ?")
 _BLOCK_COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/\n?", re.MULTILINE)
 _LINE_COMMENT = re.compile(r"^[ \t]*//[^\n]*\n", re.MULTILINE)
-_INDENT = re.compile(r"^[ \t]+", re.MULTILINE)
+_INDENT = re.compile(r"^\s+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class PageFiles:
 
 
 def delivered(path: str, content: bytes) -> bytes:
-    """A file as browsers get it: our scripts and styles without comments, types and indentation, line by line.
+    """A file as browsers get it: our scripts and styles without comments, types, indentation and empty lines.
 
     Comments that stand on lines of their own go, and types before a name; nothing inside of a line is parsed beyond that.
     """

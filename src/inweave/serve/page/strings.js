@@ -392,6 +392,7 @@ export const t = {
 		examples: "Examples",
 		runs: "Runs",
 		count: (/** @type {number} */ n) => (n === 1 ? "1 picture" : `${n} pictures`),
+		fixed: "This example comes with inweave and stays as it is. Go back to Train and drop your pictures there.",
 		gone: "There is no such dataset",
 		delete: "Delete this dataset",
 		deleteTitle: (/** @type {string} */ name) => `Delete ${name}?`,

@@ -12,7 +12,7 @@ import { Confirm } from "../ui/dialog.js";
 import { DropZone, usePageDrop } from "../ui/dropzone.js";
 import { Empty } from "../ui/empty.js";
 import { Swatch, Thread } from "../ui/swatch.js";
-import { showError } from "../ui/toast.js";
+import { showError, toast } from "../ui/toast.js";
 import { BulkCaptions } from "./train/captions.js";
 import { Pad } from "./train/pad.js";
 import { Pictures, UploadProgress, useCrops } from "./train/pictures.js";
@@ -158,7 +158,8 @@ function Desk({ dataset }) {
 	const { resolution } = form.overrides;
 	useCrops(dataset, form.model, resolution >= 16 ? { resolution } : {});
 	const add = (/** @type {File[]} */ files) => {
-		if (!dataset.built_in) addFiles(dataset.id, files).catch(showError);
+		if (dataset.built_in) toast(t.train.fixed, { kind: "warning" });
+		else addFiles(dataset.id, files).catch(showError);
 	};
 	const over = usePageDrop(add);
 	const undo = () => undoCaptions().catch(showError);

@@ -21,6 +21,7 @@ import { changeForm, desk } from "./state.js";
  * @typedef {{ own: Record<string, any>, presets: { name: string, settings: Record<string, any> }[], settings: { name: string, default: any, schema: any }[] }} Options
  */
 const CHART_POINTS = 200;
+let checks = 0;
 const NUMBERS = [
 	{ name: "steps", min: 1 },
 	{ name: "rank", min: 1, max: 1024 },
@@ -102,13 +103,13 @@ export function Setup({ dataset, form }) {
 	const request = { dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options) };
 	const words = t.train.setup;
 	const check = () => {
-		desk.set({ checking: true, report: null });
+		const number = ++checks;
+		const answered = (/** @type {any} */ answer) =>
+			desk.get().checking === number && desk.set({ report: answer, checking: 0 });
+		desk.set({ checking: number, report: null });
 		api("/v1/train/check", { json: request })
-			.then((answer) => desk.get().checking && desk.set({ report: answer }))
-			.catch((error) =>
-				desk.set({ report: { ok: false, problems: error.problems?.length ? error.problems : [error.message] } }),
-			)
-			.finally(() => desk.set({ checking: false }));
+			.then(answered)
+			.catch((error) => answered({ ok: false, problems: error.problems?.length ? error.problems : [error.message] }));
 	};
 	const start = () => {
 		setStarting(true);
@@ -146,7 +147,7 @@ export function Setup({ dataset, form }) {
       <div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
     </details>
     ${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
-    <${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking || starting} disabled=${!dataset.pictures.length || !options}>
+    <${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
       ${checking ? words.checking : report?.ok ? words.start : words.check}
     <//>
   </form>`;

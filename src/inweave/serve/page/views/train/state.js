@@ -17,8 +17,10 @@ const EMPTY = {
 	undo: /** @type {{ label: string, before: Record<string, string> }[]} */ ([]),
 	uploads: /** @type {Uploads | null} */ (null),
 	report: /** @type {any} */ (null), // the check of the form as it is
-	checking: false,
+	checking: 0, // the number of the check that is made
 };
+/** What was checked says nothing of what has changed since, nor does a check that is still being made. */
+const STALE = { report: null, checking: 0 };
 export const desk = createStore({ ...EMPTY, forms: /** @type {Record<string, Partial<Form>>} */ ({}) });
 
 /** @param {string} id a dataset's, in an address */
@@ -48,7 +50,7 @@ export const createDataset = (name) => api("/v1/datasets", { json: { name } });
  * @param {Partial<Form>} patch
  */
 export function changeForm(id, patch) {
-	desk.set(({ forms }) => ({ report: null, forms: { ...forms, [id]: { ...forms[id], ...patch } } }));
+	desk.set(({ forms }) => ({ ...STALE, forms: { ...forms, [id]: { ...forms[id], ...patch } } }));
 }
 
 /**
@@ -60,7 +62,7 @@ export async function saveCaptions(captions, label) {
 	const { dataset } = desk.get();
 	if (!dataset || !Object.keys(captions).length) return;
 	const { before } = await api(`${path(dataset.id)}/captions`, { method: "PATCH", json: { captions } });
-	desk.set(({ undo }) => ({ undo: [...undo.slice(-49), { label, before }], report: null }));
+	desk.set(({ undo }) => ({ undo: [...undo.slice(-49), { label, before }], ...STALE }));
 	show(captions);
 }
 
@@ -69,7 +71,7 @@ export async function undoCaptions() {
 	const last = undo.at(-1);
 	if (!dataset || !last) return;
 	await api(`${path(dataset.id)}/captions`, { method: "PATCH", json: { captions: last.before } });
-	desk.set({ undo: undo.slice(0, -1), report: null });
+	desk.set({ undo: undo.slice(0, -1), ...STALE });
 	show(last.before);
 }
 
@@ -97,7 +99,7 @@ export async function removePicture(name) {
 	});
 	desk.set({
 		dataset: { ...dataset, pictures },
-		report: null,
+		...STALE,
 		undo: undo.filter((each) => Object.keys(each.before).length),
 	});
 }
@@ -124,7 +126,7 @@ export async function addFiles(id, files) {
 		names.set(stem(file.name), name);
 		return { file, name };
 	});
-	desk.set({ uploads: { total: pictures.length, done: 0, failures: [] }, report: null });
+	desk.set({ uploads: { total: pictures.length, done: 0, failures: [] }, ...STALE });
 	/** @param {{ name: string, message: string } | null} failure */
 	const count = (failure) =>
 		desk.set(({ uploads }) => ({

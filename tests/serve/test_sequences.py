@@ -1,7 +1,8 @@
 """Random sequences of what clients do to a worker: submit, cancel, read a little and hang up, retry, reorder, forget.
 
 What is tested are queue, streams and answers; the model only has to tell a right image from a wrong one. The thousand
-sequences of the full size therefore run on a model of a few megabytes with random weights, where a job takes a third.
+sequences of the full size therefore run on a model of a few megabytes with random weights, where a job takes a third, and
+on two model processes at once.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Wor
     for number, name in enumerate(("one", "two")):
         tiny_models.lora(tmp_path / "loras" / f"{name}.safetensors", "sd1.5", dialect="kohya", seed=number)
     model = str(tiny_models.folder("sd1.5"))
-    running = Worker(tmp_path / "data", "--model", model, "--lora-dir", str(tmp_path / "loras")).start()
+    running = Worker(
+        tmp_path / "data", "--model", model, "--lora-dir", str(tmp_path / "loras"), "--device", "cpu", "--device", "cpu"
+    ).start()
     yield running, ["one", "two"]
     running.stop()
 

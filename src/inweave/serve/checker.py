@@ -73,7 +73,8 @@ class Checker:
                 process = ChildProcess("inweave.serve.checker_process")
                 await process.start({"folders": self._folders})
             await process.send(Message("call", data, () if content is None else (content,)))
-            answer = await asyncio.wait_for(process.receive(), seconds or self._seconds)
+            async with asyncio.timeout(seconds or self._seconds):
+                answer = await process.receive()
         except (WireError, TimeoutError, asyncio.CancelledError) as error:
             if process is not None:
                 await asyncio.shield(process.stop(now=True))

@@ -259,7 +259,10 @@ class Dispatcher:
         while True:
             await self._signals.wait_for_change(job.id, max(0.0, min(1.0, deadline - time.monotonic())))
             late = time.monotonic() >= deadline
-            if late or (await asyncio.to_thread(self._store.job, job.id)).cancel:
+            current = await asyncio.to_thread(self._store.job, job.id)
+            if current.state != "running":
+                return  # nothing to watch over any more
+            if late or current.cancel:
                 break
         if late:
             reason = f"it took longer than {seconds:g} s"

@@ -52,7 +52,8 @@ class Planner:
                 self._process = ChildProcess("inweave.serve.planner_process")
                 await self._process.start({})
             await self._process.send(message)
-            answer = await asyncio.wait_for(self._process.receive(), self._seconds)
+            async with asyncio.timeout(self._seconds):
+                answer = await self._process.receive()
         except (WireError, TimeoutError, asyncio.CancelledError) as error:
             await asyncio.shield(self._stop(now=True))
             if isinstance(error, asyncio.CancelledError):

@@ -160,7 +160,8 @@ class _Limit:
     async def __call__(self) -> Message:
         started = time.monotonic()
         try:
-            message = await asyncio.wait_for(self._receive(), None if self._complete else self._patience())
+            async with asyncio.timeout(None if self._complete else self._patience()):
+                message = await self._receive()
         except TimeoutError:
             self.late = True
             raise BodyTooSlow from None

@@ -48,7 +48,9 @@ class JobSignals:
 
 
 async def wait_seconds(event: asyncio.Event, seconds: float) -> bool:
+    """Whether an event came in time. `asyncio.wait_for` of Python 3.11 drops a cancellation that comes with the event."""
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
         return True
     return False

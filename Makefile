@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-gpu gpu-bundle format docs clean
+.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-gpu gpu-bundle format docs pictures clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -80,6 +80,10 @@ $(VENV)/.docs: $(VENV)/.generate
 
 docs: $(VENV)/.docs
 	$(BIN)/python tools/docs/build.py build/docs
+
+# the pictures of the page in docs/images
+pictures: $(VENV)/.dev $(NODE) browser
+	$(BIN)/python tools/page_pictures.py
 
 # a machine with a GPU that can install nothing: wheels go there packed (13 MB) and are unpacked there; pydantic's
 # core is the one that is not pure Python, so it is that machine's

@@ -45,7 +45,7 @@ const VIEWS = {
 		const loras = encodeURIComponent(JSON.stringify([{ name: "pixel", strength: 1 }]));
 		await page.goto(`/#/compare?prompt=cat+face&seed=5&steps=12&loras=${loras}`);
 		await page.getByRole("button", { name: "Compare", exact: true }).click();
-		await page.locator(".beforeafter img").nth(1).waitFor();
+		await page.locator('.beforeafter img[src^="/v1/"]').nth(1).waitFor();
 	},
 	edit: async (page) => {
 		await page.goto(`/#/edit?job=${fox.id}&image=0&prompt=smiling+fox&feather=6`);
@@ -76,6 +76,12 @@ const VIEWS = {
 		await page.goto("/#/library");
 		await page.getByRole("link", { name: /pixel/ }).waitFor();
 	},
+	"library-details": async (page) => {
+		await VIEWS.library(page);
+		await page.getByRole("link", { name: /pixel/ }).click();
+		await page.getByRole("button", { name: "Check" }).click();
+		await page.getByText(/tensors have a place/).waitFor();
+	},
 	queue: async (page) => {
 		await call("/v1/queue", { paused: true });
 		for (const prompt of PROMPTS.slice(0, 3)) await call("/v1/jobs", { prompt, steps: 1, width: 64, height: 64 });
@@ -91,10 +97,11 @@ async function take(view, name, width, height, colorScheme) {
 		colorScheme,
 		reducedMotion: "reduce",
 	});
+	context.setDefaultTimeout(180_000);
 	const page = await context.newPage();
 	await VIEWS[view](page);
 	await page.waitForFunction(() => [...document.images].every((each) => each.complete || each.loading === "lazy"));
-	await page.waitForTimeout(400);
+	await page.waitForTimeout(400); // what was asked for last is drawn
 	await page.screenshot({ path: `${folder}/${name}.png` });
 	await context.close();
 	if (view === "queue") {
@@ -116,6 +123,6 @@ if (all) {
 	await take("generate", "page-generate", 1280, 800, "light");
 	await take("compare", "page-compare", 1280, 800, "dark");
 	await take("edit", "page-edit", 1280, 800, "light");
-	await take("library", "page-library", 1280, 800, "light");
+	await take("library-details", "page-library", 1280, 800, "light");
 }
 await browser.close();

@@ -23,7 +23,7 @@ from inweave.serve.app import create_app
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
-from tests.support import figure, lora_pair
+from tests.support import figure, lora_pair, sized
 
 TRAVERSALS = [
     f"{prefix}{middle}{target}"
@@ -35,6 +35,12 @@ TRAVERSALS = [
 TEXTS = ["<img src=x onerror=alert(1)>", "'\"><script>alert(1)</script>", "\x1b[31mred\x07", "a\nb\r\n\tc", "\u202egnp.exe", "\u0000nul",
          "\ufeff\u200b", "x" * 100_000, "{{7*7}}${7*7}%s%n", "'; DROP TABLE files; --", "../../etc/passwd", "\U0001f600" * 50, "é", "e\u0301",
          " . ", "CON", "con.", "__class__.__base__", "=cmd|' /C calc'!A0"]  # fmt: skip
+#: more of them, at full size
+MORE_TEXTS = ["\u2066isolate\u2069", "\u200d\u200c\u2060joiners", "\u3164\u115f\u2800fillers", "tag\U000e0041\U000e0101", "a\u0300" * 40, "\x9b31m\x85next", "\x7f\x08\x08rubout",
+              "<svg/onload=alert(1)>", "javascript:alert(1)", "&lt;b&gt;&#x41;", "</script><!--", "]]>", "<lora:pixel:1>", "(pixel:1.5), [a|b]", "{a|b}__wild__",
+              "%_!%_", "\" OR 1=1 --", "\\u0000\\ud800", "\\..\\..\\boot.ini", "file:///etc/passwd", "..%2f..%2fetc", "~root", "$(id)`id`|id;id", "-rf", "--help", "lora-0123456789abcdef",
+              "sha256:" + "0" * 64, "8845bf35ff", "NUL", "aux.h", "a" * 300, "\u212b\u2126", "\ufb01\u00df\u0130", "\U0001f468\u200d\U0001f469", "{\"a\": [1]}", "null", "NaN", "1e999",
+              "\ufffe\uffff", "a.safetensors.safetensors", "mine.preview", "name\u00a0with\u2003spaces"]  # fmt: skip
 
 OPENED: list[str] | None = None
 
@@ -157,14 +163,14 @@ def test_names_and_metadata_of_strangers_never_break_an_answer(service: Service)
     folder = service.library.folders[0]
     wrapped = [
         f"{before}{text}{after}"
-        for text in TEXTS
-        for before, after in (("", ""), ("a", ""), ("", "z"), ("<b>", "</b>"))
+        for text in (*TEXTS, *MORE_TEXTS[: sized(8, len(MORE_TEXTS))])
+        for before, after in (("", ""), ("a", ""), ("", "z"), ("<b>", "</b>"))[: sized(2, 4)]
     ]
     names = {
         name for text in wrapped if (name := re.sub(r"[/\0]", "_", text)[:50]).strip() and not name.startswith(".")
     }
-    for name in names:
-        shutil.copyfile(folder / "mine.safetensors", folder / f"{name}.safetensors")
+    for number, name in enumerate(sorted(names)):
+        write_file(folder / f"{name}.safetensors", lora_pair("lora_unet_x", 8, 8, seed=10 + number))
     described = 0
     for number, text in enumerate(wrapped):
         keys = (
@@ -177,7 +183,7 @@ def test_names_and_metadata_of_strangers_never_break_an_answer(service: Service)
         tags = {"ss_tag_frequency": json.dumps({text: {text: 3}}), "ss_dataset_dirs": json.dumps({f"10_{text}": {}})}
         write_file(
             folder / f"described-{number}.safetensors",
-            lora_pair("lora_unet_x", 8, 8),
+            lora_pair("lora_unet_x", 8, 8, seed=10_000 + number),
             {**dict.fromkeys(keys, text), **tags},
         )
         (folder / f"described-{number}.json").write_text(
@@ -186,6 +192,12 @@ def test_names_and_metadata_of_strangers_never_break_an_answer(service: Service)
         described += 1
     report = service.library.scan()
     assert report.files == len(names) + described + 3, "also those of the package"
+    assert len(names) + described >= sized(80, 300)
+    service.library.examine()
+    entries = service.library.entries()
+    assert len({entry.contents.sha256 for entry in entries if entry.contents}) == len(entries), (
+        "each is a file of its own"
+    )
 
     async def ask_all() -> None:
         async with client_of(service) as client:
@@ -206,10 +218,12 @@ def test_names_and_metadata_of_strangers_never_break_an_answer(service: Service)
                     name,
                     answer.text[:200],
                 )  # 409: an alias too
-            for text in TEXTS:
+            for text in (*TEXTS, *MORE_TEXTS):
                 assert (await client.get("/v1/loras", params={"query": text[:200]})).status_code == 200
 
-    asyncio.run(ask_all())
+    with opened_files() as opened:
+        asyncio.run(ask_all())
+    assert [path for path in opened if "secret" in os.path.realpath(path)] == []
     figure(
         f"{len(names)} hostile file names and {described} files with hostile metadata and sidecars: all listed, no answer of 500"
     )

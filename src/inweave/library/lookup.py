@@ -18,6 +18,7 @@ from typing import Any
 from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.library.database import Database, composed, folded
 from inweave.library.entry import Entry
+from inweave.library.walk import is_unicode
 
 _ATTEMPTS = 3
 _MAX_WORDS = 50
@@ -40,6 +41,8 @@ class Lookup(Database):
 
         A file that was replaced since the last scan is read anew first, one that is gone is unknown.
         """
+        if not is_unicode(reference):
+            raise MissingError(f"LoRA {ascii(reference[:200])[1:-1]}: not in the library; names are Unicode")
         for _ in range(_ATTEMPTS):
             entry = self._find(reference)
             if self._confirm(entry):
@@ -53,8 +56,8 @@ class Lookup(Database):
     def _find(self, reference: str) -> Entry:
         text = reference
         kind, colon, digits = text.lower().partition(":")
-        if colon and kind in _HASHES.values():
-            return self._only(reference, self._entries(f"{kind} = ?", digits))
+        if colon and kind in _HASHES.values() and (rows := self._entries(f"{kind} = ?", digits)):
+            return self._only(reference, rows)
         path = text.replace("\\", "/")
         if rows := self._at(path):
             return self._only(reference, rows)

@@ -503,7 +503,7 @@ export const t = {
 			again: "Try again",
 			extend: "Train longer",
 			extendText: (/** @type {number} */ done) =>
-				`${done} steps are done. Training goes on from there, exactly as if it had never stopped.`,
+				`${done} steps are done, and training goes on from there. A learning rate that follows the length follows the new one.`,
 			extendTo: "Steps in the end",
 			loss: "Loss",
 			samples: "Samples",

@@ -192,7 +192,7 @@ function Samples({ samples, name, prompts }) {
 				.filter((each) => each.step === step)
 				.map(
 					(each) =>
-						html`<figure key=${each.index}><img src=${each.url} alt=${words.sampleOf(prompts[each.index] ?? name, step)} /><figcaption class="small muted clip">${prompts[each.index] ?? ""}</figcaption></figure>`,
+						html`<figure key=${each.index}><img src=${each.url} alt=${words.sampleOf(prompts[each.index] ?? name, step)} /><figcaption class="small muted clip">${(prompts[each.index] ?? "").replace(/ --\w.*/, "")}</figcaption></figure>`,
 				)}
     </div>
     ${

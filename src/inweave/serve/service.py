@@ -335,7 +335,7 @@ class Service:
 
     def _resolve(self, job: Job) -> Resolved:
         """What a job needs when it starts: files may have moved since it was submitted."""
-        loras = {label: str(self.library.get(entry).file) for label, entry in job.request.get("loras", {}).items()}
+        loras = {label: self._file(label, entry) for label, entry in job.request.get("loras", {}).items()}
         if job.model not in self.models:
             raise MissingError(f"model {job.model}: no longer served here")
         paths = {}
@@ -345,6 +345,14 @@ class Service:
                 "output": str(self.runs.folder(job)),
             }
         return Resolved(self.models[job.model], loras, paths)
+
+    def _file(self, label: str, entry: str) -> str:
+        try:
+            return str(self.library.get(entry).file)
+        except MissingError:
+            raise MissingError(
+                f"LoRA {label}: its file was replaced or removed since the job was submitted; submit it again"
+            ) from None
 
     def _deliver(self, job: Job, result: dict[str, Any]) -> dict[str, Any]:
         """Put a trained adapter into the library, under a name that is free."""

@@ -67,6 +67,8 @@ def attach_adapters(
         check_targets(networks, config)
     for component, network in fresh.items():
         _attach_fresh(component, network, selected[component], config)
+    if not any(lora_layers(network) for network in networks.values()):
+        raise ConfigError(f"rules: nothing of {', '.join(networks)} is left to train, every module is skipped")
     if not fresh and (problems := conflicts(shape_of(networks, NAME), config, targeted)):
         raise ConfigError(problems)  # where something is fresh, the settings describe that
     parameters: dict[str, nn.Parameter] = {}
@@ -102,6 +104,8 @@ def collect_adapters(networks: Mapping[str, nn.Module]) -> Adapter:
     entries: list[Entry] = []
     tensors: dict[str, Tensor] = {}
     for component, network in networks.items():
+        if not lora_layers(network):
+            continue  # every module of it is skipped
         part = collect(network, NAME, component=component)
         entries += [replace(entry, keys=tuple(f"{component}.{key}" for key in entry.keys)) for entry in part.entries]
         tensors |= {f"{component}.{key}": tensor for key, tensor in part.tensors.items()}
@@ -152,7 +156,7 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         if rule is None or not rule.skip:
             ranks[name], alphas[name] = _rank_and_alpha(network.get_submodule(name), rule, config)
     if not ranks:
-        raise ConfigError(f"rules: nothing of {component} is left to train, every module is skipped")
+        return  # such as one of two text encoders
     default = config.alpha if config.alpha is not None else float(config.rank)
     spec = AdapterSpec(
         network=config.network if config.network in ALGORITHMS else "lora",

@@ -397,3 +397,14 @@ def test_what_cannot_be_saved_is_refused_before_it_is_trained(variant: str, sett
     assert all(torch.equal(parameter, again[name]) for name, parameter in trained.parameters.items()), (
         "looking changes nothing"
     )
+
+
+@pytest.mark.parametrize("skipped", ["te1", "te2"])
+def test_one_of_two_text_encoders_may_be_left_out(skipped: str, tmp_path: Path) -> None:
+    rules = [{"pattern": rf"^{skipped}\.", "skip": True}]
+    task = task_on(make_set(tmp_path / "set"), model=fresh_model("sdxl"), train_text_encoders=True, rules=rules)
+    trainable = attach_adapters(task.networks, task.config)
+    assert {name.partition(".")[0] for name in trainable.parameters} == {"unet", "te1", "te2"} - {skipped}
+    task.loss(sample_inputs(task)).backward()
+    entries = collect_adapters(task.networks).entries
+    assert {key.partition(".")[0] for entry in entries for key in entry.keys} == {"unet", "te1", "te2"} - {skipped}

@@ -83,3 +83,19 @@ def test_where_a_run_is_shown_is_imported(case: str, tmp_path: Path) -> None:
     c = import_config(path, dataset="x").config
     assert (c.tensorboard, c.wandb, c.wandb_project, c.wandb_run_name) == expected
     assert "a-secret" not in c.to_toml()
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
+def test_one_of_two_text_encoders_is_trained(first: bool, second: bool, tmp_path: Path) -> None:
+    rates = [5e-5 * first, 2e-5 * second]
+    kohya = {"script": "sdxl_train_network.py", "network_module": "networks.lora", "network_dim": 4, "train_data_dir": "x",
+             "text_encoder_lr": rates, "learning_rate": 1e-4}  # fmt: skip
+    one = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "epochs": 3,
+           "text_encoder": {"train": first, "learning_rate": rates[0] or None},
+           "text_encoder_2": {"train": second, "learning_rate": rates[1] or None}}  # fmt: skip
+    for settings in (kohya, one):
+        result = import_config(write_text(tmp_path, json.dumps(settings), "run.json"), dataset="x")
+        c = result.config
+        assert (c.train_text_encoders, c.text_encoder_learning_rate) == (True, max(rates))
+        assert [(rule.pattern, rule.skip) for rule in c.rules] == [(r"^te2\." if first else r"^te1\.", True)]
+        assert result.no_equivalent == []

@@ -89,6 +89,8 @@ def import_diffusers(settings: Mapping[str, Any], out: Translation) -> dict[str,
     values: dict[str, Any] = {}
     for section in ("", task, f"{task} {out.family}"):
         values |= _DEFAULTS.get(section, {})
+    if "lora_rank" in entries:
+        values.pop("rank")
     if parse_bool(entries.get("use_8bit_adam") or False) and "optimizer" not in entries:
         values["optimizer"] = "AdamW8bit"
     implied = {name: value for name, value in values.items() if name not in entries}
@@ -176,7 +178,7 @@ def _times(out: Translation, settings: OtherSettings) -> None:
 
 DIFFUSERS: Final = SettingsDialect(
     plain={
-        "pretrained_model_name_or_path": "model", "rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout",
+        "pretrained_model_name_or_path": "model", "rank": "rank", "lora_rank": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout",
         "output_dir": "output", "seed": "seed", "resolution": "resolution", "train_batch_size": "batch_size",
         "gradient_accumulation_steps": "gradient_accumulation", "learning_rate": "learning_rate", "lr_warmup_steps": "warmup",
         "adam_weight_decay": "weight_decay", "adam_epsilon": "epsilon", "max_grad_norm": "max_grad_norm",

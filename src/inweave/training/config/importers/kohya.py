@@ -52,6 +52,9 @@ def _rates(out: Translation, name: str, value: Any, settings: Mapping[str, Any])
         rates = [parse_number(each) for each in listed] if out.exact else []
         if len(set(rates[:2])) > 1 and out.family in ("sdxl", "sd3") and all(rates[:2]):
             out.add_rules(name, [{"pattern": r"^te2\.", "learning_rate": rates[1]}])
+        elif out.family in ("sdxl", "sd3") and any(rates[:2]) and not all(rates[:2]):
+            out.add_rules(name, [{"pattern": r"^te2\." if rates[0] else r"^te1\.", "skip": True}])
+            rate = max(rates[:2])
         elif len({str(each) for each in listed}) > 1 and out.family != "flux":
             out.unsupported(f"{name}.1", "all text encoders share one learning rate, the first")
         disabled = not (rate if not rates else parse_number(rate))

@@ -44,7 +44,8 @@ def part(out: Translation, name: str, value: Any, settings: OtherSettings) -> No
         usable = {each: on for each, on in trained.items() if each not in _FROZEN.get(out.family, ())}
         out.put(name, "train_text_encoders", any(usable.values()))
         if any(usable.values()) and not parse_bool(value):
-            out.unsupported(name, "text encoders are trained together or not at all")
+            number = component.removeprefix("text_encoder").lstrip("_") or "1"
+            out.add_rules(name, [{"pattern": rf"^te{number}\.", "skip": True}])
     elif key == "learning_rate" and component == denoiser:
         out.put(name, "learning_rate", value)
     elif key == "learning_rate" and trained.get(component):

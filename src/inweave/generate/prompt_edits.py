@@ -5,7 +5,7 @@
     [from:to:when]                         `from` in the first `when` steps, `to` in the rest
     [to:when]  [from::when]                the same with nothing before, or nothing after
     [a|b|c]                                another one at every step, in turn
-    when                                   up to 1 a share of the steps, above 1 a number of steps
+    when                                   with a decimal point a share of the steps (0.5, 1.0), without one a number of steps (8)
     \\[ \\] \\: \\|                            the characters themselves
 
 They nest, and weights may stand around and inside of them. Brackets of any other content, `[word]`, are weights. A
@@ -32,14 +32,15 @@ _NUMBER = re.compile(r"\s*+[+-]?(?:\d++\.?\d*+|\.\d++)\s*+")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """``before`` until ``when``, ``after`` from then on."""
+    """``before`` until ``when``, ``after`` from then on; ``share``: of the steps, else their number."""
 
     before: tuple[Node, ...]
     after: tuple[Node, ...]
     when: float
+    share: bool
 
     def choose(self, step: int, steps: int) -> tuple[Node, ...]:
-        last = self.when if self.when > 1 else self.when * steps
+        last = self.when * steps if self.share else self.when
         return self.before if step < math.floor(min(last, steps) + 1e-9) else self.after
 
     def branches(self) -> tuple[tuple[Node, ...], ...]:
@@ -126,7 +127,6 @@ class _Reader:
         self.squares = 0  # how many of the open brackets are square
         self.joints: list[int] = []  # the AND outside of all brackets that were closed so far
         self.enclosed = 0  # how many AND are inside of brackets
-        self.ones = 0  # how many edits end at a bare 1
         self.long = 0  # how many brackets would be edits if they had fewer parts
 
     def read(self, text: str) -> None:
@@ -156,7 +156,6 @@ class _Reader:
         if node is None:
             self.long += len(bracket.separators) > 2 and _ends_in_number(self.nodes, bracket)
             return False
-        self.ones += isinstance(node, Edit) and str(self.nodes[-1]).strip() == "1"
         first = bracket.start - 1
         depth = 1 + max(self.depths[first:])
         self.nodes[first:], self.depths[first:] = [node], [depth]
@@ -189,8 +188,6 @@ def compose(text: str, *, negative: bool = False) -> Composition:
     if reader.enclosed:
         place = "in a negative prompt" if negative else "inside of brackets"
         warnings.append(f"AND {place} is read as a plain word")
-    if reader.ones:
-        warnings.append("[...:1]: 1 is all of the steps, as 0.5 is half of them; write 0.05 for the first of 20 steps")
     if reader.long:
         warnings.append("[...:...:...:0.5] has too many parts and is read as text; write [from:to:when]")
     effective = tuple(part for part in parts if part.weight != 0)
@@ -214,7 +211,8 @@ def _edit(nodes: Sequence[Node], bracket: _Bracket) -> Edit | Alternation | None
     if not 1 <= len(bracket.separators) <= 2 or not _ends_in_number(nodes, bracket):
         return None
     before, after = ((), *_split(nodes, bracket.start, bracket.separators))[-3:-1]
-    return Edit(_joined(_unescaped(before)), _joined(_unescaped(after)), float(str(nodes[-1])))
+    number = str(nodes[-1])
+    return Edit(_joined(_unescaped(before)), _joined(_unescaped(after)), float(number), "." in number)
 
 
 def _ends_in_number(nodes: Sequence[Node], bracket: _Bracket) -> bool:

@@ -56,7 +56,7 @@ SAMPLERS = {
     "lms": "LMSDiscreteScheduler",
     "plms": "PNDMScheduler", "sa_solver": "SASolverScheduler",
 }  # fmt: skip
-#: what makes the sampler of that name of the scheduler: the settings diffusers' documentation gives for the names of k-diffusion
+#: what makes the sampler of that name of the scheduler
 SETTINGS: dict[str, dict[str, Any]] = {
     "dpmpp_2s": {"lower_order_final": True},
     "dpmpp_sde": {"algorithm_type": "sde-dpmsolver++", "lower_order_final": True},
@@ -203,7 +203,7 @@ def test_a_composition_is_refused_where_there_is_no_guidance(variant: str) -> No
     mine, _ = requests(variant)
     with pytest.raises(ConfigError, match="flux.* does not have" if "flux" in variant else "starts above"):
         ours(variant)("a cat AND a dog", **mine)
-    edited = ours(variant)("[a cat:a dog:1]", **mine).images[0]
+    edited = ours(variant)("[a cat:a dog:1.0]", **mine).images[0]
     assert edited.tobytes() == ours(variant)("a cat", **mine).images[0].tobytes()
 
 

@@ -326,9 +326,9 @@ def test_several_adapters_of_one_model_are_kept_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["(?=(a+)+b)", ".*" * 12 + "X", "(.*){9}X", "(x+x+)+y"])
 def test_no_pattern_of_a_configuration_takes_long(pattern: str, tmp_path: Path) -> None:
     folder, _ = saved("linear", tmp_path / "peft")
-    start = time.process_time()
+    start = time.thread_time()
     inweave.load(edited(folder, alpha_pattern={pattern: 3, "x" * 40: 2}, rank_pattern={pattern: 2}))
-    assert time.process_time() - start < 1
+    assert time.thread_time() - start < 1
 
 
 @pytest.mark.parametrize("pattern", ["(?>a+)b", "(a)?(?(1)b|c)", r"(a)\1", "("])

@@ -91,6 +91,10 @@ def generate_image(model: Model, job: Job, callbacks: Callbacks, number: tuple[i
         noise = torch.randn(shape, generator=generator).to(model.device, model.dtype)
         if original is None:
             latents = noise * getattr(scheduler, "init_noise_sigma", 1.0)
+            if times[:1].tolist() == times[1:2].tolist() and hasattr(scheduler, "set_begin_index"):
+                scheduler.set_begin_index(
+                    0
+                )  # two noise levels round to one timestep: looked up, it would be the second
         else:
             first = _first_step(len(times), job.strength, model.flow, order)
             if hasattr(scheduler, "set_begin_index"):

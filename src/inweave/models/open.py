@@ -76,8 +76,9 @@ def _variant(text: str | None) -> Variant | None:
 
 
 def _near(text: str) -> str:
-    """The known name that a wrong one may stand for."""
-    return did_you_mean(text.lower(), [embedded.NAME, *known_names()])
+    """The known name that a wrong one may stand for; nothing where it is one itself."""
+    known = [embedded.NAME, *known_names()]
+    return "" if text.lower() in known else did_you_mean(text.lower(), known)
 
 
 def hub_folder(repo: str, allowed: bool) -> Path:

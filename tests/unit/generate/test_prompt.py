@@ -85,9 +85,9 @@ def test_an_unknown_tag_is_reported() -> None:
     ids=lambda value: value[:8] if isinstance(value, str) else "",
 )
 def test_a_hostile_prompt_costs_no_time_and_at_most_an_error(text: str, reported: bool) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     parsed = parse(text)
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 1.0
     assert bool(parsed.problems) == reported
     assert all(len(problem) < 500 for problem in parsed.problems)
 
@@ -125,6 +125,6 @@ def test_hostile_syntax_costs_no_time() -> None:
         "[a|b]" * 10_000,
         "__" + "a" * 49_000,
     ):
-        started = time.process_time()
+        started = time.thread_time()
         assert all(len(warning) < 500 for warning in parse(text).warnings)
-        assert time.process_time() - started < 1.0
+        assert time.thread_time() - started < 1.0

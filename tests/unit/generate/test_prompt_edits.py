@@ -125,11 +125,11 @@ def test_what_has_no_meaning_is_named() -> None:
     ids=lambda text: text[:9],
 )  # fmt: skip
 def test_a_hostile_prompt_costs_no_time(text: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     parsed = parse(text)
     if not parsed.problems:
         parsed.at(3, 10)
-    assert time.process_time() - started < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 def image(pipe: Pipeline, prompt: str, **settings: object) -> bytes:

@@ -84,11 +84,11 @@ EXPLOSIVE = [
 
 @pytest.mark.parametrize("pattern", EXPLOSIVE)
 def test_no_pattern_takes_long(pattern: str) -> None:
-    start = time.process_time()
+    start = time.thread_time()
     for text in ("a" * 300, "aa.b" * 70):
         for method in ("fullmatch", "match", "search"):
             getattr(regex(pattern, "targets"), method)(text)
-    assert time.process_time() - start < 2
+    assert time.thread_time() - start < 2
 
 
 UNSUPPORTED = {
@@ -126,14 +126,14 @@ def test_what_cannot_be_matched_in_bounded_time_is_refused_by_name(pattern: str)
 )
 def test_twenty_thousand_patterns_for_two_thousand_modules_end_soon(patterns: list[str], check: str) -> None:
     names = [f"model.layers.{number}.self_attn.{leaf}" for number in range(500) for leaf in ("q", "k", "v", "q_proj")]
-    start = time.process_time()
+    start = time.thread_time()
     try:
         table = PatternTable(patterns, "rank_pattern")
         table.unmatched(names) if check == "unmatched" else [table.first(name) for name in names]
     except ConfigError as error:
         assert "too many steps" in str(error)
         assert not patterns[0].startswith("model")
-    assert time.process_time() - start < 4
+    assert time.thread_time() - start < 4
 
 
 def test_a_long_list_of_alternatives_is_fine() -> None:

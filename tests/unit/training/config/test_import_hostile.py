@@ -173,10 +173,10 @@ BOMBS = {
 def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(BOMBS[name])
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises((ConfigError, FormatError)) as raised:
         import_config(file)
-    assert time.process_time() - started < 2 and len(str(raised.value)) < 5000
+    assert time.thread_time() - started < 2 and len(str(raised.value)) < 5000
     if name.endswith(".toml"):
         with pytest.raises((ConfigError, FormatError)):
             TrainConfig.load(file)

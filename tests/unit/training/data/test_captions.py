@@ -242,9 +242,9 @@ def test_metadata_names_each_line_that_is_wrong(tmp_path: Path) -> None:
     ],
 )
 def test_wildcards_take_time_in_proportion_to_the_caption(caption: str) -> None:
-    started = time.process_time()
+    started = time.thread_time()
     assert len(caption_variants(caption, count=1)) == 1
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 2
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 
 import pytest
@@ -125,6 +126,10 @@ def test_hostile_syntax_costs_no_time() -> None:
         "[a|b]" * 10_000,
         "__" + "a" * 49_000,
     ):
-        started = time.thread_time()
-        assert all(len(warning) < 500 for warning in parse(text).warnings)
-        assert time.thread_time() - started < 1.0
+        gc.disable()  # a collection of everything that other tests have left is not the parser's time
+        try:
+            started = time.thread_time()
+            assert all(len(warning) < 500 for warning in parse(text).warnings)
+            assert time.thread_time() - started < 1.0
+        finally:
+            gc.enable()

@@ -132,7 +132,11 @@ def test_a_merged_load_peaks_at_base_plus_adapter_plus_one_tensor(tmp_path: Path
     )
     assert result.returncode == 0, result.stderr
     base = layers * size * size * getattr(torch, target).itemsize
-    adapter, one_tensor, allowance = layers * 2 * rank * size * 4, size * size * 4, 4 * 2**20
+    adapter, one_tensor, allowance = (
+        layers * 2 * rank * size * 4,
+        size * size * 4,
+        8 * 2**20,
+    )  # pages of the allocator and of libraries; half a tensor
     assert base / 2 < int(result.stdout) < base + adapter + one_tensor + allowance
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -59,22 +59,13 @@ class Layout:
 class _Known:
     """A layout that was read before: without its base, which the metadata of each file has a say in."""
 
-    tensors: int
-    algorithms: tuple[str, ...]
-    ranks: tuple[int, ...]
-    dtypes: tuple[str, ...]
-    dialects: tuple[str, ...]
-    modules: int
-    warnings: tuple[str, ...]
-    problems: tuple[str, ...]
+    contents: Layout
     fit: Fit
 
     def layout(self, metadata: Mapping[str, str], config: Mapping[str, object] | None = None) -> Layout:
         detection = self.fit.decide(tuple(declarations(metadata, config)))
-        return Layout(
-            self.tensors, self.algorithms, self.ranks, self.dtypes, self.dialects, self.modules,
-            detection.base, detection.confidence, tuple(detection.evidence), self.warnings, self.problems,
-        )  # fmt: skip
+        evidence = tuple(detection.evidence)
+        return replace(self.contents, base=detection.base, confidence=detection.confidence, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +140,20 @@ def exact_layout(adapter: Adapter) -> Layout:
 
 
 def _summary(adapter: Adapter) -> _Known:
-    return _Known(
+    contents = Layout(
         tensors=len(adapter.tensors),
         algorithms=tuple(adapter.algorithms),
         ranks=tuple(sorted({e.factors.rank for e in adapter if e.factors.rank is not None})),
         dtypes=tuple(sorted({tensor.dtype for tensor in adapter.tensors.values()})),
         dialects=tuple(adapter.dialects),
         modules=len({e.ref for e in adapter}),
+        base=None,
+        confidence=0.0,
+        evidence=(),
         warnings=adapter.warnings[:MAX_PROBLEMS],
         problems=tuple(f"{', '.join(p.keys[:2])}: {p.reason}" for p in adapter.problems)[:MAX_PROBLEMS],
-        fit=fit(adapter),
     )
+    return _Known(contents, fit(adapter))
 
 
 def _parsed(raw: bytes, size: int, metadata: Mapping[str, str]) -> Header | None:
@@ -178,7 +172,7 @@ def _known_of(header: Header, deciding: Mapping[str, str], numbers: Mapping[Span
         known = _summary(read(tensors, deciding))
     except FormatError:
         return None
-    return None if known.fit.fixed is not None and known.modules else known
+    return None if known.fit.fixed is not None and known.contents.modules else known
 
 
 def _values(header: Header) -> dict[str, Span]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import posixpath
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _MAX_WORDS = 50
 _HASHES = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 
 
-class Lookup(Database):
+class Lookup(Database, ABC):
     """Questions to the index. What is returned for use was compared with its file on the disk."""
 
     def get(self, entry: str) -> Entry:
@@ -49,9 +50,9 @@ class Lookup(Database):
                 return entry
         raise MissingError(f"LoRA {reference[:200]}: its file keeps changing; try again when it is written")
 
+    @abstractmethod
     def _confirm(self, entry: Entry) -> bool:
         """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
-        raise NotImplementedError
 
     def _find(self, reference: str) -> Entry:
         text = reference

@@ -10,7 +10,6 @@ one gets a new process. It knows no torch, and it may not use more than ``MEMORY
 from __future__ import annotations
 
 import io
-import os
 import resource
 import sys
 import traceback
@@ -21,8 +20,9 @@ from typing import Any
 
 from inweave.errors import FormatError, InweaveError, RequestError, TargetError
 from inweave.files.confinement import confine
+from inweave.serve.call_process import answer_calls
 from inweave.serve.failures import failure_of, public
-from inweave.serve.wire import Message, WireError, read_message
+from inweave.serve.wire import Message
 
 MEMORY = 4 * 1024**3
 MAX_RECORD_PIXELS = 4096 * 4096
@@ -179,16 +179,8 @@ def answer(message: Message) -> Message:
 
 
 def main() -> None:
-    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    try:
-        confine(*map(Path, read_message(commands.read).data.get("folders", ())))
-        while True:
-            answers.write(answer(read_message(commands.read)).encode())
-            answers.flush()
-    except (WireError, OSError):
-        return
+    answer_calls(lambda settings: confine(*map(Path, settings.get("folders", ()))), answer)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from inweave.errors import CancelledError, InweaveError
 from inweave.files.confinement import confine
+from inweave.serve.call_process import message_pipes
 from inweave.serve.contract import RunnerSettings, RunRequest
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event
@@ -106,11 +107,7 @@ class ModelProcess:
 
 
 def main() -> None:
-    commands = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not mix with messages
-    sys.stdout = sys.stderr
-    ModelProcess(commands, answers).serve()
+    ModelProcess(*message_pipes()).serve()
 
 
 if __name__ == "__main__":

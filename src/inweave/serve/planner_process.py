@@ -3,20 +3,20 @@
     -> call {name: crops, dataset, model, settings}                <- answer {pictures, buckets, ...} | error
     -> call {name: check, dataset, model, settings, start_from}    <- answer {ok, estimate, dataset, problems, ...} | error
 
-It ends when its standard input ends. Whatever libraries print goes to standard error.
+It ends when its standard input ends.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError, TargetError
+from inweave.serve.call_process import answer_calls
 from inweave.serve.failures import failure_of, public
-from inweave.serve.wire import Message, WireError, read_message
+from inweave.serve.wire import Message
 
 
 def plan_crops(data: dict[str, Any]) -> dict[str, Any]:
@@ -95,16 +95,7 @@ def answer(message: Message) -> Message:
 
 
 def main() -> None:
-    commands, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    try:
-        read_message(commands.read)  # the settings, which are empty
-        while True:
-            answers.write(answer(read_message(commands.read)).encode())
-            answers.flush()
-    except (WireError, OSError):
-        return
+    answer_calls(lambda settings: None, answer)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""`inweave bench`: how well the built-in model follows captions and how clearly a style shows; what a LoRA costs."""
+"""`inweave bench`: how well the built-in model follows captions and how clearly a style shows; what a LoRA costs.
+
+Speed and memory beside other libraries (kernels, step, swap, memory) are in `inweave.cli.bench_speed`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from inweave.cli import bench_speed
 from inweave.cli.extras import require
 from inweave.cli.options import JSON
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, reporting_errors
@@ -18,6 +22,10 @@ bench_app = typer.Typer(no_args_is_help=True, help="Measure quality and speed.")
 @bench_app.callback()
 def group() -> None:
     """Measure quality and speed."""
+
+
+for name, command in bench_speed.COMMANDS.items():
+    bench_app.command(name)(command)
 
 
 @bench_app.command("embedded")

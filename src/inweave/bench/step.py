@@ -1,0 +1,321 @@
+"""A training step of a model at full size with random weights: forward, backward, clipping and AdamW.
+
+ours      `inweave.training.step.Step`, as a run does it, on a batch that is on the device
+peers     the same model with PEFT's layers on the same modules, as diffusers' example scripts train it: autocast,
+          float32 factors, torch's AdamW. Compiled: its repeated blocks. Captured: the whole step in one CUDA graph
+limit     forward and backward operations of the frozen base at the rate of a large product. The gradient of an input costs
+          one forward pass, that of attention two and a half; weights get none
+memory    the most that torch allocated, model included, while steps were warmed up, recorded and done
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from inweave.bench.models import published_blueprint, random_batch, random_model
+from inweave.bench.report import Row
+from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
+from inweave.errors import ConfigError
+from inweave.layers import lora_layers
+from inweave.models.model import Model
+from inweave.training.adapters.attach import attach_adapters
+from inweave.training.adapters.targets import trained_networks
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.batches import Order
+from inweave.training.distributed.world import World
+from inweave.training.memory.checkpointing import apply_checkpointing
+from inweave.training.memory.meta import FusedAttention, blank
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.step import Step
+from inweave.training.tasks.base import Tensors
+from inweave.training.tasks.objective import make_objective
+
+RATE = 1e-4
+PEER = "diffusers + PEFT"
+GIB = 1 << 30
+SAME_LOSS = 0.05  # how far first losses may be apart: half precision, and a quantized base
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """What is trained, and how."""
+
+    model: str
+    batch: int = 1
+    rank: int = 32
+    size: int = 1024
+    targets: str = "attention"
+    graph: str = "on"
+    compiled: bool = False
+    checkpointing: str = "off"
+    quantize: str | None = None
+
+    @property
+    def name(self) -> str:
+        parts = [self.model, f"batch {self.batch}", f"{self.size} pixels", f"rank {self.rank} on {self.targets}"]
+        parts += [f"checkpointing {self.checkpointing}"] if self.checkpointing != "off" else []
+        parts += [f"{self.quantize} base"] if self.quantize else []
+        parts += ["compiled"] if self.compiled else []
+        return ", ".join([*parts, "CUDA graph" if self.graph == "on" else "eager"])
+
+
+class RandomTask:
+    """One random batch of a random model, behind the protocol of tasks."""
+
+    def __init__(self, model: Model, config: TrainConfig) -> None:
+        self.model, self.config = model, config
+        self.device, self.dtype = model.device, model.dtype
+        self.networks: Mapping[str, nn.Module] = trained_networks(model, config)
+        self.objective = make_objective(model, config.objective, model.device)
+        self.order = Order((1,), (1,), 1, config.seed)
+        self.held_out: Sequence[tuple[int, ...]] = ()
+
+    def sample_batch(self, batch: tuple[int, ...], generators: Sequence[torch.Generator]) -> Tensors:
+        return random_batch(self.model, len(batch), int(self.config.resolution or self.model.size))
+
+    def loss(self, inputs: Tensors) -> torch.Tensor:
+        model, family = self.model, self.model.family
+        latents, noise, times = inputs["latents"], inputs["noise"], inputs["times"]
+        noisy, target = self.objective.noised(latents, noise, times)
+        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
+        conditioning = family.batch_inputs(model, text, inputs["sizes"], latents.shape, self.config.guidance)
+        prediction = family.denoise(model, noisy.to(model.dtype), self.objective.timestep(times), conditioning)
+        return self.objective.loss_of(prediction, target, times, None, None)
+
+    def fingerprint(self) -> str:
+        return "random"
+
+    def metadata(self) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """Seconds of a step, the most bytes that were allocated (on a GPU), and what has to be said about it.
+
+    ``loss``: of the first step, where adapters are zero: the same for all who do the same work.
+    """
+
+    median: float
+    low: float
+    high: float
+    peak: int | None
+    loss: float
+    notes: tuple[str, ...] = ()
+
+
+def measure_step(
+    case: StepCase,
+    device: torch.device,
+    dtype: torch.dtype,
+    rates: Rates,
+    *,
+    runs: int = 10,
+    warmup: int = 4,
+    peers: Sequence[str] = ("eager",),
+    progress: Callable[[str], None] | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Rows of time and memory, and notes; ``peers``: eager, compiled, captured, or compiled+captured."""
+    report = progress or (lambda text: None)
+    report(f"{case.name}: inweave")
+    ours, modules = our_step(case, device, dtype, runs=runs, warmup=warmup)
+    notes = [*ours.notes]
+    figures: dict[str, StepFigures] = {}
+    for kind in peers:
+        report(f"{case.name}: {PEER}, {kind}")
+        try:
+            figures[f"{PEER}, {kind}"] = peer_step(case, device, dtype, modules, kind, runs=runs, warmup=warmup)
+        except Exception as error:  # a peer that fails is a result too, and ours is measured already
+            notes.append(f"{PEER}, {kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    for name, each in figures.items():
+        if not abs(each.loss - ours.loss) <= SAME_LOSS * abs(ours.loss):
+            notes.append(
+                f"{name}: not the same work: its first loss is {each.loss:.4g}, that of inweave {ours.loss:.4g}"
+            )
+    limit = rates.seconds(step_operations(case, dtype), 0) * 1e3
+    details = {"10 %": ours.low * 1e3, "90 %": ours.high * 1e3}
+    rows = [
+        Row(
+            case.name,
+            "ms",
+            ours.median * 1e3,
+            {name: each.median * 1e3 for name, each in figures.items()},
+            limit,
+            details,
+        )
+    ]
+    if ours.peak is not None:
+        peaks = {name: each.peak / GIB for name, each in figures.items() if each.peak is not None}
+        rows.append(Row(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks))
+    return rows, notes
+
+
+def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> TrainConfig:
+    """The settings of a run like this."""
+    settings: dict[str, Any] = {
+        "dataset": "-", "rank": case.rank, "targets": case.targets, "batch_size": case.batch, "resolution": case.size,
+        "gradient_checkpointing": case.checkpointing, "graph": case.graph, "learning_rate": RATE, "max_grad_norm": 1.0,
+        "precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"), "device": str(device),
+    }  # fmt: skip
+    if case.quantize is not None:
+        settings["quantize"] = case.quantize
+    return TrainConfig.of(**settings)
+
+
+def our_step(
+    case: StepCase, device: torch.device, dtype: torch.dtype, *, runs: int, warmup: int
+) -> tuple[StepFigures, list[str]]:
+    """Figures of this package, and the names of the modules that are trained."""
+    config = step_config(case, device, dtype)
+    with fresh_memory(device):
+        model = random_model(case.model, device, dtype)
+        task = RandomTask(model, config)
+        trainable = attach_adapters(task.networks, config)
+        flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
+        step = Step(task, flat, config, World())
+        if config.graph == "on" and step.capture_problems:
+            raise ConfigError([f"--graph on: {problem}" for problem in step.capture_problems])
+        apply_checkpointing(task.networks, config.gradient_checkpointing, random=False)
+        if case.compiled:
+            compile_blocks(model.denoiser)
+        batches = [random_batch(model, case.batch, case.size)]
+        numbers = iter(range(1_000_000))
+
+        def update() -> None:
+            step.run(next(numbers), RATE, batches)
+
+        update()
+        first = float(step.loss)
+        samples = wall_seconds(update, device, runs=runs, warmup=warmup)
+        notes = [f"the step was not recorded: {step.graphs.problem}"] if step.graphs.problem else []
+        notes += [f"micro-batches were split into {step.split} parts: memory ran out"] if step.split > 1 else []
+        notes += [] if bool(step.loss.isfinite()) else ["the loss is not finite"]
+        modules = [name for network in task.networks.values() for name in lora_layers(network)]
+        return StepFigures(*quantiles(samples), peak_bytes(device), first, tuple(notes)), modules
+
+
+def peer_step(
+    case: StepCase, device: torch.device, dtype: torch.dtype, modules: list[str], kind: str, *, runs: int, warmup: int
+) -> StepFigures:
+    """The training step of diffusers' example scripts, with PEFT's layers on ``modules``."""
+    from peft import LoraConfig
+
+    captured = "captured" in kind
+    config = step_config(case, device, dtype)
+    with fresh_memory(device), without_cudnn_attention():
+        model = random_model(case.model, device, dtype)
+        denoiser = model.denoiser
+        denoiser.add_adapter(
+            LoraConfig(r=case.rank, lora_alpha=case.rank, init_lora_weights="gaussian", target_modules=modules)
+        )
+        trainable = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
+        for parameter in trainable:
+            parameter.data = parameter.data.float()
+        if case.checkpointing != "off":
+            denoiser.enable_gradient_checkpointing()
+        denoiser.train()
+        if "compiled" in kind:
+            compile_blocks(denoiser)
+        task = RandomTask(model, config)
+        batch = random_batch(model, case.batch, case.size)
+        options: dict[str, Any] = {"fused": True, "capturable": True} if captured else {}
+        optimizer = torch.optim.AdamW(trainable, lr=RATE, **options)
+
+        losses: list[torch.Tensor] = []
+
+        def update() -> None:
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not captured):
+                loss = task.loss(batch)
+            losses[:] = [loss.detach()]
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(trainable, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not captured)
+
+        update()
+        first = float(losses[0])
+        work = capture(update, device).replay if captured else update
+        samples = wall_seconds(work, device, runs=runs, warmup=warmup)
+        return StepFigures(*quantiles(samples), peak_bytes(device), first)
+
+
+def peer_kinds(device: torch.device, *, compiled: bool) -> list[str]:
+    """The peers that can be measured here, each in every way it is used."""
+    if find_spec("peft") is None or find_spec("diffusers") is None:
+        return []
+    kinds = ["eager", *(["compiled"] if compiled else [])]
+    if device.type == "cuda" and compiled:
+        kinds += ["captured", "compiled+captured"]
+    return kinds
+
+
+def step_operations(case: StepCase, dtype: torch.dtype) -> float:
+    """Additions and multiplications of one step of the frozen base."""
+    model = blank(published_blueprint(case.model), dtype)
+    family = model.family
+    latents = torch.empty(model.latent_space.shape(case.size, case.size), dtype=dtype, device="meta")
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), FusedAttention():
+        text = family.encode(model, family.example_ids(model, 1, latents.device), None)
+        inputs = family.batch_inputs(model, text, torch.empty(1, 6, device="meta"), latents.shape, 1.0)
+        with counter:
+            family.denoise(model, latents, torch.empty(1, device="meta"), inputs)
+    by_operation = counter.get_flop_counts()["Global"]
+    attention = sum(count for operation, count in by_operation.items() if "attention" in str(operation))
+    return case.batch * (2.0 * (counter.get_total_flops() - attention) + 3.5 * attention)
+
+
+# the device
+
+
+def compile_blocks(network: Any) -> None:
+    """Compile the blocks a model repeats, where it names any; otherwise all of it."""
+    if getattr(network, "_repeated_blocks", None):
+        network.compile_repeated_blocks(fullgraph=False)
+    else:
+        network.compile()
+
+
+@contextmanager
+def fresh_memory(device: torch.device) -> Iterator[None]:
+    """Nothing of earlier work is on the device when the block starts, and its peak counts from there."""
+    _free(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield
+    finally:
+        if "torch._dynamo" in sys.modules:  # what was compiled holds on to the model
+            torch.compiler.reset()
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """cuDNN's backward pass reads out of bounds where the gradient lies in memory unlike the output (Flux)."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)

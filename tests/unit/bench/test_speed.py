@@ -1,0 +1,151 @@
+"""`inweave bench kernels` and `step`: figures of the same work, with all that is needed to repeat them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+from inweave.bench import step as stepping  # noqa: E402
+from inweave.bench.kernels import GROUPS, KernelCase, largest_error  # noqa: E402
+from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
+from inweave.bench.step import PEER, StepCase, measure_step, our_step, peer_step, step_operations  # noqa: E402
+from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
+from inweave.cli.app import app  # noqa: E402
+from inweave.errors import ConfigError, FormatError  # noqa: E402
+
+CPU = torch.device("cpu")
+EMOJI = StepCase("inweave/emoji", batch=2, rank=4, size=64, graph="off")
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "250"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def test_kernels_print_a_table_and_write_a_report(tmp_path: Path) -> None:
+    code, output = run("kernels", "--tiny", "--device", "cpu", "--json", str(tmp_path / "k.json"))
+    assert code == 0, output
+    document: dict[str, Any] = json.loads((tmp_path / "k.json").read_text())
+    assert document["command"] == "inweave bench kernels --tiny --device cpu"
+    assert document["versions"]["torch"] == torch.__version__ and document["machine"]["threads"] >= 1
+    assert document["date"].count("-") == 2
+    for row in document["rows"]:
+        assert row["name"] in output
+        assert row["ratio"] == pytest.approx(row["peers"]["torch"] / row["ours"]) and row["limit"] > 0
+    assert len(Report.read(tmp_path / "k.json").rows) == len(document["rows"]) >= 5
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_kernel_computes_what_its_peer_computes(group: str) -> None:
+    for case in GROUPS[group](CPU, torch.float32, tiny=True):
+        assert isinstance(case, KernelCase) and case.exact is not None and case.traffic > 0 and case.operations > 0
+        exact = case.exact()
+        for outputs in case.outputs.values():
+            assert largest_error(outputs(), exact) < 1e-5, case.name
+        assert case.outputs.keys() == {"inweave", *case.peers}
+
+
+def test_unknown_kernels_are_an_error() -> None:
+    code, output = run("kernels", "lorra", "--tiny", "--device", "cpu")
+    assert code == 2 and "'lorra'; known are lora" in output
+
+
+def test_a_step_and_its_peer_do_the_same_work() -> None:
+    """The same weights, batch and modules: adapters start at zero, so the first losses are equal."""
+    ours, modules = our_step(EMOJI, CPU, torch.float32, runs=1, warmup=1)
+    peer = peer_step(EMOJI, CPU, torch.float32, modules, "eager", runs=1, warmup=1)
+    assert ours.loss == pytest.approx(peer.loss, rel=1e-5) and ours.loss > 0 and not ours.notes
+    assert all(name.rpartition(".")[2] in ("to_q", "to_k", "to_v", "0") for name in modules) and len(modules) > 20
+    assert ours.peak is None and 0 < ours.low <= ours.median <= ours.high
+
+
+def test_a_step_is_reported_with_its_command(tmp_path: Path) -> None:
+    file = tmp_path / "s.json"
+    code, output = run("step", "--size", "64", "--rank", "2", "--steps", "2", "--warmup", "1", "--device", "cpu",
+                       "--gradient-checkpointing", "full", "--json", str(file))  # fmt: skip
+    assert code == 0, output
+    report = Report.read(file)
+    assert report.command == (
+        "inweave bench step --rank 2 --size 64 --gradient-checkpointing full --steps 2 --warmup 1 --device cpu"
+    )
+    (row,) = report.rows
+    assert row.name == "inweave/emoji, batch 1, 64 pixels, rank 2 on attention, checkpointing full, eager"
+    assert row.unit == "ms" and row.peers.keys() == {f"{PEER}, eager"} and row.limit is not None
+    assert row.limit < row.ours and row.details.keys() == {"10 %", "90 %"}
+    assert not [note for note in report.notes if "work" in note], report.notes
+
+
+def test_a_peer_that_fails_or_does_other_work_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, failing = stepping.StepFigures(1.0, 1.0, 1.0, None, 123.0), RuntimeError("cuDNN\nsaid no")
+
+    def peer(case: StepCase, device: Any, dtype: Any, modules: Any, kind: str, **_: Any) -> stepping.StepFigures:
+        if kind == "compiled":
+            raise failing
+        return other
+
+    monkeypatch.setattr(stepping, "peer_step", peer)
+    rows, notes = measure_step(
+        EMOJI, CPU, torch.float32, Rates(1e12, 1e12), runs=1, warmup=1, peers=("eager", "compiled")
+    )
+    assert rows[0].peers == {f"{PEER}, eager": 1000.0}
+    assert f"{PEER}, compiled: RuntimeError: cuDNN said no" in notes
+    assert any("not the same work: its first loss is 123" in note for note in notes)
+
+
+def test_bad_requests_are_one_line() -> None:
+    for arguments, message in (
+        (["--model", "sdlx"], "no model of this name can be measured: 'sdlx'"),
+        (["--size", "61"], "multiples of 8"),
+        (["--graph", "on"], "only CUDA devices have graphs"),
+        (["--targets", "to_z"], "to_z"),
+    ):
+        code, output = run("step", "--device", "cpu", "--no-peers", *arguments)
+        assert code == 2 and message in " ".join(output.split()), output
+
+
+def test_operations_of_a_step_are_those_of_the_layers() -> None:
+    one = step_operations(EMOJI, torch.float32)
+    assert step_operations(StepCase("inweave/emoji", batch=4, size=64), torch.float32) == 2 * one
+    forward_at_128_pixels = (
+        70.5e9 / 40
+    )  # docs/benchmarks.md: an image of 20 guided steps, nearly all of it the denoiser's
+    assert step_operations(StepCase("inweave/emoji", size=128), torch.float32) == pytest.approx(
+        2 * forward_at_128_pixels, rel=0.2
+    )
+
+
+def test_rows_and_figures() -> None:
+    row = Row("a", "ms", 2.0, {"x": 3.0, "y": 5.0}, 1.0)
+    assert row.ratio == 1.5 and Row("b", "ms", 2.0).ratio is None
+    assert table([row, Row("b", "ms", 1234.5, {"y": 0.00012}, None, {"p": "q"})]) == [
+        ["", "unit", "inweave", "x", "y", "limit", "peer / inweave", "p"],
+        ["a", "ms", "2", "3", "5", "1", "1.5", ""],
+        ["b", "ms", "1,234", "", "1.2e-04", "", "9.7e-08", "q"],
+    ]
+    assert [figure(value) for value in (0.0, 0.1234, 12.34, 123.4, None, "x")] == ["0", "0.123", "12.3", "123", "", "x"]
+    assert quantiles([5.0, 1.0, 2.0, 4.0, 3.0]) == (3.0, 1.0, 5.0)
+    calls: list[str] = []
+    samples = wall_seconds(lambda: calls.append("w"), CPU, runs=2, warmup=1, before=lambda: calls.append("b"))
+    assert len(samples) == 2 and "".join(calls) == "bwbwbw"
+    assert Rates(10.0, 2.0).seconds(20, 1) == 2.0 and Rates(10.0, 2.0).seconds(10, 8) == 4.0
+
+
+def test_a_report_survives_its_file_and_others_are_refused(tmp_path: Path) -> None:
+    made = make_report("step", "inweave bench step", CPU, [Row("a", "ms", 1.0, {"p": 2.0}, 0.5, {"d": 1.0})], ["note"])
+    assert Report.read(made.write(tmp_path / "a.json")) == made
+    (tmp_path / "b.json").write_text('{"schema": 7}')
+    (tmp_path / "c.json").write_text('{"schema": 1, "rows": [{}]}')
+    for name in ("b", "c"):
+        with pytest.raises(FormatError, match=f"{name}.json: .*report"):
+            Report.read(tmp_path / f"{name}.json")
+    with pytest.raises(ConfigError, match="no model of this name"):
+        step_operations(StepCase("sd9"), torch.float32)

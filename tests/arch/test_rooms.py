@@ -11,7 +11,7 @@ TRAINING = SRC / "training"
 
 #: a room of `training/` may only import rooms before it
 ROOMS = (
-    "config", "data", "adapters", "optim", "memory", "distributed", "output", "tasks", "checkpoint", "capture", "step", "loop",
+    "config", "data", "adapters", "optim", "memory", "distributed", "output", "tasks", "checkpoint", "capture", "compilation", "step", "loop",
     "session",
 )  # fmt: skip
 

@@ -98,6 +98,7 @@ class Branch(nn.Module, ABC):
         self.rslora = scaling.get("rslora", False)
         self.dropout = scaling.get("dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
+        self.layer_number: int | torch.Tensor = 0  # of the layer it is on
         self.stored_alpha = _owned(scaling.get("stored_alpha"))
         self.stored_scale = _owned(scaling.get("stored_scale"))
         explicit = None if self.stored_scale is None else self.stored_scale.item()

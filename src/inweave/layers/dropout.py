@@ -20,8 +20,13 @@ _BITS = 0xFFFFFFFF
 _GOLDEN, _MIX = 0x1E3779B1, 0x45D9F3B  # products of 32 bits with these stay below 2**63
 
 
-def dropout(x: torch.Tensor, p: float, training: bool, row_seeds: torch.Tensor | None, layer: str) -> torch.Tensor:
-    """``x`` with a share ``p`` of its values set to zero and the others scaled by 1 / (1 - p), in training."""
+def dropout(
+    x: torch.Tensor, p: float, training: bool, row_seeds: torch.Tensor | None, layer: int | torch.Tensor
+) -> torch.Tensor:
+    """``x`` with a share ``p`` of its values set to zero and the others scaled by 1 / (1 - p), in training.
+
+    ``layer``: `layer_number` of its name, as a number or on the device: blocks that differ in a tensor compile alike.
+    """
     if not training or not p:
         return x
     if row_seeds is None or x.shape[0] % len(row_seeds):  # rows of no example: tokens sent to experts
@@ -29,13 +34,18 @@ def dropout(x: torch.Tensor, p: float, training: bool, row_seeds: torch.Tensor |
     return x * row_mask(row_seeds.to(x.device), x.shape, p, layer).to(x.dtype) * (1 / (1 - p))
 
 
+def layer_number(name: str) -> int:
+    """What tells the masks of this layer from those of others."""
+    return zlib.crc32(name.encode())
+
+
 @torch.no_grad()
-def row_mask(row_seeds: torch.Tensor, shape: torch.Size, p: float, layer: str) -> torch.Tensor:
+def row_mask(row_seeds: torch.Tensor, shape: torch.Size, p: float, layer: int | torch.Tensor) -> torch.Tensor:
     """True where a value is kept."""
     rows = len(row_seeds)
     first, second = ((row_seeds[:, column : column + 1] & _BITS) for column in (0, 1))
     place = torch.arange(shape.numel() // rows, device=row_seeds.device)
-    number = ((place & _BITS) * _GOLDEN & _BITS) + first + zlib.crc32(layer.encode())
+    number = ((place & _BITS) * _GOLDEN & _BITS) + first + layer
     number = _mixed(_mixed(number & _BITS) ^ second)
     return (number >= int(p * 2**32)).reshape(shape)
 

@@ -33,7 +33,7 @@ from inweave.adapter import Factors
 from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
-from inweave.layers.dropout import dropout
+from inweave.layers.dropout import dropout, layer_number
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 from inweave.ops.merge import all_usable, usable_numbers
@@ -99,7 +99,7 @@ class LoraLayer(nn.Module):
         result = plain
         for branch, strength in self._acting:
             dropped = branch.dropout and not self.kind.embedding
-            inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, self.label) if dropped else x
+            inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, branch.layer_number) if dropped else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
             added = branch.output(self.kind, self.base, inputs, dtype)
             if isinstance(plain, torch.Tensor):
@@ -147,6 +147,7 @@ class LoraLayer(nn.Module):
         self.require_unmerged("add an adapter")
         if name in self.adapters:
             raise ConfigError(f"{self.label}: an adapter {name!r} already exists; eject it or choose another name")
+        branch.layer_number = layer_number(self.label)
         self.adapters[name] = branch
         self.strengths[name] = strength
         self.active = (*self.active, name)

@@ -13,9 +13,9 @@ same bits as 40.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,7 @@ class Run:
         self.step = Step(task, self.flat, config, self.world)
         self._batches_per_step = config.gradient_accumulation * self.world.size
         self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
-        if config.graph == "on" and self.step.capture_problems:
-            raise ConfigError([f'graph = "on": {problem}' for problem in self.step.capture_problems])
+        self.step.require_choices()
         self.step.graphs.enabled &= config.graph == "on" or self.total >= SHORTEST_RECORDED_RUN
         learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
         self.number = 0  # steps done
@@ -114,10 +113,12 @@ class Run:
         self._resume_point = point
         try:
             point.acquire(self.world)
+            compiled = None if point.state is None else bool(point.state.facts.get("compiled", False))
             if point.state is not None:
                 self._load(point.state)
                 point.state = None  # its tensors were copied
             self._ensure_same_step()
+            point.notes += self.step.compile(self.model, self.total, before=compiled)
         except BaseException:
             point.release()
             raise
@@ -154,7 +155,7 @@ class Run:
         config["gradient_accumulation"] = self._batches_per_step  # of all processes together
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
-            "validation": self.validation, "losses": self.progress.recent,
+            "validation": self.validation, "losses": self.progress.recent, "compiled": self.step.blocks.active,
         }  # fmt: skip
 
     def save_checkpoint(self, *, interim: bool = False) -> None:
@@ -286,12 +287,9 @@ class Run:
             self.train_step()
         if log is not None and measurement is not None:
             log.write({"step": self.number, **measurement})
-        if log is not None and (problem := self.step.graphs.new_problem()):
-            text = f"steps cannot be recorded as CUDA graphs and run eagerly: {problem}"
-            log.write({"event": "graph failed", "step": self.number, "text": text})
-        if log is not None and self.step.split != split:
-            text = f"out of memory; from now on micro-batches are split into {self.step.split} parts"
-            log.write({"event": "memory", "step": self.number, "text": text})
+        for event in self.step.new_events(split):
+            if log is not None:
+                log.write({"step": self.number, **event})
 
     def _save_due(self) -> bool:
         """Whether a checkpoint and its adapter belong to the step just done."""
@@ -370,8 +368,10 @@ class Run:
                 torch.cuda.empty_cache()
         self.world.wait()
 
-    def _evaluation(self) -> AbstractContextManager[None]:
-        return evaluation_mode(self.task.networks, self._eval_weights())
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        with self.step.blocks.eager(), evaluation_mode(self.task.networks, self._eval_weights()):
+            yield
 
     def _eval_weights(self) -> AbstractContextManager[None]:
         return (self.step.ema or self.step.optimizer).eval_weights()

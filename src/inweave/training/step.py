@@ -13,9 +13,10 @@ outside of them: copying inputs, and splitting micro-batches after memory ran ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,6 +25,7 @@ from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import lora_layers
 from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
+from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 from inweave.training.memory.oom import oom_hint, out_of_memory
@@ -80,6 +82,10 @@ class Step:
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
         self._branches = [layer.branch(name) for layer in layers for name in layer.adapters]
+        for branch in self._branches:
+            if branch.dropout:
+                branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
+        self.blocks = CompiledBlocks(task.networks)
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
@@ -96,6 +102,26 @@ class Step:
         if self.config.shard:
             problems.append("shard: the base is gathered by hooks on the host")
         return problems
+
+    @property
+    def compile_problems(self) -> list[str]:
+        """Why the blocks of this run cannot be compiled; empty if they can."""
+        return compile_problems(self.task.networks, self.config, self.task.device)
+
+    def require_choices(self) -> None:
+        """Raise where a setting is "on" and cannot be."""
+        problems = [f'graph = "on": {each}' for each in self.capture_problems if self.config.graph == "on"]
+        problems += [f'compile = "on": {each}' for each in self.compile_problems if self.config.compile == "on"]
+        if problems:
+            raise ConfigError(problems)
+
+    def compile(self, model: Any, steps: int, *, before: bool | None) -> list[str]:
+        """Compile the blocks if that suits a run of ``steps``; returns what to say. ``before``: the resumed run's choice."""
+        saves = before is None and saves_time(model, self.task.order, self.config, steps)
+        chosen, notes = choose(self.config.compile, self.compile_problems, saves=saves, before=before)
+        if chosen:
+            self.blocks.start()
+        return notes
 
     # one update
 
@@ -145,6 +171,18 @@ class Step:
         self._retry_split(evaluate, [batch])
         return total
 
+    def new_events(self, split: int) -> Iterator[dict[str, str]]:
+        """What there is to log about the update just done; before it micro-batches were split into ``split`` parts."""
+        yield from self.blocks.new_events()
+        if problem := self.graphs.new_problem():
+            yield {
+                "event": "graph failed",
+                "text": f"steps cannot be recorded as CUDA graphs and run eagerly: {problem}",
+            }
+        if self.split != split:
+            text = f"out of memory; from now on micro-batches are split into {self.split} parts"
+            yield {"event": "memory", "text": text}
+
     def figures(self) -> dict[str, float | int | None]:
         """What the log says about the update that was just done; reading it makes the host wait."""
         device = self.task.device
@@ -174,23 +212,30 @@ class Step:
                 self.share.fill_(share * fraction)
                 # for a model's own dropout; the adapter's is seeded by row, so that splitting changes rounding only
                 torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
-                self.graphs.run(shapes_of(inputs), partial(self.micro_step, inputs))
+                size = shapes_of(inputs)
+                with self.blocks.call(size):
+                    self.graphs.run(size, partial(self.micro_step, inputs))
 
     def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
         for branch in self._branches:
             branch.row_seeds = row_seeds
 
     def _retry_split(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
-        """Do ``work``, with micro-batches split further each time that memory runs out."""
+        """Do ``work``, with micro-batches split further each time that memory runs out, and eagerly if compiling fails."""
         while True:
             try:
                 with _attention(self.task.device):
                     return work()
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error):
+            except Exception as error:
+                memory = out_of_memory(error)
+                if not memory and not self.blocks.compiling:
                     raise
                 reason = " ".join(str(error).split())
             # outside of the handler: the error holds its frames, and they hold what was computed
+            if not memory:
+                self.blocks.stop(reason)
+                self.graphs.clear()
+                continue
             if self.config.shard:  # the other processes wait inside the network and would not start over
                 raise MemoryBudgetError(
                     f'out of memory; set gradient_checkpointing = "full", or lower batch_size or resolution ({reason})'

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from inweave.layers.dropout import dropout, row_mask
+from inweave.layers.dropout import dropout, layer_number, row_mask
 from inweave.models.model import file_index
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
@@ -113,16 +113,17 @@ def test_the_masks_of_dropout_belong_to_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     seeds = torch.randint(2**31, (6, 2), generator=generator)
     x = torch.randn(6, 50, 40, generator=generator).requires_grad_()
-    whole = dropout(x, 0.25, True, seeds, "layer")
-    parts = torch.cat([dropout(x[i : i + 2], 0.25, True, seeds[i : i + 2], "layer") for i in (0, 2, 4)])
+    layer = layer_number("layer")
+    whole = dropout(x, 0.25, True, seeds, layer)
+    parts = torch.cat([dropout(x[i : i + 2], 0.25, True, seeds[i : i + 2], layer) for i in (0, 2, 4)])
     assert torch.equal(whole, parts)
-    chunks = dropout(x.reshape(12, 25, 40), 0.25, True, seeds, "layer")  # an example's rows lie together
+    chunks = dropout(x.reshape(12, 25, 40), 0.25, True, seeds, layer)  # an example's rows lie together
     assert torch.equal(chunks.reshape(6, 50, 40), whole)
-    mask = row_mask(seeds, x.shape, 0.25, "layer")
+    mask = row_mask(seeds, x.shape, 0.25, layer)
     assert torch.allclose(whole, torch.where(mask, x / 0.75, 0.0))
-    other = row_mask(seeds, x.shape, 0.25, "another")
+    other = row_mask(seeds, x.shape, 0.25, layer_number("another"))
     share = mask.float().mean((1, 2))
     assert (share - 0.75).abs().max() < 0.05 and abs(float(share.mean()) - 0.75) < 0.02
     assert abs(float((mask == other).float().mean()) - 0.625) < 0.02, "layers are independent"
     assert abs(float((mask[0] == mask[1]).float().mean()) - 0.625) < 0.04, "and so are rows"
-    assert dropout(x, 0.25, False, seeds, "layer") is x
+    assert dropout(x, 0.25, False, seeds, layer) is x

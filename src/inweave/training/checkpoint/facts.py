@@ -3,6 +3,7 @@
     step, steps, batch_size, gradient_accumulation     whole numbers        config       a table of settings
     data, base                                         digests              validation   [[step, loss], ...]
     losses                                             of the last steps, a list of numbers
+    compiled                                           whether the denoiser's blocks are compiled
     skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
 
 A file can be whole, with all its checksums, and still hold something else. The tensors of parameters and optimizer are
@@ -21,7 +22,15 @@ from inweave.errors import FormatError
 from inweave.training.checkpoint.store import State
 
 COUNTERS = ("skipped", "skipped_in_a_row", "split")
-_DEFAULTS: dict[str, Any] = {"config": {}, "data": "", "base": "", "started": 0, "validation": [], "losses": []}
+_DEFAULTS: dict[str, Any] = {
+    "config": {},
+    "data": "",
+    "base": "",
+    "started": 0,
+    "validation": [],
+    "losses": [],
+    "compiled": False,
+}
 
 
 def ensure_run_state(state: State) -> State:
@@ -38,6 +47,7 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
         ("config", config, "a table of settings", isinstance(config, dict)),
         ("data", facts["data"], "a digest", isinstance(facts["data"], str)),
         ("base", facts["base"], "a digest", isinstance(facts["base"], str)),
+        ("compiled", facts["compiled"], "true or false", isinstance(facts["compiled"], bool)),
         ("started", facts["started"], "a time", _is_time(facts["started"])),
         ("validation", rows, "a list of steps and losses", isinstance(rows, list) and all(map(_is_validation, rows))),
     ]

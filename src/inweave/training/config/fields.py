@@ -206,6 +206,11 @@ class Settings(CheckedModel):
         "auto",
         "record steps as CUDA graphs and replay them: off, on, or auto: where it is possible and the run is long enough",
     )
+    compile: Literal["off", "auto", "on"] = _memory(
+        "auto",
+        "compile the denoiser's blocks (torch.compile, regional): off, on, or auto: where it is possible and saves a run of "
+        "this length more time than it takes",
+    )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(

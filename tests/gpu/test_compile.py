@@ -1,0 +1,88 @@
+"""Blocks compiled by torch, alone and inside of recorded steps: the same loss curve, the same bits twice and after resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from tests.gpu.test_training import apart, settings, tensors_of  # noqa: E402
+
+import inweave  # noqa: E402
+from inweave.training.session import prepare  # noqa: E402
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def same_bits(one: Path, two: Path) -> bool:
+    first, second = tensors_of(one), tensors_of(two)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp32", "dropout": 0.1},
+        {"precision": "bf16", "gradient_checkpointing": "full"},
+        {"precision": "bf16", "graph": "off", "network": "dora"},
+    ],
+    ids=lambda more: "-".join(str(value) for value in more.values()),
+)
+def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path: Path, cache: Path) -> None:
+    common = {"graph": "on", "steps": STEPS, "learning_rate": 1e-4, **more}
+    eager = inweave.train(settings(tmp_path / "eager", cache, compile="off", **common))
+    records: list[Any] = []
+    compiled = inweave.train(settings(tmp_path / "compiled", cache, compile="on", **common), on_record=records.append)
+    events = [record.get("event") for record in records]
+    assert "compile" in events and "compile failed" not in events and "graph failed" not in events, records
+    assert compiled.losses == pytest.approx(eager.losses, rel=1e-2 if common["precision"] == "bf16" else 2e-3)
+    assert apart(eager.path, compiled.path) < 0.1
+
+
+def test_a_compiled_and_recorded_run_has_the_same_bits_twice_and_resumed(tmp_path: Path, cache: Path) -> None:
+    common = {"precision": "bf16", "graph": "on", "compile": "on", "batch_size": 1}
+    run, _ = prepare(settings(tmp_path / "one", cache, steps=STEPS, **common))
+    one = run.train()
+    assert run.step.blocks.active and len(run.step.graphs) >= 2 and run.step.blocks.seconds > 0
+    two = inweave.train(settings(tmp_path / "two", cache, steps=STEPS, **common))
+    assert one.losses == two.losses and same_bits(one.path, two.path)
+    inweave.train(settings(tmp_path / "rest", cache, steps=8, **common))
+    rest = inweave.train(
+        settings(tmp_path / "rest", cache, steps=STEPS, resume="auto", **{**common, "compile": "auto"})
+    )
+    assert rest.losses == one.losses[8:] and same_bits(one.path, rest.path)
+
+
+def test_validation_and_samples_of_a_compiled_run_compile_nothing_more(tmp_path: Path, cache: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    common: dict[str, Any] = {"precision": "bf16", "compile": "on", "batch_size": 1, "validation_split": 0.1}
+    sampled = {"sample_every": 3, "sample_prompts": ["a cat"], "validate_every": 3}
+    run, sample = prepare(settings(tmp_path, cache, steps=12, **common, **sampled))
+    torch._dynamo.reset()
+    counters.clear()
+    graphs: list[int] = []
+    records: list[Any] = []
+
+    def watch(record: Any) -> None:
+        records.append(record)
+        if "loss" in record:
+            graphs.append(counters["stats"]["unique_graphs"])
+
+    run.train(sample=sample, on_record=watch)
+    events = [record.get("event") for record in records]
+    assert "sample" in events and "sample failed" not in events and "validation" in events
+    assert graphs[0] > 0 and graphs[-1] == graphs[0], graphs

@@ -31,6 +31,8 @@ from inweave.training.config.importers import (
 )
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.files import leaves_of, parse_text
+from inweave.training.config.importers.shell import COMMANDS
+from inweave.training.config.importers.shell_script import UNSET_VARIABLE
 from inweave.training.config.importers.translate import Translation, translate
 from inweave.training.config.importers.values import OFF, is_off
 from inweave.training.config.schema import TrainConfig
@@ -89,14 +91,19 @@ def import_text(text: str, name: str, *, without: Collection[str] = (), **overri
 def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] = (), **overrides: Any) -> Imported:
     """A table that was read from ``path``."""
     try:
-        kind, settings = _recognize(table)
+        commands = table.get(COMMANDS)
+        kind, settings = _recognize({name: value for name, value in table.items() if name != COMMANDS})
         out = Translation(exact=True, without=frozenset(without))
+        if commands:
+            out.notes.append(f"{commands} training commands: the longest is imported, the first where they are equal")
         if kind == "kohya":
             out.notes += [f"{each}; the last one counts" for each in _sections(table)[1]]
         try:
             implied = _translate(kind, settings, path, out)
         except (ValueError, TypeError, OverflowError, ArithmeticError, AttributeError) as error:
             raise ConfigError([*out.problems, str(error)]) from None
+        if "script" in settings:
+            out.notes += _unset_variables(settings)
         unknown = [name for name in out.unknown if settings.get(name) not in OFF]
         out.unset += [name for name in out.unknown if settings.get(name) in OFF]
         out.no_equivalent += [f"{name[:200]}: is not known here" for name in unknown]
@@ -120,6 +127,14 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
     mapping = {name: ours for name, ours in out.mapping.items() if name not in implied}
     unset = [name for name in dict.fromkeys(out.unset) if name not in mapping]
     return Imported(config, mapping, list(dict.fromkeys(no_equivalent)), notes, kind, implied, unset)
+
+
+def _unset_variables(settings: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {for_message(value)} has a variable that the file does not set; put its value in"
+        for name, value in settings.items()
+        if isinstance(value, str) and UNSET_VARIABLE.search(value)
+    ]
 
 
 def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation) -> dict[str, Any]:

@@ -4,34 +4,30 @@ r"""Command lines of kohya's and diffusers' scripts, as people keep them: in a .
       --pretrained_model_name_or_path="$MODEL" \
       --network_args "algo=lokr" "factor=8" --xformers   # a comment
 
-A line goes on after a backslash (bash), a caret (cmd) or a backtick (PowerShell). Variables that the file sets are put
-in: NAME=value, export NAME=value, set NAME=value, $name = "value"; nothing is run. Options before the script belong to
-the launcher. A name may be shortened as far as it stays the only one, as argparse allows.
+The variables, lists and conditions of such a file are read by `shell_script`. Options before the script belong to the
+launcher. A name may be shortened as far as it stays the only one, as argparse allows. Of several training commands the
+longest is read, the first where they are equal.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from inweave.errors import ConfigError
 from inweave.training.config.importers.diffusers import is_diffusers_script
 from inweave.training.config.importers.kohya import KOHYA
+from inweave.training.config.importers.shell_script import script_commands
 from inweave.training.config.importers.translate import known_names
 from inweave.training.config.importers.values import parse_scalar
 
+#: how many training commands a text has, where there are several
+COMMANDS = "number of training commands"
 _LISTS = frozenset({
     "network_args", "optimizer_args", "lr_scheduler_args", "base_weights", "base_weights_multiplier", "text_encoder_lr",
     "log_config", "metadata_tags",
 })  # fmt: skip
-_CONTINUED = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n")
-_ASSIGNMENT = re.compile(
-    r"""^\s*(?:export\s+|set\s+|local\s+|declare\s+|readonly\s+|\$(?:env:)?)?"?([A-Za-z_]\w*)\s*=\s*(?!=)(.*?)\s*$"""
-)
-_COMMENT = re.compile(r"^[ \t]*(?:#|::|rem\b|@?echo\b)[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
-_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$(?:env:)?([A-Za-z_]\w*)|%([A-Za-z_]\w*)%")
 _SCRIPT = re.compile(r"\.py$|^[\w./\\-]*train_network$")
 
 
@@ -43,20 +39,12 @@ def is_command(text: str) -> bool:
 
 def parse_command(text: str) -> dict[str, Any]:
     """The options of the training command in a text, and its ``script``."""
-    joined = _CONTINUED.sub(" ", _COMMENT.sub("", text))
-    variables: dict[str, str] = {}
-    commands: list[list[str]] = []
-    for line in joined.splitlines():
-        assignment = _ASSIGNMENT.match(line)
-        if assignment and not re.search(r"\s--[A-Za-z]", line):
-            variables[assignment[1]] = _replaced(_assigned(assignment[2]), variables)
-            continue
-        if re.search(r"(?:^|\s)--[A-Za-z]", line):
-            commands.append(_words(_replaced(line, variables)))
-    ranked = sorted(commands, key=lambda words: (any("train" in w and _SCRIPT.search(w) for w in words), len(words)))
-    if not ranked:
+    commands = script_commands(text)
+    if not commands:
         raise ConfigError("contains no command with options")
-    return _options_of(ranked[-1])
+    training = [words for words in commands if any("train" in word and _SCRIPT.search(word) for word in words)]
+    settings = _options_of(max(training or commands, key=len))
+    return {**settings, **({COMMANDS: len(training)} if len(training) > 1 else {})}
 
 
 def _options_of(words: list[str]) -> dict[str, Any]:
@@ -74,26 +62,27 @@ def _options_of(words: list[str]) -> dict[str, Any]:
 def parse_options(words: Iterable[str], *, shortened: bool = True) -> dict[str, Any]:
     """--name value, --name=value, --flag, and lists of values; the last of several counts.
 
-    ``shortened``: whether names of kohya's scripts may be shortened.
+    ``shortened``: kohya's scripts, whose names may be shortened, and some of which take lists.
     """
     settings: dict[str, Any] = {}
+    lists = _LISTS if shortened else frozenset()
     name = ""
     for word in words:
         if match := re.fullmatch(r"--([A-Za-z][\w-]*)(?:=(.*))?", word, re.DOTALL):
             name = match[1].replace("-", "_")
             name = _whole_name(name) if shortened else name
-            settings[name] = True if match[2] is None else _value(name, match[2])
+            settings[name] = True if match[2] is None else _value(match[2], name in lists)
         elif name and word not in ("&&", ";", "|", "&"):
             before = settings[name]
-            if name in _LISTS:
+            if name in lists:
                 settings[name] = [*(before if isinstance(before, list) else []), word]
             elif before is True:
-                settings[name] = _value(name, word)
+                settings[name] = _value(word)
             else:
                 settings[name] = f"{before} {word}" if isinstance(before, str) and name.endswith("prompts") else before
         elif word in ("&&", ";", "|", "&"):
             break
-    for each in _LISTS & settings.keys():
+    for each in lists & settings.keys():
         if settings[each] is True:
             settings[each] = []
         if each == "text_encoder_lr" and isinstance(settings[each], list):
@@ -101,8 +90,8 @@ def parse_options(words: Iterable[str], *, shortened: bool = True) -> dict[str, 
     return settings
 
 
-def _value(name: str, text: str) -> Any:
-    return [text] if name in _LISTS else parse_scalar(text)
+def _value(text: str, listed: bool = False) -> Any:
+    return [text] if listed else parse_scalar(text)
 
 
 _NAMES = sorted({*known_names(KOHYA), *(each for each in KOHYA.missing if "*" not in each),
@@ -113,32 +102,3 @@ def _whole_name(name: str) -> str:
     """A shortened name as a whole."""
     matches = [each for each in _NAMES if each.startswith(name)]
     return matches[0] if len(matches) == 1 else name
-
-
-def _assigned(text: str) -> str:
-    """The value of an assignment: what is between quotes, or the text up to a comment."""
-    text = text.strip()
-    if text[:1] in ("'", '"') and text.find(text[0], 1) > 0:
-        return text[1 : text.index(text[0], 1)]
-    return re.split(r"\s#", text)[0].strip().rstrip('"')
-
-
-def _replaced(text: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[3] or match[4]
-        return variables.get(name, match[2] if match[2] is not None else match[0])
-
-    return _VARIABLE.sub(value, text)
-
-
-def _words(line: str) -> list[str]:
-    windows = bool(re.search(r"[A-Za-z]:\\", line))
-    try:
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
-        lexer.whitespace_split = True
-        lexer.commenters = "#"
-        if windows:
-            lexer.escape = ""
-        return list(lexer)
-    except ValueError:
-        return line.replace('"', "").split()

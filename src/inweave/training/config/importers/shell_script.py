@@ -1,0 +1,215 @@
+r"""What a shell script would run: its commands, with the variables and lists that it sets put in. Nothing is run.
+
+    NAME=value   export NAME=value   set NAME=value   $name = "value"        a variable
+    args=("--a" "b")   args+=("--c $d")   $args = @("--a")                   a list
+    $args = [System.Collections.ArrayList]::new()   [void]$args.Add("--a=" + $b)
+    if [[ $a == 1 ]]; then ... elif ... else ... fi                          bash; also [ ... ], -n, -z, = and !=
+    if ($a) { ... } elseif ($a -eq "b") { ... } else { ... }                 PowerShell; also -ne and -not
+    python train.py "${args[@]}"   python train.py $args                     a list in a command
+
+A line goes on after a backslash (bash), a caret (cmd) or a backtick (PowerShell), and inside of the brackets of a list.
+A branch is left out where its condition is false. Where a condition cannot be read, such as one on a file that exists, a
+list that its branch changes is uncertain, and a command that uses the list is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from inweave.checked import for_message
+from inweave.errors import ConfigError
+
+_CONTINUED = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n")
+_COMMENT = re.compile(r"^[ \t]*(?:#|::|rem\b|@?echo\b)[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
+_ASSIGNMENT = re.compile(
+    r"""^\s*(?:export\s+|set\s+|local\s+|declare\s+|readonly\s+|\$(?:env:)?)?"?([A-Za-z_]\w*)\s*=\s*(?!=)(.*?)\s*$"""
+)
+_VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$(?:env:)?([A-Za-z_]\w*)|%([A-Za-z_]\w*)%")
+UNSET_VARIABLE = re.compile(r"\$\{?(?:env:)?[A-Za-z_]\w*[^}\s]*\}?|%[A-Za-z_]\w*%|\$\(|\$\d")
+_BASH_LIST = re.compile(r"^\s*(?:local\s+|declare\s+(?:-a\s+)?)?([A-Za-z_]\w*)(\+?)=\((.*)\)\s*(?:#.*)?$", re.DOTALL)
+_OPEN_LIST = re.compile(r"^\s*(?:local\s+|declare\s+(?:-a\s+)?)?[A-Za-z_]\w*\+?=\((?!.*\)\s*$)")
+_POWERSHELL_LIST = re.compile(
+    r"^\s*\$([A-Za-z_]\w*)\s*(\+?)=\s*(@\(.*\)|\[[\w.]*(?:ArrayList|List)[^\]]*\]::new\(\))\s*$"
+)
+_POWERSHELL_ADD = re.compile(r"^\s*(?:\[void\]\s*)?\$([A-Za-z_]\w*)(?:\.Add\((.*?)\)\s*(?:\|.*)?|\s*\+=\s*(.*))$")
+_QUOTED = re.compile(r"""^(?:"[^"]*"|'[^']*')\s*(?:#.*)?$""")
+_LIST_WORD = re.compile(r"^\"?(?:\$\{([A-Za-z_]\w*)\[[@*]\]\}|[$@]([A-Za-z_]\w*))\"?$")
+_BASH_IF = re.compile(r"^\s*(if|elif)\s+(.*?)\s*;?\s*then\b\s*(.*)$")
+_POWERSHELL_IF = re.compile(r"^\s*(?:\}\s*)?(if|elseif)\s*\((.*)\)\s*\{\s*(.*)$")
+
+
+@dataclass(slots=True)
+class _Branch:
+    """One level of conditions: None is one that cannot be read."""
+
+    condition: bool | None
+    text: str
+    decided: bool = False  # an earlier branch was the one that runs
+
+
+@dataclass(slots=True)
+class _Script:
+    variables: dict[str, str] = field(default_factory=dict)
+    lists: dict[str, list[str]] = field(default_factory=dict)
+    uncertain: dict[str, str] = field(default_factory=dict)  # list -> the condition it hangs on
+    branches: list[_Branch] = field(default_factory=list)
+    commands: list[list[str]] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        return all(branch.condition is not False for branch in self.branches)
+
+    def read(self, line: str) -> None:
+        if self._is_condition(line) or not self.runs:
+            return
+        if match := _BASH_LIST.match(line):
+            self._extend(match[1], self.words(match[3]), fresh=not match[2])
+        elif match := _POWERSHELL_LIST.match(line):
+            inside = match[3][2:-1] if match[3].startswith("@(") else ""
+            self._extend(match[1], [self._text(each) for each in _split(inside, ",")], fresh=not match[2])
+        elif (match := _POWERSHELL_ADD.match(line)) and match[1] in self.lists:
+            self._extend(match[1], [self._text(match[2] or match[3] or "")], fresh=False)
+        elif (match := _ASSIGNMENT.match(line)) and (_QUOTED.match(match[2]) or not re.search(r"\s--[A-Za-z]", line)):
+            self.variables[match[1]] = self.replaced(_assigned(match[2]))
+            self.lists.pop(match[1], None)
+        elif re.search(r"(?:^|\s|\")--[A-Za-z]|\[[@*]\]", line):
+            self.commands.append(self.words(line))
+
+    def _is_condition(self, line: str) -> bool:
+        """Read the start or the end of a branch; a statement on the same line is read in it."""
+        stripped = line.strip()
+        if match := _BASH_IF.match(line) or _POWERSHELL_IF.match(line):
+            bash = match.re is _BASH_IF
+            if match[1] == "if":
+                self.branches.append(_Branch(self._holds(match[2], bash), match[2]))
+            elif self.branches:
+                self._next_branch(self._holds(match[2], bash), match[2])
+            for statement in re.split(r";\s*", match[3]):
+                end = statement.strip() in ("fi", "}") or (not bash and statement.rstrip().endswith("}"))
+                if statement.strip() not in ("fi", "}", ""):
+                    self.read(statement.rstrip().rstrip("}") if not bash else statement)
+                if end and self.branches:
+                    self.branches.pop()
+            return True
+        if re.fullmatch(r"else\b.*|\}\s*else\s*\{", stripped) and self.branches:
+            self._next_branch(True, self.branches[-1].text)
+        elif stripped in ("fi", "}", "};", "fi;"):
+            if self.branches:
+                self.branches.pop()
+        else:
+            return False
+        return True
+
+    def _next_branch(self, condition: bool | None, text: str) -> None:
+        branch = self.branches[-1]
+        branch.decided |= branch.condition is True
+        unknown = branch.condition is None
+        branch.condition = False if branch.decided else None if unknown else condition
+        branch.text = text
+
+    def _extend(self, name: str, items: list[str], *, fresh: bool) -> None:
+        self.lists[name] = items if fresh else [*self.lists.get(name, []), *items]
+        unknown = next((branch.text for branch in self.branches if branch.condition is None), None)
+        if unknown is not None and items:
+            self.uncertain[name] = unknown
+        elif fresh:
+            self.uncertain.pop(name, None)
+
+    def _holds(self, condition: str, bash: bool) -> bool | None:
+        text = condition.strip().removeprefix("[[").removeprefix("[").removesuffix("]]").removesuffix("]").strip()
+        comparison = re.fullmatch(r"(.+?)\s+(==?|!=|-eq|-ne)\s+(.+)", text)
+        if comparison:
+            first, second = self._text(comparison[1]), self._text(comparison[3])
+            same = first.lower() == second.lower() if not bash else first == second
+            known = not UNSET_VARIABLE.search(first + second)
+            return (same is (comparison[2] in ("==", "=", "-eq"))) if known else None
+        negated, empty = bool(re.match(r"(?:!|-not\b)", text)), text.startswith("-z ")
+        value = self._text(re.sub(r"^(?:!\s*|-not\s+|-n\s+|-z\s+)", "", text))
+        if UNSET_VARIABLE.search(value) or re.match(r"-\w\s|\w+\s", value) or "&&" in value or "||" in value:
+            return None
+        holds = bool(value) if bash else value.lower() not in ("", "0", "$false", "false")
+        return holds is not (negated or empty)
+
+    def _text(self, expression: str) -> str:
+        """Quoted texts and variables, joined by + in PowerShell."""
+        parts = _split(expression.strip(), "+") if re.search(r"[\"']\s*\+|\+\s*\$", expression) else [expression]
+        return "".join(self.replaced(_assigned(part)) for part in parts)
+
+    def replaced(self, text: str) -> str:
+        def value(match: re.Match[str]) -> str:
+            name = match[1] or match[3] or match[4]
+            return self.variables.get(name, match[2] if match[2] is not None else match[0])
+
+        return _VARIABLE.sub(value, text)
+
+    def words(self, line: str) -> list[str]:
+        """The words of a command, with its lists in their place."""
+        words: list[str] = []
+        for word in _words(line):
+            match = _LIST_WORD.match(word)
+            name = (match[1] or match[2]) if match else ""
+            if name not in self.lists:
+                words += _options(self.replaced(word))
+                continue
+            if name in self.uncertain:
+                raise ConfigError(
+                    f"{name}: the options in this list depend on a condition that cannot be read from the file, "
+                    f"{for_message(self.uncertain[name])}; write them into the command"
+                )
+            words += [word for item in self.lists[name] for word in _options(item)]
+        return words
+
+
+def script_commands(text: str) -> list[list[str]]:
+    """The words of every command with options that a script would run."""
+    script = _Script()
+    for line in _statements(_CONTINUED.sub(" ", _COMMENT.sub("", text))):
+        script.read(line)
+    return [words for words in script.commands if any(re.match(r"--[A-Za-z]", word) for word in words)]
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Lines; those of a list that goes over several are one."""
+    pending: list[str] = []
+    for line in text.splitlines():
+        pending.append(line)
+        whole = " ".join(pending)
+        if not _OPEN_LIST.match(whole) or len(pending) > 500:
+            yield whole
+            pending = []
+    yield from pending
+
+
+def _options(text: str) -> list[str]:
+    """A word; a variable or an item that holds several options, as bash splits it."""
+    return _words(text) if re.match(r"--[\w-]+\s", text) else [text]
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Parts of an expression; a separator between quotes does not count."""
+    pattern = rf"(?:\"[^\"]*\"|'[^']*'|[^{re.escape(separator)}\"'])+"
+    return [part.strip() for part in re.findall(pattern, text) if part.strip()]
+
+
+def _assigned(text: str) -> str:
+    """The value of an assignment: what is between quotes, or the text up to a comment."""
+    text = text.strip()
+    if text[:1] in ("'", '"') and text.find(text[0], 1) > 0:
+        return text[1 : text.index(text[0], 1)]
+    return re.split(r"\s#", text)[0].strip().rstrip('"')
+
+
+def _words(line: str) -> list[str]:
+    windows = bool(re.search(r"[A-Za-z]:\\", line))
+    try:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+        lexer.whitespace_split = True
+        lexer.commenters = "#"
+        if windows:
+            lexer.escape = ""
+        return list(lexer)
+    except ValueError:
+        return line.replace('"', "").split()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
+from inweave.training.kernels import step_kernels
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate, seconds_for
@@ -108,7 +110,8 @@ def prepare(
             run.notes.append(("memory", loaded.shard(world)))
         # an image's dropout is seeded by row; tokens that are sent to experts belong to no row
         random = bool(config.dropout) and isinstance(setup, LanguageSetup)
-        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, random=random)
+        kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
+        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=random)
         return run, loaded.sampler()
     except BaseException:
         checkpoint.release()

@@ -14,12 +14,10 @@ outside of them: copying inputs, and splitting micro-batches after memory ran ou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import lora_layers
@@ -28,6 +26,7 @@ from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
+from inweave.training.kernels import step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
@@ -224,7 +223,7 @@ class Step:
         """Do ``work``, with micro-batches split further each time that memory runs out, and eagerly if compiling fails."""
         while True:
             try:
-                with _attention(self.task.device):
+                with step_kernels(self.task.device, deterministic=self.config.deterministic):
                     return work()
             except Exception as error:
                 memory = out_of_memory(error)
@@ -289,13 +288,6 @@ class Step:
         self.skipped.copy_(tensors["skipped"])
         self.skipped_in_a_row.copy_(tensors["skipped_in_a_row"])
         self.split = int(tensors["split"])  # another split adds up in another order
-
-
-def _attention(device: torch.device) -> AbstractContextManager[object]:
-    """Leave out cuDNN's kernel on a GPU: its backward pass reads out of bounds at 4,608 tokens of width 128 (Flux)."""
-    if device.type != "cuda":
-        return nullcontext()
-    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 
 
 def shapes_of(batch: Tensors) -> tuple[object, ...]:

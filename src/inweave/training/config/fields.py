@@ -211,6 +211,10 @@ class Settings(CheckedModel):
         "compile the denoiser's blocks (torch.compile, regional): off, on, or auto: where it is possible and saves a run of "
         "this length more time than it takes",
     )
+    deterministic: bool = _memory(
+        True,
+        "give the same bits in every run on the same GPU; false: attention adds gradients in any order, which is faster",
+    )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(

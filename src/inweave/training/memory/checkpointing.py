@@ -25,7 +25,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 _STORED = {
     "mm": 1, "addmm": 2, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
-    "_scaled_dot_product_flash_attention_for_cpu": None,
+    "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
 
 

@@ -1,0 +1,162 @@
+"""Attention as one operation of torch, and the mode that puts it in the place of torch's own.
+
+    with MeasuredAttention():            inside, `scaled_dot_product_attention` on a GPU is `attention`
+        loss = model(...)
+
+A mode is seen by eager code and by `torch.compile` alike; it acts where the model calls attention, so compiled regions contain the
+operation itself. Its kernel is chosen when it runs (`choice`), never while it is traced. Modes belong to a thread: what is recomputed
+in the backward pass has to enter it again (`training.memory.checkpointing`).
+
+Calls that no measured kernel can serve are torch's: a mask, dropout, grouped heads, float32, head sizes that are no multiple of 8 or
+exceed 256.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from inweave.ops.attention.choice import kernel_for
+from inweave.ops.attention.kernels import deterministic_calls, sequence_first
+
+_MAX_HEAD = 256
+
+
+@torch.library.custom_op("inweave::attention", mutates_args=())
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, deterministic: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v = sequence_first(q), sequence_first(k), sequence_first(v)
+    out, lse = kernel_for(q, k, causal, deterministic).forward(q, k, v, causal, scale)
+    return sequence_first(out), lse.contiguous()
+
+
+@_attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, deterministic: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, heads, queries, size = q.shape
+    out = q.new_empty((batch, queries, heads, size)).transpose(1, 2)
+    return out, q.new_empty((batch, heads, queries), dtype=torch.float32)
+
+
+@torch.library.custom_op("inweave::attention_backward", mutates_args=())
+def _attention_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    deterministic: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad, q, k, v, out = (sequence_first(tensor) for tensor in (grad, q, k, v, out))
+    kernel = kernel_for(q, k, causal, deterministic)
+    with deterministic_calls(deterministic):
+        dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, causal, scale)
+    return sequence_first(dq), sequence_first(dk), sequence_first(dv)
+
+
+@_attention_backward.register_fake
+def _(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+    deterministic: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        batch, heads, rows, size = tensor.shape
+        return tensor.new_empty((batch, rows, heads, size)).transpose(1, 2)
+
+    return like(q), like(k), like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    q, k, v, ctx.causal, ctx.scale, ctx.deterministic = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor | None, _lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 6
+    q, k, v, out, lse = ctx.saved_tensors
+    settings = (ctx.causal, ctx.scale, ctx.deterministic)
+    return (*torch.ops.inweave.attention_backward(grad, q, k, v, out, lse, *settings), None, None, None)
+
+
+_attention.register_autograd(_gradients, setup_context=_save)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    deterministic: bool = False,
+) -> torch.Tensor:
+    """softmax(scale * q k^T) v of (batch, heads, sequence, size), by the kernel that is fastest for the shape.
+
+    ``scale``: 1 / sqrt(size) by default. ``deterministic``: the same bits every time, at the price of a slower backward pass.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    out: torch.Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
+    return out
+
+
+class MeasuredAttention(TorchFunctionMode):
+    """Inside of this context torch's attention is `attention`, where that can serve the call."""
+
+    def __init__(self, *, deterministic: bool = False, device_type: str = "cuda") -> None:
+        super().__init__()
+        self.deterministic, self.device_type = deterministic, device_type
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if function is functional.scaled_dot_product_attention:
+            return self._attention(*args, **options)
+        return function(*args, **options)
+
+    def _attention(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if attn_mask is None and dropout_p == 0.0 and self._serves(query, key, value):
+            return attention(query, key, value, causal=is_causal, scale=scale, deterministic=self.deterministic)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def _serves(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+        size = query.shape[-1]
+        half = query.dtype in (torch.bfloat16, torch.float16)
+        return (
+            query.device.type == self.device_type
+            and query.dim() == key.dim() == value.dim() == 4
+            and query.dtype == key.dtype == value.dtype
+            and (half or self.device_type == "cpu")
+            and key.shape == value.shape
+            and query.shape[:2] == key.shape[:2]
+            and size == key.shape[-1]
+            and size % 8 == 0
+            and size <= _MAX_HEAD
+        )

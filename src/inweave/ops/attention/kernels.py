@@ -1,0 +1,188 @@
+"""The kernels of attention, with one signature.
+
+    forward    out = softmax(scale * q k^T) v ,  lse = log sum exp of the rows of scale * q k^T
+    backward   dv = p^T g ;  ds = p * (g v^T - rowsum(g * out)) ;  dq = scale * ds k ;  dk = scale * ds^T q     p from lse
+
+    q (batch, heads, queries, size)   k, v (batch, heads, keys, size)   lse (batch, heads, queries) float32
+
+Everything that goes into a kernel and comes out of it lies in memory as (batch, sequence, heads, size): cuDNN's backward pass
+reads out of bounds where the gradient of the output is laid out like that and queries are not. It is also what the layers
+around attention have, so a copy is rare.
+
+`causal` means that query i sees keys 0 to i. Deterministic backward passes are a property of the call: the libraries read torch's
+global switch when they are called, so it is set for the moment of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+
+_ATEN = torch.ops.aten
+_PADDED_ROWS = 32  # the efficient kernel's statistics have a multiple of this many rows
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Kernel(NamedTuple):
+    """``forward(q, k, v, causal, scale) -> out, lse``; ``backward(g, q, k, v, out, lse, causal, scale) -> dq, dk, dv``."""
+
+    forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Pair]
+    backward: Callable[..., Triple]
+
+
+def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
+    """The same (batch, heads, sequence, size) with the memory of a contiguous (batch, sequence, heads, size)."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _no_random(tensor: torch.Tensor) -> torch.Tensor:
+    """Stands for the state of a generator, which only dropout reads."""
+    return torch.zeros((), dtype=torch.int64, device=tensor.device)
+
+
+def _cudnn_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+    out, lse, *_ = _ATEN._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    return out, lse.squeeze(-1)
+
+
+def _cudnn_backward(
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> Triple:
+    none = _no_random(q)
+    grads: Triple = _ATEN._scaled_dot_product_cudnn_attention_backward(
+        g,
+        q,
+        k,
+        v,
+        out,
+        lse.unsqueeze(-1),
+        none,
+        none,
+        None,
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        causal,
+        scale=scale,
+    )
+    return grads
+
+
+def _flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+    out, lse, *_ = _ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
+    return out, lse
+
+
+def _flash_backward(
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> Triple:
+    none = _no_random(q)
+    grads: Triple = _ATEN._scaled_dot_product_flash_attention_backward(
+        g, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, none, none, scale=scale
+    )
+    return grads
+
+
+def _efficient_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+    out, lse, *_ = _ATEN._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    return out, lse[:, :, : q.shape[2]]
+
+
+def _efficient_backward(
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> Triple:
+    none, missing = _no_random(q), -q.shape[2] % _PADDED_ROWS
+    padded = torch.nn.functional.pad(lse, (0, missing), value=float("inf")) if missing else lse
+    dq, dk, dv, _ = _ATEN._scaled_dot_product_efficient_attention_backward(
+        g, q, k, v, None, out, padded, none, none, 0.0, [True, True, True, False], causal, scale=scale
+    )
+    return dq, dk, dv
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor, causal: bool, scale: float) -> torch.Tensor:
+    scores = (q.double() if q.dtype == torch.float64 else q.float()) @ k.to(
+        torch.promote_types(k.dtype, torch.float32)
+    ).mT
+    if causal:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(future, float("-inf"))
+    return scores * scale
+
+
+def _plain_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:
+    scores = _scores(q, k, causal, scale)
+    lse = scores.logsumexp(-1)
+    return ((scores - lse.unsqueeze(-1)).exp() @ v.to(scores.dtype)).to(q.dtype), lse.float()
+
+
+def _plain_backward(
+    g: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float,
+) -> Triple:
+    scores = _scores(q, k, causal, scale)
+    p = (scores - scores.logsumexp(-1, keepdim=True)).exp()
+    wide = [tensor.to(scores.dtype) for tensor in (g, q, k, v, out)]
+    gw, qw, kw, vw, ow = wide
+    ds = p * (gw @ vw.mT - (gw * ow).sum(-1, keepdim=True)) * scale
+    return (ds @ kw).to(q.dtype), (ds.mT @ qw).to(k.dtype), (p.mT @ gw).to(v.dtype)
+
+
+#: by name; the order decides between equals
+KERNELS = {
+    "cudnn": Kernel(_cudnn_forward, _cudnn_backward),
+    "flash": Kernel(_flash_forward, _flash_backward),
+    "efficient": Kernel(_efficient_forward, _efficient_backward),
+}
+#: the formula in plain torch: what other devices use, and what the kernels are compared with
+PLAIN = Kernel(_plain_forward, _plain_backward)
+
+
+@contextmanager
+def deterministic_calls(on: bool) -> Iterator[None]:
+    """Kernels that are called in the block give the same bits every time, where ``on``."""
+    if not on:
+        yield
+        return
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)

@@ -1,0 +1,130 @@
+"""Attention's kernels on a GPU: right against float64, the same bits twice, and safe with every layout that models have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from torch.nn import functional  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from inweave.ops.attention import attention, choice  # noqa: E402
+from inweave.ops.attention.kernels import KERNELS, deterministic_calls, sequence_first  # noqa: E402
+
+#: (batch, heads, queries, keys, head size): SDXL's, SD 1.5's, Flux's, a ragged one, a text encoder's
+SHAPES = [
+    (1, 20, 1024, 1024, 64),
+    (2, 10, 1024, 77, 64),
+    (1, 8, 1024, 1024, 40),
+    (1, 24, 640, 640, 128),
+    (1, 3, 333, 129, 72),
+    (1, 12, 77, 77, 64),
+]
+
+
+def inputs(shape: tuple[int, ...], dtype: Any = torch.bfloat16, layout: str = "sequence") -> list[Any]:
+    batch, heads, queries, keys, size = shape
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = [(batch, heads, rows, size) for rows in (queries, keys, keys, queries)]
+    tensors = [torch.randn(size, generator=generator, device="cuda").to(dtype) for size in sizes]
+    return [sequence_first(tensor) if layout == "sequence" else tensor for tensor in tensors]
+
+
+def exact(q: Any, k: Any, v: Any, g: Any, causal: bool = False) -> list[Any]:
+    wide = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    with sdpa_kernel([SDPBackend.MATH]):
+        out = functional.scaled_dot_product_attention(*wide, is_causal=causal)
+    return [out, *torch.autograd.grad(out, wide, g.double())]
+
+
+def error(mine: Any, true: Any) -> float:
+    return float((mine.double() - true).norm() / true.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_a_kernel_is_as_exact_as_plain_torch(name: str, shape: tuple[int, ...], dtype: Any) -> None:
+    q, k, v, g = inputs(shape, dtype)
+    true = exact(q, k, v, g)
+    plain = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    with sdpa_kernel([SDPBackend.MATH]):
+        out = functional.scaled_dot_product_attention(*plain)
+    theirs = [out, *torch.autograd.grad(out, plain, g)]
+    scale = q.shape[-1] ** -0.5
+    try:
+        mine, lse = KERNELS[name].forward(q, k, v, False, scale)
+    except RuntimeError as refusal:
+        pytest.skip(f"{name} refuses {shape}: {str(refusal).splitlines()[0]}")
+    mine = [mine, *KERNELS[name].backward(g, q, k, v, sequence_first(mine), lse, False, scale)]
+    for one, other, truth in zip(mine, theirs, true, strict=True):
+        assert error(one, truth) <= 2 * error(other, truth) + 1e-6
+
+
+@pytest.mark.parametrize("shape", [(1, 20, 1024, 1024, 64), (1, 24, 4608, 4608, 128), (1, 10, 4096, 4096, 64)], ids=str)
+def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, ...]) -> None:
+    q, k, v, g = inputs(shape)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    runs = []
+    for _ in range(5):
+        out = attention(*leaves, deterministic=True)
+        runs.append([out, *torch.autograd.grad(out, leaves, g)])
+    for other in runs[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.parametrize("queries", ["heads", "sequence"])
+@pytest.mark.parametrize("grad", ["heads", "sequence"])
+def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gradient is sequence-first and the queries heads-first, cuDNN's backward pass read out of bounds (Flux)."""
+    shape = (1, 24, 4608, 4608, 128)
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(choice, "_stored", dict)
+    monkeypatch.setattr(choice, "_store", lambda: None)
+    monkeypatch.setattr(choice, "_fastest", lambda *_: "cudnn")
+    leaves = [tensor.requires_grad_() for tensor in inputs(shape, layout=queries)[:3]]
+    g = inputs(shape, layout=grad)[3]
+    for _ in range(3):
+        mine = torch.autograd.grad(attention(*leaves), leaves, g)
+    torch.cuda.synchronize()
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION]):
+        theirs = torch.autograd.grad(functional.scaled_dot_product_attention(*leaves), leaves, g)
+    for one, other in zip(mine, theirs, strict=True):
+        assert error(one, other.double()) < 2e-2
+
+
+def test_the_fastest_kernel_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_chosen", {})
+    q, k, *_ = inputs((1, 20, 1024, 1024, 64))
+    times = choice.measure(q, k, False, False)
+    assert {"cudnn", "flash"} <= set(times)
+    state = torch.cuda.get_rng_state()
+    kernel = choice.kernel_for(q, k, False, False)
+    assert torch.equal(state, torch.cuda.get_rng_state())
+    assert len(choice._stored()) == 1
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(choice, "measure", lambda *_: pytest.fail("measured a second time"))
+    assert choice.kernel_for(q, k, False, False) is kernel
+
+
+def test_it_can_be_captured_once_its_shape_is_known() -> None:
+    q, k, v, g = inputs((1, 10, 1024, 77, 64))
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    eager = torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        recorded = torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g)
+    graph.replay()
+    torch.cuda.synchronize()
+    for one, other in zip(eager, recorded, strict=True):
+        assert error(one, other.double()) < 1e-3
+    with deterministic_calls(True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -1,0 +1,130 @@
+"""Attention as one operation: the formula, its gradients, the mode that calls it, and the memory of choices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from inweave.ops.attention import MeasuredAttention, attention, choice  # noqa: E402
+from inweave.ops.attention.kernels import KERNELS  # noqa: E402
+from inweave.training.kernels import step_kernels  # noqa: E402
+from inweave.training.memory.checkpointing import _STORED  # noqa: E402
+
+
+def inputs(dtype: Any, keys: int = 9, size: int = 16) -> list[Any]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((2, 3, 17, size), (2, 3, keys, size), (2, 3, keys, size))
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize(("causal", "scale"), [(False, None), (False, 0.3), (True, None)])
+def test_the_formula_and_its_gradients_are_torchs(causal: bool, scale: float | None) -> None:
+    q, k, v = inputs(torch.float64, keys=17 if causal else 9)
+    ours = attention(q, k, v, causal=causal, scale=scale)
+    theirs = functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    grad = torch.randn(ours.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    pairs = zip(
+        (ours, *torch.autograd.grad(ours, (q, k, v), grad)),
+        (theirs, *torch.autograd.grad(theirs, (q, k, v), grad)),
+        strict=True,
+    )
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def test_results_and_gradients_lie_sequence_first_whatever_comes_in() -> None:
+    q, k, v = inputs(torch.float32)
+    out = attention(q, k.detach().mT.contiguous().mT.requires_grad_(), v)
+    assert out.transpose(1, 2).is_contiguous()
+    (grad,) = torch.autograd.grad(out.sum(), (q,))
+    assert grad.transpose(1, 2).is_contiguous()
+
+
+def test_the_operation_obeys_the_rules_of_compilers() -> None:
+    q, k, v = inputs(torch.float32)
+    torch.library.opcheck(torch.ops.inweave.attention, (q, k, v, False, 0.25, False))
+
+
+def test_the_mode_replaces_what_it_serves_and_nothing_else() -> None:
+    names: list[str] = []
+
+    class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    q, k, v = (tensor.detach() for tensor in inputs(torch.float32))
+    mask = torch.zeros(17, 9)
+    with MeasuredAttention(device_type="cpu"), Spy():
+        functional.scaled_dot_product_attention(q, k, v)
+        assert names.count("inweave.attention.default") == 1
+        functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        functional.scaled_dot_product_attention(query=q, key=k[:, :1], value=v[:, :1], enable_gqa=True)
+        functional.scaled_dot_product_attention(q[..., :12], k[..., :12], v[..., :12])
+        functional.scaled_dot_product_attention(q[0], k[0], v[0])
+    assert names.count("inweave.attention.default") == 1
+    with MeasuredAttention(), Spy():  # of a GPU
+        functional.scaled_dot_product_attention(q, k, v)
+    assert names.count("inweave.attention.default") == 1
+
+
+def test_compiled_regions_contain_the_operation() -> None:
+    q, k, v = inputs(torch.float32)
+
+    def block(q: Any, k: Any, v: Any) -> Any:
+        return functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 17, 48) * 2
+
+    with MeasuredAttention(device_type="cpu"):
+        graph = torch._dynamo.explain(block)(q, k, v).graphs[0]
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert any("inweave.attention" in str(node.target) for node in graph.graph.nodes)
+    torch.testing.assert_close(compiled, block(q, k, v))
+    torch.testing.assert_close(*(torch.autograd.grad(out.sum(), (q,))[0] for out in (compiled, block(q, k, v))))
+
+
+def test_what_is_recomputed_is_the_same_operation() -> None:
+    q, k, v = inputs(torch.float32)
+
+    def context() -> tuple[Any, Any]:
+        return MeasuredAttention(device_type="cpu"), MeasuredAttention(device_type="cpu")
+
+    out = checkpoint(functional.scaled_dot_product_attention, q, k, v, use_reentrant=False, context_fn=context)
+    plain = functional.scaled_dot_product_attention(q, k, v)
+    torch.testing.assert_close(*(torch.autograd.grad(result.sum(), (v,))[0] for result in (out, plain)))
+    assert "attention" in _STORED
+
+
+def test_other_devices_keep_torchs_attention() -> None:
+    before = torch.backends.cudnn.deterministic
+    with step_kernels(torch.device("cpu"), deterministic=True):
+        assert torch.backends.cudnn.deterministic == before
+        assert not torch.overrides._get_current_function_mode_stack()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1, "b": "no such kernel"}', "\x00" * 10])
+def test_a_broken_memory_of_choices_is_no_choice(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    choice.cache_file().parent.mkdir()
+    choice.cache_file().write_text(text)
+    assert choice._stored() == {}
+
+
+def test_choices_are_remembered_beside_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    choice.cache_file().parent.mkdir()
+    choice.cache_file().write_text(json.dumps({"another GPU": "efficient"}))
+    monkeypatch.setattr(choice, "_chosen", {"this GPU": "cudnn"})
+    choice._store()
+    assert choice._stored() == {"another GPU": "efficient", "this GPU": "cudnn"}
+    assert set(KERNELS) == {"cudnn", "flash", "efficient"}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
+    (tmp_path / "a file").write_text("")
+    choice._store()  # nowhere to write: another measurement next time

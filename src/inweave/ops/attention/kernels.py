@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.utils.deterministic
 
 _ATEN = torch.ops.aten
 _PADDED_ROWS = 32  # the efficient kernel's statistics have a multiple of this many rows
@@ -177,12 +178,15 @@ def deterministic_calls(on: bool) -> Iterator[None]:
     if not on:
         yield
         return
+    switch: Any = torch.utils.deterministic
     before, warn_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+    fill, switch.fill_uninitialized_memory = switch.fill_uninitialized_memory, False  # results are written whole
     torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        switch.fill_uninitialized_memory = fill

@@ -108,6 +108,8 @@ def prepare(
             run.meter = StepMeter(setup.device, plan.estimate["activation_bytes"])
         if config.shard:
             run.notes.append(("memory", loaded.shard(world)))
+        elif setup.device.type == "cuda":
+            loaded.fuse_blocks()
         # an image's dropout is seeded by row; tokens that are sent to experts belong to no row
         random = bool(config.dropout) and isinstance(setup, LanguageSetup)
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)

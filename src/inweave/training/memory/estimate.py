@@ -24,7 +24,7 @@ from torch import nn
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
-from inweave.ops.device import DTYPES
+from inweave.ops.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import FusedAttention, Measured, measure
@@ -110,8 +110,9 @@ class Measurements:
             assert self.blueprint is not None
             at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
             backward = config.gradient_checkpointing == "full"
+            fused = choose_device(config.device).type == "cuda" and not config.shard
             self._cache[key] = measure(
-                self.blueprint, at_size, key[0], checkpoint, backward=backward, chunks=self._chunks
+                self.blueprint, at_size, key[0], checkpoint, backward=backward, chunks=self._chunks, fused=fused
             )
         return self._cache[key]
 

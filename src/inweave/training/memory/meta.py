@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from inweave.layers import lora_layers
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
+from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model, on_meta
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
@@ -52,14 +53,19 @@ def measure(
     *,
     backward: bool,
     chunks: int = 1,
+    fused: bool = False,
 ) -> Measured:
     """Run one example forward; ``backward``: and backward, which adds memory only where activations are recomputed.
 
-    ``chunks``: how many chunks of the text encoder a caption takes.
+    ``chunks``: how many chunks of the text encoder a caption takes. ``fused``: with the blocks that train on a GPU.
     """
     model = blank(blueprint, dtype)
     weights = {folder: _bytes(network) for folder, network in model.networks.items()}
-    parameters = _attach(trained_networks(model, config), config, checkpoint)
+    trained = trained_networks(model, config)
+    parameters = _attach(trained, config, checkpoint)
+    if fused:
+        for network in trained.values():
+            fuse_blocks(network)
     side = (config.resolution or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
     encoding = _peak(lambda: _encode(model, side), everything)

@@ -15,6 +15,7 @@ from inweave.errors import ConfigError
 from inweave.files.paths import exists, is_file
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
+from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model, file_index, load_model
 from inweave.models.open import open_model
 from inweave.ops.device import DTYPES, choose_dtype
@@ -142,6 +143,10 @@ class LoadedDiffusionModel:
 
     def shard(self, world: World) -> str:
         return shard_model(self.model, self.task.networks, world)
+
+    def fuse_blocks(self) -> None:
+        for network in self.task.networks.values():
+            fuse_blocks(network)
 
     def notes(self) -> list[str]:
         report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)

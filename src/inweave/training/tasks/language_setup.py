@@ -126,6 +126,9 @@ class LoadedLanguageModel:
     def shard(self, world: World) -> str:
         return shard_base(self.model, world, self.task.device)
 
+    def fuse_blocks(self) -> None:
+        """Their blocks have little around products and attention."""
+
     def notes(self) -> list[str]:
         return []
 

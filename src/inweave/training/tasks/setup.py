@@ -66,6 +66,10 @@ class Loaded(Protocol):
         """Shard the frozen base over all processes; returns what to report."""
         ...
 
+    def fuse_blocks(self) -> None:
+        """Give the trained networks blocks with fewer passes over memory, for a GPU; adapters are attached already."""
+        ...
+
     def notes(self) -> list[str]:
         """What to report about the dataset."""
         ...

@@ -1,0 +1,231 @@
+"""diffusers' blocks with fewer passes over memory: the same modules, parameters and names, with other forward functions.
+
+    GroupNorm                one kernel pair on channels-last memory (`ops.norm`)
+    ResnetBlock2D            norm + SiLU in one; the time embedding is added inside of the second norm; no division by 1;
+                             the residual's gradient is added inside of the first norm's backward pass
+    Transformer2DModel       no copy to channels-first at its end
+    BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
+    GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
+    Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
+
+`fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
+`restore_blocks` gives the class back. Children are called as modules: adapters may sit on any of them. Frozen weights of
+convolutions become channels-last, so that all images between the blocks are.
+
+A module is fused if its class is the very one of diffusers, takes the arguments and has the attributes that the formula
+here needs, in the values that it computes; any other stays as it is, beside fused ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from diffusers.models.activations import GEGLU
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.normalization import RMSNorm
+from diffusers.models.resnet import ResnetBlock2D
+from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from torch import nn
+
+from inweave.ops.activation import geglu
+from inweave.ops.frozen_conv import frozen_conv2d
+from inweave.ops.norm import group_norm, group_norm_and_input
+from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
+
+
+def fuse_blocks(network: nn.Module) -> int:
+    """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed."""
+    count = 0
+    for module in list(network.modules()):
+        for plain, (fused, fits) in _FUSED.items():
+            if type(module) is plain and fits(module):
+                module.__class__ = fused
+                count += 1
+    if any(type(module) is FusedGroupNorm for module in network.modules()):
+        _set_layout(network, torch.channels_last)
+    return count
+
+
+def restore_blocks(network: nn.Module) -> int:
+    """Undo `fuse_blocks`; returns the number of modules that changed."""
+    count = 0
+    plain = {fused: kind for kind, (fused, _) in _FUSED.items()}
+    for module in network.modules():
+        if type(module) in plain:
+            module.__class__ = plain[type(module)]
+            count += 1
+    if count:
+        _set_layout(network, torch.contiguous_format)
+    return count
+
+
+def _set_layout(network: nn.Module, layout: torch.memory_format) -> None:
+    """Of frozen weights only: trained ones are views of one flat buffer."""
+    for parameter in network.parameters():
+        if parameter.dim() == 4 and not parameter.requires_grad:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
+
+
+class FusedGroupNorm(nn.GroupNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return group_norm(input, self.weight, self.bias, self.num_groups, self.eps)
+
+
+class FrozenConv2d(nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        stride, padding, dilation = ((size[0], size[1]) for size in (self.stride, self.padding, self.dilation))
+        return frozen_conv2d(input, self.weight, self.bias, stride, padding, dilation, self.groups)  # type: ignore[arg-type]
+
+
+class FusedGEGLU(GEGLU):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return geglu(self.proj(hidden_states))
+
+
+class FusedRMSNorm(RMSNorm):  # type: ignore[misc]
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.weight is not None and self.weight.dtype != hidden_states.dtype:  # the result has the wider of the two
+            return super().forward(hidden_states)  # type: ignore[no-any-return]
+        return rms_norm(hidden_states, self.weight, self.eps)
+
+
+class FusedResnetBlock2D(ResnetBlock2D):  # type: ignore[misc]
+    def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        h, skip = _norm_silu(self.norm1, input_tensor)
+        h = self.conv1(h)
+        h, _ = _norm_silu(self.norm2, h, self.time_emb_proj(self.nonlinearity(temb)))
+        h = self.conv2(self.dropout(h))
+        if self.conv_shortcut is not None:
+            skip = self.conv_shortcut(skip)
+        return skip + h
+
+
+class FusedTransformer2DModel(Transformer2DModel):  # type: ignore[misc]
+    def _get_output_for_continuous_inputs(
+        self,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor,
+        batch_size: int,
+        height: int,
+        width: int,
+        inner_dim: int,
+    ) -> torch.Tensor:
+        h = self.proj_out(hidden_states) if self.use_linear_projection else hidden_states
+        h = h.reshape(batch_size, height, width, inner_dim).permute(0, 3, 1, 2)  # channels-last without a copy
+        return (h if self.use_linear_projection else self.proj_out(h)) + residual  # type: ignore[no-any-return]
+
+
+class FusedBasicTransformerBlock(BasicTransformerBlock):  # type: ignore[misc]
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        timestep: torch.Tensor | None = None,
+        cross_attention_kwargs: dict[str, Any] | None = None,
+        class_labels: torch.Tensor | None = None,
+        added_cond_kwargs: dict[str, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        if cross_attention_kwargs or self._chunk_size is not None:
+            return super().forward(  # type: ignore[no-any-return]
+                hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, timestep,
+                cross_attention_kwargs, class_labels, added_cond_kwargs,
+            )  # fmt: skip
+        stream, h = layer_norm_and_input(hidden_states, *_affine(self.norm1))
+        context = encoder_hidden_states if self.only_cross_attention else None
+        h = self.attn1(h, encoder_hidden_states=context, attention_mask=attention_mask)
+        stream, h = add_layer_norm(stream, h, *_affine(self.norm2))
+        h = self.attn2(h, encoder_hidden_states=encoder_hidden_states, attention_mask=encoder_attention_mask)
+        stream, h = add_layer_norm(stream, h, *_affine(self.norm3))
+        return self.ff(h) + stream  # type: ignore[no-any-return]
+
+
+def _norm_silu(
+    norm: nn.GroupNorm, x: torch.Tensor, shift: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return group_norm_and_input(x, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=True, shift=shift)
+
+
+def _affine(norm: nn.LayerNorm) -> tuple[torch.Tensor, torch.Tensor, float]:
+    return norm.weight, norm.bias, norm.eps
+
+
+# what fits
+
+
+def _has(module: Any, **expected: Any) -> bool:
+    """Whether a module's attributes have these values, or are of these classes."""
+    missing = object()
+    for name, wanted in expected.items():
+        value = getattr(module, name, missing)
+        if not (type(value) in wanted if isinstance(wanted, frozenset) else value is wanted or value == wanted):
+            return False
+    return True
+
+
+def _accepts(function: Callable[..., Any], *names: str) -> bool:
+    """Whether a function has exactly these parameters after ``self``."""
+    return tuple(inspect.signature(function).parameters)[1:] == names
+
+
+_GROUP_NORMS = frozenset({nn.GroupNorm, FusedGroupNorm})
+_LAYER_NORMS = frozenset({nn.LayerNorm})
+
+
+def _resnet_fits(module: ResnetBlock2D) -> bool:
+    return (
+        _accepts(ResnetBlock2D.forward, "input_tensor", "temb", "args", "kwargs")
+        and _has(module, norm1=_GROUP_NORMS, norm2=_GROUP_NORMS, nonlinearity=frozenset({nn.SiLU}))
+        and _has(module, upsample=None, downsample=None, time_embedding_norm="default", skip_time_act=False)
+        and _has(module, output_scale_factor=1.0)
+        and all(hasattr(module, name) for name in ("conv1", "conv2", "conv_shortcut", "dropout"))
+        and getattr(module, "time_emb_proj", None) is not None
+    )
+
+
+def _transformer_fits(module: Transformer2DModel) -> bool:
+    method = getattr(Transformer2DModel, "_get_output_for_continuous_inputs", None)
+    names = ("hidden_states", "residual", "batch_size", "height", "width", "inner_dim")
+    return (
+        method is not None
+        and _accepts(method, *names)
+        and _has(module, is_input_continuous=True, norm=_GROUP_NORMS)
+        and hasattr(module, "proj_out")
+        and hasattr(module, "use_linear_projection")
+    )
+
+
+def _block_fits(module: BasicTransformerBlock) -> bool:
+    names = (
+        "hidden_states", "attention_mask", "encoder_hidden_states", "encoder_attention_mask", "timestep",
+        "cross_attention_kwargs", "class_labels", "added_cond_kwargs",
+    )  # fmt: skip
+    return (
+        _accepts(BasicTransformerBlock.forward, *names)
+        and _has(module, norm_type="layer_norm", pos_embed=None, norm1=_LAYER_NORMS, norm2=_LAYER_NORMS)
+        and _has(module, norm3=_LAYER_NORMS)
+        and not hasattr(module, "fuser")
+        and all(getattr(module, name, None) is not None for name in ("attn1", "attn2", "ff"))
+        and hasattr(module, "only_cross_attention")
+        and hasattr(module, "_chunk_size")
+    )
+
+
+def _conv_fits(module: nn.Conv2d) -> bool:
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+#: class -> (its fused subclass, which of its modules can be fused)
+_FUSED: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool]]] = {
+    nn.GroupNorm: (FusedGroupNorm, lambda module: module.affine),
+    nn.Conv2d: (FrozenConv2d, _conv_fits),
+    GEGLU: (FusedGEGLU, lambda module: hasattr(module, "proj")),
+    RMSNorm: (FusedRMSNorm, lambda module: _has(module, bias=None) and len(module.dim) == 1),
+    ResnetBlock2D: (FusedResnetBlock2D, _resnet_fits),
+    Transformer2DModel: (FusedTransformer2DModel, _transformer_fits),
+    BasicTransformerBlock: (FusedBasicTransformerBlock, _block_fits),
+}

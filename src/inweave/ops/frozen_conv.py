@@ -1,0 +1,62 @@
+"""Convolution with a frozen weight that stores nothing: torch's own keeps its input for a gradient nobody asks for.
+
+y  = conv(x, weight) + bias
+dx = transposed_conv(dy, weight)          the very kernel that torch's backward pass calls; x is not in it
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from inweave.ops.implementation import frozen
+
+_Pair = tuple[int, int]
+
+
+def frozen_conv2d(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: _Pair,
+    padding: _Pair,
+    dilation: _Pair,
+    groups: int,
+) -> torch.Tensor:
+    """`functional.conv2d`; a trained weight or bias has its gradient as always."""
+    if torch.compiler.is_compiling() or not frozen(weight, bias):
+        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return _FrozenConv2d.apply(x, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _FrozenConv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        stride: _Pair,
+        padding: _Pair,
+        dilation: _Pair,
+        groups: int,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.geometry = x.shape[2:], (stride, padding, dilation, groups)
+        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        # rows and columns at the end that no window of the forward pass reached
+        left = tuple(
+            size - ((dy.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (weight.shape[2 + axis] - 1) + 1)
+            for axis, size in enumerate(ctx.size)
+        )  # fmt: skip
+        dx = functional.conv_transpose2d(dy, weight, None, stride, padding, left, groups, dilation)
+        return dx, *[None] * 6

@@ -1,0 +1,26 @@
+"""Which of a package's implementations computes on a tensor: kernels, the plain reference, or allocations alone.
+
+CUDA, 32 bits or fewer     `triton`
+meta                       `outline`: the memory that the kernels use, for the planner
+everything else            `reference`
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+_KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def implementation(package: str, x: torch.Tensor) -> Any:
+    """The module of ``package`` that works on ``x``."""
+    name = "outline" if x.is_meta else "triton" if x.is_cuda and x.dtype in _KERNEL_DTYPES else "reference"
+    return import_module(f"{package}.{name}")
+
+
+def frozen(*parameters: torch.Tensor | None) -> bool:
+    """Whether nobody asks for the gradients of these."""
+    return not any(parameter is not None and parameter.requires_grad for parameter in parameters)

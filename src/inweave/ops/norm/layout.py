@@ -1,0 +1,15 @@
+"""Images as the kernels see them: (batch, channels, height, width) in channels-last memory is (batch, positions, channels)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def as_rows(image: torch.Tensor) -> torch.Tensor:
+    """(batch, positions, channels), contiguous; a view if the image is channels-last."""
+    return image.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def as_image(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The way back, always a view."""
+    return rows.unflatten(1, shape[2:]).permute(0, 3, 1, 2)

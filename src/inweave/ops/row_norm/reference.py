@@ -1,0 +1,54 @@
+"""Layer and RMS normalization in plain torch, in float32 throughout; forward and backward as the kernels split them.
+
+    h = x + added                       the residual stream, rounded as it is stored
+    n = (h - mean) * rstd               mean of a row; 0 of `rms`          rstd = 1 / sqrt(average((h - mean)^2) + eps)
+    y = n * weight + bias
+
+    g  = dy * weight
+    dh = rstd * (g - average(g) - n * average(g * n)) + more              without average(g) of `rms`
+
+``more`` is the gradient that reaches h past the norm, on its residual connection.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def row_norm(
+    x: torch.Tensor,
+    added: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    rms: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x + added, y, mean, rstd) of x (rows, width); the sum is rounded before it is normalized."""
+    total = x if added is None else x + added
+    h = _wide(total)
+    mean = torch.zeros_like(h[:, 0]) if rms else h.mean(1)
+    rstd = ((h - mean[:, None]).square().mean(1) + eps).rsqrt()
+    y = (h - mean[:, None]) * rstd[:, None]
+    y = y if weight is None else y * weight
+    return total, (y if bias is None else y + bias).to(x.dtype), mean, rstd
+
+
+def row_norm_backward(
+    dy: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    rms: bool,
+    more: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gradient of x, the sum that was normalized."""
+    n = (_wide(x) - mean[:, None]) * rstd[:, None]
+    g = _wide(dy) if weight is None else _wide(dy) * weight
+    dx = g - n * (g * n).mean(1, keepdim=True)
+    dx = (dx if rms else dx - g.mean(1, keepdim=True)) * rstd[:, None]
+    return (dx if more is None else dx + more).to(x.dtype)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

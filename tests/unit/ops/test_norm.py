@@ -1,0 +1,267 @@
+"""Normalization: the references and Triton's kernels against float64, what is stored, and the operator for compiled regions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+
+from inweave.ops.norm import group_norm, group_norm_and_input, reference  # noqa: E402
+from inweave.ops.norm.layout import as_rows  # noqa: E402
+from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm  # noqa: E402
+
+#: (batch, channels, height, width, groups): groups that are no powers of two, more than one block, chunks that do not divide
+IMAGES = [(1, 40, 9, 7, 4), (2, 8, 4, 4, 4), (1, 320, 3, 5, 32), (1, 270, 5, 5, 3), (2, 6, 1, 1, 1), (1, 24, 18, 17, 2)]
+ROWS = [(5, 40), (3, 1), (33, 128), (2, 640), (70, 24)]
+
+
+def values(*shape: int, dtype: torch.dtype, seed: int, mean: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator, dtype=torch.float64) + mean).to(dtype)
+
+
+def channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def image_inputs(shape: tuple[int, ...], dtype: torch.dtype, mean: float = 3.0) -> dict[str, Any]:
+    batch, channels, height, width, groups = shape
+    return {
+        "x": channels_last(values(batch, channels, height, width, dtype=dtype, seed=1, mean=mean)),
+        "weight": values(channels, dtype=dtype, seed=2),
+        "bias": values(channels, dtype=dtype, seed=3),
+        "shift": values(batch, channels, dtype=dtype, seed=4),
+        "dy": channels_last(values(batch, channels, height, width, dtype=dtype, seed=5)),
+        "more": channels_last(values(batch, channels, height, width, dtype=dtype, seed=6)),
+        "groups": groups,
+    }
+
+
+def widened(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def by_torch(i: dict[str, Any], silu: bool, shifted: bool) -> list[torch.Tensor]:
+    """Result and gradient by torch's own operations, in the dtype of the inputs."""
+    x = i["x"].clone().requires_grad_()
+    h = x + i["shift"][:, :, None, None] if shifted else x
+    y = functional.group_norm(h, i["groups"], i["weight"], i["bias"], 1e-5)
+    y = functional.silu(y) if silu else y
+    torch.autograd.backward([y, x * 1], [i["dy"], i["more"]])
+    return [y.detach(), x.grad]
+
+
+def by_work(work: Any, i: dict[str, Any], silu: bool, shifted: bool) -> list[torch.Tensor]:
+    x, shift = as_rows(i["x"]), i["shift"] if shifted else None
+    y, mean, rstd = work.group_norm(x, i["weight"], i["bias"], shift, i["groups"], 1e-5, silu)
+    dx = work.group_norm_backward(
+        as_rows(i["dy"]), x, i["weight"], i["bias"], shift, mean, rstd, silu, as_rows(i["more"])
+    )
+    return [part.unflatten(1, i["x"].shape[2:]).permute(0, 3, 1, 2) for part in (y, dx)]
+
+
+def rows_by_torch(i: dict[str, Any], rms: bool, added: bool) -> list[torch.Tensor]:
+    x = i["x"].clone().requires_grad_()
+    h = x + i["added"] if added else x
+    if rms:
+        y = functional.rms_norm(h, h.shape[-1:], i["weight"], 1e-5)
+    else:
+        y = functional.layer_norm(h, h.shape[-1:], i["weight"], i["bias"], 1e-5)
+    torch.autograd.backward([y, h * 1], [i["dy"], i["more"]])
+    return [h.detach(), y.detach(), x.grad]
+
+
+def rows_by_work(work: Any, i: dict[str, Any], rms: bool, added: bool) -> list[torch.Tensor]:
+    bias = None if rms else i["bias"]
+    total, y, mean, rstd = work.row_norm(i["x"], i["added"] if added else None, i["weight"], bias, 1e-5, rms)
+    return [total, y, work.row_norm_backward(i["dy"], total, i["weight"], mean, rstd, rms, i["more"])]
+
+
+def row_inputs(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Any]:
+    names = ("x", "added", "dy", "more")
+    inputs = {name: values(*shape, dtype=dtype, seed=number, mean=1.0) for number, name in enumerate(names)}
+    return inputs | {
+        "weight": values(shape[1], dtype=dtype, seed=8), "bias": values(shape[1], dtype=dtype, seed=9)
+    }  # fmt: skip
+
+
+def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> list[float]:
+    """The largest error of each, in units of the last place of its largest number."""
+    eps = torch.finfo(dtype).eps
+    return [
+        float((one.double() - two).abs().max() / two.abs().max() / eps) for one, two in zip(results, truth, strict=True)
+    ]
+
+
+def compare(
+    ours: Callable[..., list[torch.Tensor]], peer: Callable[..., list[torch.Tensor]], inputs: dict[str, Any], *how: bool
+) -> None:
+    dtype = inputs["x"].dtype
+    truth = peer(widened(inputs), *how)
+    mine, theirs = (errors(results, truth, dtype) for results in (ours(inputs, *how), peer(inputs, *how)))
+    for one, two in zip(mine, theirs, strict=True):
+        assert one <= 2 * max(two, 0.5), (dtype, inputs["x"].shape, how, mine, theirs)
+
+
+def check_all(images: Any, rows: Any, dtypes: list[torch.dtype]) -> int:
+    """Compare implementations with torch's own in every dtype, against float64; returns how many comparisons were made."""
+    count = 0
+    for dtype in dtypes:
+        for number, shape in enumerate(IMAGES):
+            how = (number % 2 == 0, number % 3 == 0)
+            compare(lambda *a: by_work(images, *a), by_torch, image_inputs(shape, dtype), *how)
+            count += 1
+        for number, size in enumerate(ROWS):
+            for rms in (False, True):
+                if size[1] == 1 and not rms:  # one number minus itself: torch's result is rounding, too
+                    continue
+                compare(lambda *a: rows_by_work(rows, *a), rows_by_torch, row_inputs(size, dtype), rms, number % 2 == 0)
+                count += 1
+    return count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_references_are_as_exact_as_torch(dtype: torch.dtype) -> None:
+    from inweave.ops.row_norm import reference as rows
+
+    assert check_all(reference, rows, [dtype]) >= 15
+
+
+def interpreted() -> None:
+    """What the subprocess runs: the kernels in the interpreter."""
+    from inweave.ops.norm import triton as images
+    from inweave.ops.row_norm import triton as rows
+
+    count = check_all(images, rows, [torch.float32, torch.float16])
+    # a mean a thousand standard deviations from zero: single sums of squares would leave three digits
+    inputs = image_inputs(IMAGES[-1], torch.float32, mean=1000.0)
+    compare(lambda *a: by_work(images, *a), by_torch, inputs, True, True)
+    twice = [by_work(images, inputs, True, True) for _ in range(2)]
+    assert all(torch.equal(one, two) for one, two in zip(*twice, strict=True))
+    print(json.dumps(count))
+
+
+def test_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_norm import interpreted; interpreted()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) >= 30
+
+
+def stored_for(work: Callable[[], Any]) -> list[torch.Tensor]:
+    stored: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: stored.append(tensor) or tensor, lambda tensor: tensor
+    ):
+        work()
+    return stored
+
+
+def test_autograd_agrees_and_stores_the_input_alone() -> None:
+    i = image_inputs((2, 12, 5, 3, 3), torch.float64)
+    x, shift = i["x"].requires_grad_(), i["shift"].requires_grad_()
+
+    def function(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        y, same = group_norm_and_input(x, i["weight"], i["bias"], 3, 1e-5, silu=True, shift=shift)
+        return y * same
+
+    assert torch.autograd.gradcheck(function, [x, shift], fast_mode=True)
+    large = [tensor for tensor in stored_for(lambda: function(x, shift)) if tensor.numel() == x.numel()]
+    # the norm stores x; the product stores its two factors, of which x is one
+    assert len({tensor.data_ptr() for tensor in large}) == 2
+    y = group_norm(x, i["weight"], i["bias"], 3, 1e-5)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(y, functional.group_norm(x, 3, i["weight"], i["bias"], 1e-5), rtol=1e-10, atol=1e-10)
+
+
+def test_row_norms_agree_with_autograd_and_store_the_sum_alone() -> None:
+    i = row_inputs((6, 20), torch.float64)
+    x, added = i["x"].view(2, 3, 20).requires_grad_(), i["added"].view(2, 3, 20).requires_grad_()
+
+    def summed(x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+        total, y = add_layer_norm(x, added, i["weight"], i["bias"], 1e-5)
+        return total.sin() + y
+
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        same, y = layer_norm_and_input(x, i["weight"], i["bias"], 1e-5)
+        return same.sin() + y + rms_norm(x, i["weight"], 1e-5) + rms_norm(x, None, 1e-5)
+
+    assert torch.autograd.gradcheck(summed, [x, added], fast_mode=True)
+    assert torch.autograd.gradcheck(alone, [x], fast_mode=True)
+    stored = stored_for(lambda: add_layer_norm(x, added, i["weight"], i["bias"], 1e-5))
+    assert len([tensor for tensor in stored if tensor.numel() == x.numel()]) == 1
+
+
+@pytest.mark.parametrize("trained", ["weight", "bias"])
+def test_a_trained_norm_has_its_gradients(trained: str) -> None:
+    i = image_inputs((1, 8, 3, 3, 2), torch.float32)
+    parameter = i[trained].requires_grad_()
+    y = group_norm(i["x"].requires_grad_(), i["weight"], i["bias"], 2, 1e-5, silu=True)
+    y.sum().backward()
+    assert parameter.grad is not None and i["x"].grad is not None
+    _, y = add_layer_norm(values(2, 8, dtype=torch.float32, seed=1), values(2, 8, dtype=torch.float32, seed=2),
+                          i["weight"], i["bias"], 1e-5)  # fmt: skip
+    parameter.grad = None
+    y.square().sum().backward()
+    assert parameter.grad is not None
+
+
+def test_frozen_layer_norms_of_torch_compute_no_gradient_of_their_weights() -> None:
+    """What is left to torch must not do work that nobody needs: its backward pass is told which gradients to compute."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    masks = []
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "native_layer_norm_backward" in str(function):
+                masks.append(args[-1])
+            return function(*args, **(kwargs or {}))
+
+    norm_of_torch = torch.nn.LayerNorm(8).requires_grad_(False)
+    y = norm_of_torch(torch.randn(3, 8, requires_grad=True))
+    with Spy():
+        y.sum().backward()
+    assert masks == [[True, False, False]]
+
+
+def test_a_compiled_region_calls_one_operator_and_stays_channels_last() -> None:
+    from inweave.ops.norm import compiled
+
+    i = image_inputs((2, 12, 5, 3, 3), torch.float32)
+    arguments = (i["x"].requires_grad_(), i["weight"], i["bias"], i["shift"], 3, 1e-5, True)
+    torch.library.opcheck(compiled.group_norm, arguments)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return group_norm(x * 1.0, i["weight"], i["bias"], 3, 1e-5, silu=True)
+
+    plain, fast = function(i["x"]), torch.compile(function, backend="aot_eager", fullgraph=True)(i["x"])
+    assert torch.equal(plain, fast) and fast.is_contiguous(memory_format=torch.channels_last)
+    grads = [torch.autograd.grad(y, i["x"], i["dy"])[0] for y in (plain, fast)]
+    assert torch.equal(*grads)
+
+
+def test_the_outline_allocates_what_the_kernels_do() -> None:
+    i = image_inputs((2, 12, 5, 3, 3), torch.bfloat16)
+    meta = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in i.items()}
+    for inputs in (i, meta):
+        x = inputs["x"].requires_grad_()
+        y, same = group_norm_and_input(x, inputs["weight"], inputs["bias"], 3, 1e-5, silu=True, shift=inputs["shift"])
+        y.backward(inputs["dy"])
+        assert y.stride() == i["x"].stride() and x.grad.stride() == i["x"].stride() and same.shape == x.shape
+        rows = inputs["x"].detach().reshape(2, -1, 12).requires_grad_()
+        total, y = add_layer_norm(rows, rows, inputs["weight"], inputs["bias"], 1e-5)
+        (total + y).sum().backward()
+        assert y.dtype == torch.bfloat16 and rows.grad.shape == rows.shape

@@ -80,19 +80,19 @@ class FrozenConv2d(nn.Conv2d):
         return frozen_conv2d(input, self.weight, self.bias, stride, padding, dilation, self.groups)  # type: ignore[arg-type]
 
 
-class FusedGEGLU(GEGLU):  # type: ignore[misc]
+class FusedGEGLU(GEGLU):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return geglu(self.proj(hidden_states))
 
 
-class FusedRMSNorm(RMSNorm):  # type: ignore[misc]
+class FusedRMSNorm(RMSNorm):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if self.weight is not None and self.weight.dtype != hidden_states.dtype:  # the result has the wider of the two
-            return super().forward(hidden_states)  # type: ignore[no-any-return]
+            return super().forward(hidden_states)
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
-class FusedResnetBlock2D(ResnetBlock2D):  # type: ignore[misc]
+class FusedResnetBlock2D(ResnetBlock2D):
     def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         h, skip = _norm_silu(self.norm1, input_tensor)
         h = self.conv1(h)
@@ -100,10 +100,11 @@ class FusedResnetBlock2D(ResnetBlock2D):  # type: ignore[misc]
         h = self.conv2(self.dropout(h))
         if self.conv_shortcut is not None:
             skip = self.conv_shortcut(skip)
-        return skip + h
+        total: torch.Tensor = skip + h
+        return total
 
 
-class FusedTransformer2DModel(Transformer2DModel):  # type: ignore[misc]
+class FusedTransformer2DModel(Transformer2DModel):
     def _get_output_for_continuous_inputs(
         self,
         hidden_states: torch.Tensor,
@@ -115,23 +116,23 @@ class FusedTransformer2DModel(Transformer2DModel):  # type: ignore[misc]
     ) -> torch.Tensor:
         h = self.proj_out(hidden_states) if self.use_linear_projection else hidden_states
         h = h.reshape(batch_size, height, width, inner_dim).permute(0, 3, 1, 2)  # channels-last without a copy
-        return (h if self.use_linear_projection else self.proj_out(h)) + residual  # type: ignore[no-any-return]
+        return (h if self.use_linear_projection else self.proj_out(h)) + residual
 
 
-class FusedBasicTransformerBlock(BasicTransformerBlock):  # type: ignore[misc]
+class FusedBasicTransformerBlock(BasicTransformerBlock):
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         encoder_hidden_states: torch.Tensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
-        timestep: torch.Tensor | None = None,
+        timestep: torch.LongTensor | None = None,
         cross_attention_kwargs: dict[str, Any] | None = None,
-        class_labels: torch.Tensor | None = None,
+        class_labels: torch.LongTensor | None = None,
         added_cond_kwargs: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         if cross_attention_kwargs or self._chunk_size is not None:
-            return super().forward(  # type: ignore[no-any-return]
+            return super().forward(
                 hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, timestep,
                 cross_attention_kwargs, class_labels, added_cond_kwargs,
             )  # fmt: skip
@@ -150,7 +151,7 @@ def _norm_silu(
     return group_norm_and_input(x, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=True, shift=shift)
 
 
-def _affine(norm: nn.LayerNorm) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
     return norm.weight, norm.bias, norm.eps
 
 
@@ -160,9 +161,13 @@ def _affine(norm: nn.LayerNorm) -> tuple[torch.Tensor, torch.Tensor, float]:
 def _has(module: Any, **expected: Any) -> bool:
     """Whether a module's attributes have these values, or are of these classes."""
     missing = object()
-    for name, wanted in expected.items():
+    for name, expectation in expected.items():
         value = getattr(module, name, missing)
-        if not (type(value) in wanted if isinstance(wanted, frozenset) else value is wanted or value == wanted):
+        if not (
+            type(value) in expectation
+            if isinstance(expectation, frozenset)
+            else value is expectation or value == expectation
+        ):
             return False
     return True
 

@@ -194,12 +194,12 @@ def test_row_norms_agree_with_autograd_and_store_the_sum_alone() -> None:
         total, y = add_layer_norm(x, added, i["weight"], i["bias"], 1e-5)
         return total.sin() + y
 
-    def alone(x: torch.Tensor) -> torch.Tensor:
+    def unsummed(x: torch.Tensor) -> torch.Tensor:
         same, y = layer_norm_and_input(x, i["weight"], i["bias"], 1e-5)
         return same.sin() + y + rms_norm(x, i["weight"], 1e-5) + rms_norm(x, None, 1e-5)
 
     assert torch.autograd.gradcheck(summed, [x, added], fast_mode=True)
-    assert torch.autograd.gradcheck(alone, [x], fast_mode=True)
+    assert torch.autograd.gradcheck(unsummed, [x], fast_mode=True)
     stored = stored_for(lambda: add_layer_norm(x, added, i["weight"], i["bias"], 1e-5))
     assert len([tensor for tensor in stored if tensor.numel() == x.numel()]) == 1
 

@@ -31,7 +31,8 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _share(b: torch.Tensor) -> torch.Tensor:
-    return 0.5 * torch.special.erfc(b * -math.sqrt(0.5))
+    share: torch.Tensor = 0.5 * torch.special.erfc(b * -math.sqrt(0.5))
+    return share
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ def group_norm_and_input(
         from inweave.ops.norm import compiled
 
         return compiled.group_norm(x, weight, bias, shift, groups, eps, silu)[0], x
-    y, same = _GroupNorm.apply(x, weight, bias, shift, groups, eps, silu)
+    y, same = _GroupNorm.apply(x, weight, bias, shift, groups, eps, silu)  # type: ignore[no-untyped-call]
     return y, same
 
 
@@ -85,8 +85,8 @@ class _GroupNorm(torch.autograd.Function):
         rows, weight, bias, shift, mean, rstd = ctx.saved_tensors
         work = implementation(__package__, rows)
         shifted = ctx.needs_input_grad[3]
-        beside = as_rows(more) if more is not None and not shifted else None
-        dx = work.group_norm_backward(as_rows(dy), rows, weight, bias, shift, mean, rstd, ctx.silu, beside)
+        residual = as_rows(more) if more is not None and not shifted else None
+        dx = work.group_norm_backward(as_rows(dy), rows, weight, bias, shift, mean, rstd, ctx.silu, residual)
         dshift = dx.sum(1, dtype=torch.promote_types(dx.dtype, torch.float32)).to(shift.dtype) if shifted else None
         if more is not None and shifted:
             dx = dx + as_rows(more)

@@ -12,4 +12,4 @@ def as_rows(image: torch.Tensor) -> torch.Tensor:
 
 def as_image(rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """The way back, always a view."""
-    return rows.unflatten(1, shape[2:]).permute(0, 3, 1, 2)
+    return rows.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2)

@@ -25,11 +25,11 @@ _ANY = ["positions", "groups", "chunk", "chunks"]  # one kernel for all resoluti
 
 
 @triton.jit
-def _columns(channels, GROUP: tl.constexpr, HELD: tl.constexpr, WIDTH: tl.constexpr):
+def _columns(channels, GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """(local numbers, channel numbers, which of them exist) of a block of groups."""
     local = tl.arange(0, WIDTH)
-    column = tl.program_id(0) * (HELD * GROUP) + local
-    return local, column, (local < HELD * GROUP) & (column < channels)
+    column = tl.program_id(0) * (PER_BLOCK * GROUP) + local
+    return local, column, (local < PER_BLOCK * GROUP) & (column < channels)
 
 
 @triton.jit
@@ -49,21 +49,21 @@ def _to_channels(values, members):
 
 
 @triton.jit
-def _partial_places(groups, chunks, HELD: tl.constexpr, GROUPS: tl.constexpr):
+def _partial_places(groups, chunks, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr):
     """(where the first partial of every group of the block is, how far the second is from it, which groups exist)"""
-    held = tl.arange(0, GROUPS)
-    group = tl.program_id(0) * HELD + held
+    local = tl.arange(0, GROUPS)
+    group = tl.program_id(0) * PER_BLOCK + local
     start = (tl.program_id(2) * 2 * groups + group) * chunks
-    return start, groups * chunks, (held < HELD) & (group < groups)
+    return start, groups * chunks, (local < PER_BLOCK) & (group < groups)
 
 
 @triton.jit(do_not_specialize=_ANY)
 def _moments_kernel(
     x, shift, partials, positions, channels, groups, chunk, chunks,
-    GROUP: tl.constexpr, HELD: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     SHIFT: tl.constexpr,
 ):  # fmt: skip
-    local, column, real = _columns(channels, GROUP, HELD, WIDTH)
+    local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
     number, example = tl.program_id(1), tl.program_id(2)
     first = number * chunk
     count = tl.minimum(chunk, positions - first)
@@ -91,7 +91,7 @@ def _moments_kernel(
     of_group = _to_groups(mean, members) / GROUP
     apart = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
     spread_of_group = _to_groups(spread, members) + size * tl.sum(apart * apart, axis=0)
-    place, next_half, exists = _partial_places(groups, chunks, HELD, GROUPS)
+    place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     tl.store(partials + place + number, of_group, mask=exists)
     tl.store(partials + place + next_half + number, spread_of_group, mask=exists)
 
@@ -99,12 +99,12 @@ def _moments_kernel(
 @triton.jit(do_not_specialize=_ANY)
 def _normalize_kernel(
     x, weight, bias, shift, partials, y, means, rstds, positions, channels, groups, chunk, chunks, eps,
-    GROUP: tl.constexpr, HELD: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, SHIFT: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    local, column, real = _columns(channels, GROUP, HELD, WIDTH)
+    local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
     number, example = tl.program_id(1), tl.program_id(2)
-    place, next_half, exists = _partial_places(groups, chunks, HELD, GROUPS)
+    place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     part = tl.arange(0, CHUNKS)
     known = exists[:, None] & (part[None, :] < chunks)
     sizes = tl.maximum(tl.minimum(chunk, positions - part * chunk), 0).to(tl.float32)[None, :]
@@ -118,7 +118,7 @@ def _normalize_kernel(
     )
     rstd = 1.0 / tl.sqrt_rn(variance + eps)
     if number == 0:
-        group = example * groups + tl.program_id(0) * HELD + tl.arange(0, GROUPS)
+        group = example * groups + tl.program_id(0) * PER_BLOCK + tl.arange(0, GROUPS)
         tl.store(means + group, mean, mask=exists)
         tl.store(rstds + group, rstd, mask=exists)
     members = _members(local, real, GROUP, GROUPS)
@@ -155,10 +155,10 @@ def _gradient_of_normal(n, dy, weight, bias, SILU: tl.constexpr):
 @triton.jit(do_not_specialize=_ANY)
 def _averages_kernel(
     dy, x, weight, bias, shift, means, rstds, partials, positions, channels, groups, chunk, chunks,
-    GROUP: tl.constexpr, HELD: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     SHIFT: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
-    local, column, real = _columns(channels, GROUP, HELD, WIDTH)
+    local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
     number, example = tl.program_id(1), tl.program_id(2)
     group = example * groups + column // GROUP
     center = tl.load(means + group, mask=real, other=0.0)
@@ -184,7 +184,7 @@ def _averages_kernel(
         sums += g
         products += tl.where(inside, g * n, 0.0)
     members = _members(local, real, GROUP, GROUPS)
-    place, next_half, exists = _partial_places(groups, chunks, HELD, GROUPS)
+    place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     tl.store(partials + place + number, _to_groups(tl.sum(sums, axis=0), members), mask=exists)
     tl.store(partials + place + next_half + number, _to_groups(tl.sum(products, axis=0), members), mask=exists)
 
@@ -192,12 +192,12 @@ def _averages_kernel(
 @triton.jit(do_not_specialize=_ANY)
 def _gradient_kernel(
     dy, x, weight, bias, shift, means, rstds, partials, more, dx, positions, channels, groups, chunk, chunks,
-    GROUP: tl.constexpr, HELD: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, PER_BLOCK: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     CHUNKS: tl.constexpr, SHIFT: tl.constexpr, SILU: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
-    local, column, real = _columns(channels, GROUP, HELD, WIDTH)
+    local, column, real = _columns(channels, GROUP, PER_BLOCK, WIDTH)
     number, example = tl.program_id(1), tl.program_id(2)
-    place, next_half, exists = _partial_places(groups, chunks, HELD, GROUPS)
+    place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     part = tl.arange(0, CHUNKS)
     known = exists[:, None] & (part[None, :] < chunks)
     total = positions * 1.0 * GROUP
@@ -234,25 +234,26 @@ def _gradient_kernel(
 class _Tiling:
     """How (batch, positions, channels) is cut; a function of the shape alone."""
 
-    def __init__(self, batch: int, positions: int, channels: int, groups: int) -> None:
+    def __init__(self, shape: torch.Size, groups: int) -> None:
+        batch, positions, channels = shape
         size = channels // groups
         choices = []
         for limit in (128, 256):
-            held = min(max(limit // size, 1), groups)
-            width = triton.next_power_of_2(held * size)
-            blocks = -(-groups // held)
-            choices.append((blocks * width, width, held, blocks))
+            count = min(max(limit // size, 1), groups)
+            width = triton.next_power_of_2(count * size)
+            blocks = -(-groups // count)
+            choices.append((blocks * width, width, count, blocks))
         small, large = choices
-        _, self.width, self.held, self.blocks = large if large[0] < 0.9 * small[0] else small
+        _, self.width, self.per_block, self.blocks = large if large[0] < 0.9 * small[0] else small
         self.rows = max(4096 // self.width, 4)
-        wanted = min(max(_PROGRAMS // (self.blocks * batch), 1), _MOST_CHUNKS)
+        most = min(max(_PROGRAMS // (self.blocks * batch), 1), _MOST_CHUNKS)
         tiles = -(-positions // self.rows)
-        self.chunk = -(-tiles // wanted) * self.rows
+        self.chunk = -(-tiles // most) * self.rows
         self.chunks = -(-positions // self.chunk)
         self.grid = (self.blocks, self.chunks, batch)
         self.sizes = (positions, channels, groups, self.chunk, self.chunks)
         self.shape = {
-            "GROUP": size, "HELD": self.held, "GROUPS": triton.next_power_of_2(self.held), "WIDTH": self.width,
+            "GROUP": size, "PER_BLOCK": self.per_block, "GROUPS": triton.next_power_of_2(self.per_block), "WIDTH": self.width,
             "ROWS": self.rows,
         }  # fmt: skip
 
@@ -267,7 +268,7 @@ def group_norm(
     silu: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `reference.group_norm`; all tensors are contiguous."""
-    tiling = _Tiling(*x.shape, groups)
+    tiling = _Tiling(x.shape, groups)
     y = torch.empty_like(x)
     mean, rstd = (torch.empty(x.shape[0], groups, dtype=torch.float32, device=x.device) for _ in range(2))
     partials = torch.empty(x.shape[0], 2, groups, tiling.chunks, dtype=torch.float32, device=x.device)
@@ -293,7 +294,7 @@ def group_norm_backward(
 ) -> torch.Tensor:
     """As `reference.group_norm_backward`; all tensors are contiguous."""
     groups = mean.shape[1]
-    tiling = _Tiling(*x.shape, groups)
+    tiling = _Tiling(x.shape, groups)
     dx = torch.empty_like(x)
     partials = torch.empty(x.shape[0], 2, groups, tiling.chunks, dtype=torch.float32, device=x.device)
     inputs = (dy, x, weight, bias, x if shift is None else shift, mean, rstd, partials)

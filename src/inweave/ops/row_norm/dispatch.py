@@ -71,9 +71,9 @@ class _RowNorm(torch.autograd.Function):
         dx = more
         if dy is not None:
             total, weight, mean, rstd = ctx.saved_tensors
-            beside = None if more is None else _rows(more)
+            residual = None if more is None else _rows(more)
             work = implementation(__package__, total)
-            dx = work.row_norm_backward(_rows(dy), total, weight, mean, rstd, ctx.rms, beside).view(dy.shape)
+            dx = work.row_norm_backward(_rows(dy), total, weight, mean, rstd, ctx.rms, residual).view(dy.shape)
         return dx if ctx.needs_input_grad[0] else None, dx if ctx.needs_input_grad[1] else None, None, None, None, None
 
 

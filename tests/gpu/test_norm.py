@@ -1,0 +1,112 @@
+"""Fused norms and blocks on a real GPU: against float64, twice the same bits, recorded in a graph, and in whole networks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from tests.unit.models.test_fused_blocks import gradients, network  # noqa: E402
+from tests.unit.ops import test_activation, test_norm  # noqa: E402
+
+from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.ops.activation import triton as activation  # noqa: E402
+from inweave.ops.norm import group_norm  # noqa: E402
+from inweave.ops.norm import triton as images  # noqa: E402
+from inweave.ops.row_norm import triton as rows  # noqa: E402
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+#: (batch, channels, height, width, groups) of SDXL, at 1024 pixels and odd sizes
+SDXL = [
+    (1, 320, 128, 128, 32), (1, 960, 128, 128, 32), (2, 640, 128, 128, 32), (1, 640, 64, 64, 32), (4, 1280, 64, 64, 32),
+    (1, 1920, 64, 64, 32), (1, 1280, 32, 32, 32), (4, 2560, 32, 32, 32), (3, 320, 104, 152, 32), (1, 1280, 13, 19, 32),
+]  # fmt: skip
+
+
+def on_gpu(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_small_kernels_are_as_exact_as_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, maker in ((test_norm, "image_inputs"), (test_norm, "row_inputs")):
+        plain = getattr(module, maker)
+        monkeypatch.setattr(module, maker, lambda *a, plain=plain, **k: on_gpu(plain(*a, **k)))
+    made = test_activation.inputs
+    monkeypatch.setattr(test_activation, "inputs", lambda *a: tuple(tensor.cuda() for tensor in made(*a)))
+    assert test_norm.check_all(images, rows, [dtype]) >= 15
+    assert test_activation.check_all(activation, [dtype]) > 1000
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SDXL, ids=str)
+def test_group_norm_of_sdxl_is_as_exact_as_torch_and_repeats_its_bits(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    inputs = on_gpu(test_norm.image_inputs(shape, dtype))
+    silu, shifted = shape[1] != 640, shape[0] == 1
+    test_norm.compare(lambda *a: test_norm.by_work(images, *a), test_norm.by_torch, inputs, silu, shifted)
+    once, again = (test_norm.by_work(images, inputs, silu, shifted) for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(4096, 640), (1024, 1280), (77, 2048), (49152, 64), (4608, 3072)], ids=str)
+def test_row_norms_of_published_widths(size: tuple[int, int], dtype: torch.dtype) -> None:
+    inputs = on_gpu(test_norm.row_inputs(size, dtype))
+    for rms in (False, True):
+        test_norm.compare(
+            lambda *a: test_norm.rows_by_work(rows, *a), test_norm.rows_by_torch, inputs, rms, size[1] == 640
+        )
+
+
+def test_a_recorded_norm_is_the_norm() -> None:
+    i = on_gpu(test_norm.image_inputs((1, 320, 64, 64, 32), torch.bfloat16))
+    x = i["x"].requires_grad_()
+
+    def work() -> tuple[torch.Tensor, torch.Tensor]:
+        y = group_norm(x, i["weight"], i["bias"], 32, 1e-5, silu=True)
+        return y, torch.autograd.grad(y, x, i["dy"])[0]
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = work()
+    for seed in range(3):
+        with torch.no_grad():
+            x.copy_(test_norm.values(*x.shape, dtype=torch.bfloat16, seed=seed))
+        graph.replay()
+        assert all(torch.equal(one, two) for one, two in zip(recorded, work(), strict=True))
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fused_networks_train_as_the_plain_ones_do(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the plain network in float64: at most twice as far from it as the plain one in the same dtype."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, inputs = network(variant, torch.device("cuda"))
+    truth = gradients(plain.double(), inputs)
+    narrow = copy.deepcopy(plain).to(dtype)
+    theirs = gradients(narrow, inputs)
+    assert fuse_blocks(narrow) > 100
+    mine = gradients(narrow, inputs)
+    again = gradients(narrow, inputs)
+    assert mine.keys() == theirs.keys() == truth.keys()
+
+    def apart(results: dict[str, torch.Tensor]) -> float:
+        gap = sum(float((results[name].double() - truth[name]).square().sum()) for name in truth if name != "output")
+        return (gap / sum(float(truth[name].square().sum()) for name in truth if name != "output")) ** 0.5
+
+    assert apart(mine) <= 2 * apart(theirs) + 1e-6, (apart(mine), apart(theirs))
+    off, peer = (float((each["output"].double() - truth["output"]).norm()) for each in (mine, theirs))
+    assert off <= 2 * peer + 1e-6
+    assert apart(again) == pytest.approx(apart(mine), rel=0.1)

@@ -1,0 +1,152 @@
+"""Fused blocks compute what diffusers' own do, with the same names and adapters, and store less."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from torch import nn  # noqa: E402
+
+from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.models.fused_blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks  # noqa: E402
+from inweave.ops.frozen_conv import frozen_conv2d  # noqa: E402
+from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
+from tests.peers import tiny_models  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+def network(variant: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64) -> tuple[Any, dict[str, Any]]:
+    """A tiny U-Net with LoRA on linear layers and convolutions, and inputs for it."""
+    unet = copy.deepcopy(tiny_models.pipeline(variant).unet)
+    inject(unet, 2, targets=r".*(to_[qkv]|to_out\.0|ff\.net\.0\.proj|net\.2|proj_in|time_emb_proj|resnets\.1\.conv1)")
+    torch.manual_seed(0)
+    for parameter in unet.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.1)
+    inputs: dict[str, Any] = {
+        "sample": torch.randn(2, 4, 16, 24),
+        "timestep": torch.tensor([3, 500]),
+        "encoder_hidden_states": torch.randn(2, 7, unet.config.cross_attention_dim),
+    }
+    if variant == "sdxl":
+        inputs["added_cond_kwargs"] = {"text_embeds": torch.randn(2, tiny_models.SECOND), "time_ids": torch.rand(2, 6)}
+    return unet.to(device, dtype), inputs
+
+
+def gradients(unet: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The output and the gradients of the adapters, in the network's dtype and on its device."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: moved(each) for name, each in value.items()}
+        return value.to(unet.device, unet.dtype if value.is_floating_point() else None)
+
+    unet.zero_grad()
+    output = unet(**moved(inputs)).sample
+    output.float().square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in unet.named_parameters() if p.grad is not None}
+    return {"output": output.detach()} | grads
+
+
+def largest_gap(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == two.keys() and len(one) > 20
+    return max(float((one[name] - two[name]).norm() / two[name].norm()) for name in two)
+
+
+@pytest.mark.parametrize("variant", ["sd1.5", "sdxl"])
+def test_outputs_and_gradients_stay(variant: str) -> None:
+    unet, inputs = network(variant)
+    names, adapted = list(unet.state_dict()), list(lora_layers(unet))
+    plain = gradients(unet, inputs)
+    count = fuse_blocks(unet)
+    assert count > 100 and fuse_blocks(unet) == 0
+    kinds = {type(module).__name__ for module in unet.modules()}
+    assert kinds >= {
+        "FusedGroupNorm", "FusedResnetBlock2D", "FusedTransformer2DModel", "FusedBasicTransformerBlock", "FusedGEGLU",
+        "FrozenConv2d",
+    }  # fmt: skip
+    assert not kinds & {"GroupNorm", "ResnetBlock2D", "Transformer2DModel", "BasicTransformerBlock", "GEGLU", "Conv2d"}
+    assert list(unet.state_dict()) == names and list(lora_layers(unet)) == adapted
+    fused = gradients(unet, inputs)
+    assert largest_gap(fused, plain) < 1e-6  # statistics of time steps and losses are float32
+    assert fused["output"].is_contiguous(memory_format=torch.channels_last)
+    assert restore_blocks(unet) == count
+    restored = gradients(unet, inputs)
+    assert all(torch.equal(restored[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
+    unet, inputs = network("sdxl")
+    fuse_blocks(unet)
+    plain = gradients(unet, inputs)
+    apply_checkpointing({"unet": unet}, mode, random=False)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-12
+
+
+def test_less_is_stored() -> None:
+    """Of a resnet block without adapters: the inputs of its two norms, and nothing of image size besides."""
+    unet, _ = network("sdxl")
+    fuse_blocks(unet)
+    block = unet.mid_block.resnets[0]
+    assert isinstance(block, FusedResnetBlock2D)
+    x = torch.randn(2, 16, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last).requires_grad_()
+    temb = torch.randn(2, block.time_emb_proj.in_features, dtype=torch.float64)
+    stored: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape == x.shape or (tensor.dim() == 3 and tensor.numel() == x.numel()):
+            stored[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        block(x, temb)
+    assert len(stored) == 2 and x.data_ptr() in stored
+
+
+def test_what_is_not_understood_stays_as_it_is() -> None:
+    unet, inputs = network("sd1.5")
+    odd = unet.down_blocks[0].resnets[0]
+    odd.nonlinearity = nn.Mish()
+    custom = unet.mid_block.resnets[0]
+    custom.__class__ = type("CustomBlock", (type(custom),), {})
+    unet.mid_block.resnets[1].output_scale_factor = 2.0
+    plain = gradients(unet, inputs)
+    fuse_blocks(unet)
+    for block in (odd, custom, unet.mid_block.resnets[1]):
+        assert not isinstance(block, FusedResnetBlock2D)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-6
+
+
+def test_trained_norms_and_convolutions_keep_their_gradients() -> None:
+    unet, inputs = network("sd1.5")
+    block = unet.mid_block.resnets[0]
+    for trained in (block.norm1, block.conv2, unet.mid_block.attentions[0].transformer_blocks[0].norm2):
+        trained.requires_grad_(True)
+    plain = gradients(unet, inputs)
+    fuse_blocks(unet)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-6
+    assert block.conv2.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "stride,padding,dilation,groups,size", [(1, 1, 1, 1, (8, 9)), (2, 1, 1, 2, (8, 9)), (2, 0, 2, 1, (11, 12)), (3, 2, 1, 4, (7, 10))]
+)  # fmt: skip
+def test_a_frozen_convolution_has_torch_s_gradient(
+    stride: int, padding: int, dilation: int, groups: int, size: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, *size, dtype=torch.float64, requires_grad=True)
+    weight, bias = torch.randn(4, 8 // groups, 3, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    pairs = [(number, number) for number in (stride, padding, dilation)]
+    ours = frozen_conv2d(x, weight, bias, *pairs, groups)
+    theirs = nn.functional.conv2d(x, weight, bias, *pairs, groups)
+    assert torch.equal(ours, theirs)
+    one, two = (torch.autograd.grad(y.square().sum(), x)[0] for y in (ours, theirs))
+    assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)

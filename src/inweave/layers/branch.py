@@ -31,6 +31,7 @@ from inweave.errors import TargetError
 from inweave.layers.spec import AdapterSpec
 from inweave.ops.decode import Reader, encode
 from inweave.ops.kinds import LayerKind
+from inweave.ops.linear import Rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class Branch(nn.Module, ABC):
         self.dropout = scaling.get("dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
         self.layer_number: int | torch.Tensor = 0  # of the layer it is on
+        self.rounded: Mapping[str, Rounded] = {}  # by role, while a training step computes; see `inweave.layers.fused`
         self.stored_alpha = _owned(scaling.get("stored_alpha"))
         self.stored_scale = _owned(scaling.get("stored_scale"))
         explicit = None if self.stored_scale is None else self.stored_scale.item()

@@ -9,6 +9,8 @@
            y = base(x) + strength * ((c - 1) * apply(x, W) + c * scale * apply(dropout(x), product))
            where apply(x, W) = base(x) - bias, unless the module's class is registered and has a forward of its own
 
+On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), the same formula with fewer roundings.
+
 The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
 for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it. LoHa's and LoKr's products
 are computed again in each forward, in float32, and rounded once to the input's dtype.
@@ -34,6 +36,7 @@ from inweave.adapter.strength_spec import finite_strength
 from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerged, TargetError
 from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout, layer_number
+from inweave.layers.fused import FusedLinear, is_plain_linear
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 from inweave.ops.merge import all_usable, usable_numbers
@@ -64,6 +67,7 @@ class LoraLayer(nn.Module):
         self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
         self._custom = registered_kind(base) is not None and type(base).forward not in STANDARD_FORWARDS
+        self._fused = FusedLinear(base) if is_plain_linear(base, kind) else None
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
@@ -95,6 +99,10 @@ class LoraLayer(nn.Module):
     # forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self._fused is not None and self._acting and not args and not kwargs:
+            fused = self._fused.output(x, self._acting, self.training)
+            if fused is not None:
+                return fused
         plain: torch.Tensor = self.base(x, *args, **kwargs)
         result = plain
         for branch, strength in self._acting:
@@ -190,6 +198,8 @@ class LoraLayer(nn.Module):
         # by name: a sum has the same bits in whatever order adapters were activated
         self._live = () if stopped else tuple(name for name in sorted(self.active) if self.strengths[name] != 0)
         self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
+        if self._fused is not None:
+            self._fused.stack = None
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]

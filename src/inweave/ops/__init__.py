@@ -1,1 +1,19 @@
 """Mathematics and kernels: one folder per operation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inweave.ops.linear import lora_backward, lora_linear
+
+__all__ = ["lora_backward", "lora_linear"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: most of what is in here does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from inweave.ops import linear
+
+    return getattr(linear, name)

@@ -9,18 +9,24 @@
 `micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
 and counters stay where they are, no number comes to the host, and nothing is decided there. What is decided on the host is
 outside of them: copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
+
+Parameters are float32. On a GPU a micro-batch begins by rounding all of them to the model's dtype, in one kernel, and layers use
+these copies until it ends: whatever was written to the parameters before (an update, a checkpoint, EMA) is in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
-from inweave.layers import lora_layers
+from inweave.layers import fused, lora_layers
+from inweave.layers.branch import Branch
+from inweave.ops.linear import Rounded
 from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
@@ -70,8 +76,8 @@ class Step:
             args=config.optimizer_args, learning_rate=config.learning_rate,
         )  # fmt: skip
         self.ema = Ema(flat, config.ema_decay) if config.ema_decay else None
-        half = getattr(task, "dtype", torch.float32) == torch.float16
-        self.scaler = LossScaler(device) if half else None
+        self._dtype: torch.dtype = getattr(task, "dtype", torch.float32)
+        self.scaler = LossScaler(device) if self._dtype == torch.float16 else None
         self.inputs = StaticInputs(task.device)
         self.rate = torch.zeros((), device=device)
         self.share = torch.zeros((), device=device)  # of the loss, for the micro-batch being computed
@@ -85,6 +91,7 @@ class Step:
             if branch.dropout:
                 branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
         self.blocks = CompiledBlocks(task.networks)
+        self._copies: list[tuple[Branch, Mapping[str, Rounded]]] | None = None
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
@@ -135,10 +142,44 @@ class Step:
 
     def micro_step(self, inputs: Tensors) -> None:
         """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
-        loss = self.task.loss(inputs)
-        scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
-        scaled.backward()  # type: ignore[no-untyped-call]
+        with self.rounded_factors():
+            loss = self.task.loss(inputs)
+            scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
+            scaled.backward()  # type: ignore[no-untyped-call]
         self.loss += loss.detach() * self.share
+
+    @contextmanager
+    def rounded_factors(self) -> Iterator[None]:
+        """Inside the block layers compute with copies of their factors in the model's dtype, rounded here and now.
+
+        Gradients of the factors are added to the flat gradients; the parameters must not change inside.
+        """
+        if self._dtype not in (torch.bfloat16, torch.float16) or self.task.device.type not in fused.DEVICES:
+            yield
+            return
+        values = self.flat.rounded(self._dtype)
+        if self._copies is None:
+            self._copies = self._branch_copies(values)
+        for branch, copies in self._copies:
+            branch.rounded = copies
+        try:
+            yield
+        finally:
+            for branch, _ in self._copies:
+                branch.rounded = {}
+
+    def _branch_copies(self, values: torch.Tensor) -> list[tuple[Branch, Mapping[str, Rounded]]]:
+        grads = self.flat.gradients()
+        names = {id(parameter): name for name, parameter in self.flat.parameters.items()}
+        copies: list[tuple[Branch, Mapping[str, Rounded]]] = []
+        for branch in self._branches:
+            trained = {role: names[id(factor)] for role, factor in branch.roles().items() if id(factor) in names}
+            views = {
+                role: Rounded(values[self.flat.segments[name].place].view(self.flat.segments[name].shape), grads[name])
+                for role, name in trained.items()
+            }
+            copies.append((branch, views))
+        return copies
 
     def apply_gradients(self) -> None:
         """Clip the gradients and update parameters, optimizer, loss scale, EMA and counters."""
@@ -165,7 +206,8 @@ class Step:
             total.zero_()
             for part, share in _split(batch, self.split):
                 inputs = {name: value for name, value in self.inputs.stage(part).items() if name != DROPOUT}
-                total.add_(self.task.loss(inputs), alpha=share)
+                with self.rounded_factors():
+                    total.add_(self.task.loss(inputs), alpha=share)
 
         self._retry_split(evaluate, [batch])
         return total

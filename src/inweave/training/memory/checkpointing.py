@@ -1,8 +1,8 @@
 """Gradient checkpointing: recompute activations in the backward pass instead of storing them.
 
 off         every activation is stored
-selective   products with frozen weights and attention are stored; everything cheap, the adapters' own products
-            included, is recomputed
+selective   products with frozen weights and attention are stored, a LoRA's part in the same operation among them;
+            everything cheap, the adapters' own products included, is recomputed
 full        only the inputs of blocks are stored, everything inside is recomputed
 
 The libraries' own switches are used. diffusers takes the function to checkpoint with. transformers checkpoints a layer only
@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 #: what selective stores -> which argument is the weight, where it has one
 _STORED = {
-    "mm": 1, "addmm": 2, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "mm": 1, "addmm": 2, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip

@@ -7,6 +7,9 @@ A segment starts at a multiple of 64 values (256 bytes, which suits every wide l
 learning-rate multiplier are contiguous, and each such run starts at a multiple of 256, so every block of 256 has one
 multiplier. The padding between segments is 0 and stays 0: a zero with a zero gradient is a fixed point of every optimizer.
 
+`rounded` is a copy of all values in another dtype, made by one kernel, also at addresses that never change. It is right at
+the moment it is asked for and says nothing about later ones: ask again after any change of the values.
+
 Norms, clipping, AdamW and EMA are therefore a handful of kernel launches however many parameters there are, at addresses
 that never change.
 """
@@ -79,6 +82,7 @@ class FlatParameters:
         #: the multiplier of each parameter
         self.factors = {name: float(groups.get(name, 1.0)) for name in self.segments}
         self.parameters: dict[str, nn.Parameter] = {name: parameters[name] for name in self.segments}
+        self._rounded: dict[torch.dtype, torch.Tensor] = {}
         self._grads = {name: self.grads[place].view(shape) for name, (place, shape) in self.segments.items()}
         for name, (place, shape) in self.segments.items():
             view = self.values[place].view(shape)
@@ -96,6 +100,17 @@ class FlatParameters:
         """Clear all gradients, even where `p.grad` was set to None or to another tensor."""
         self.grads.zero_()
         self._attach()
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients by name, as views of `grads`."""
+        return dict(self._grads)
+
+    @torch.no_grad()
+    def rounded(self, dtype: torch.dtype) -> torch.Tensor:
+        """All values as they are now, rounded to ``dtype``; every call writes the same buffer."""
+        if dtype not in self._rounded:
+            self._rounded[dtype] = torch.zeros_like(self.values, dtype=dtype)
+        return self._rounded[dtype].copy_(self.values)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The parameters by name, as views: the next step changes them."""

@@ -1,0 +1,17 @@
+"""A linear layer with a LoRA as one operation, forward and backward.
+
+    forward    S  = x down^T            y      = x W^T + b + s S up^T
+    backward   dS = s dY up             d_up   = s dY^T S
+               dX = dY W + dS down      d_down = dS^T x
+
+    x (M, K)   W (N, K)   b (N)   down (r, K)   up (N, r)   S, dS (M, r)   dY (M, N)   s a Python number
+
+The only thing kept for the backward pass besides x is S. The gradient of W is never formed, and nothing of the size of
+y or x is written but y and dX themselves. Sums are in float32, in an order that depends on shapes alone: the same
+inputs give the same bits.
+"""
+
+from inweave.ops.linear.dispatch import lora_backward
+from inweave.ops.linear.function import Rounded, lora_linear
+
+__all__ = ["Rounded", "lora_backward", "lora_linear"]

@@ -1,0 +1,59 @@
+"""The operation as cuBLAS products: sums in float32, each result rounded once, added where it belongs by the product itself.
+
+    y  = x W^T + b     then  y  += s S up^T        one product with beta = 1
+    dX = dY W          then  dX += dS down
+    d_up, d_down       16-bit factors, float32 results: added to the float32 gradient by the product (beta = 1)
+
+Five products of the adapter in all, no casts and no elementwise kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, S) of matrices of one dtype."""
+    hidden = torch.mm(x, down.T)
+    y = torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
+    return y.addmm_(hidden, up.T, alpha=scale), hidden
+
+
+def backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    hidden: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    *,
+    grad_x: bool = True,
+    grad_down: torch.Tensor | None = None,
+    grad_up: torch.Tensor | None = None,
+    fresh: bool = False,
+) -> torch.Tensor | None:
+    """As `reference.backward`; ``fresh``: the factors' gradients are overwritten, whatever they hold."""
+    beta = 0 if fresh else 1
+    if grad_up is not None:
+        hidden = torch.mm(x, down.T) if hidden is None else hidden
+        _accumulate(grad_up, grad_out.T, hidden, beta, scale)
+    if grad_down is None and not grad_x:
+        return None
+    inner = grad_out.new_empty(grad_out.shape[0], up.shape[1])
+    inner.addmm_(grad_out, up, beta=0, alpha=scale)
+    if grad_down is not None:
+        _accumulate(grad_down, inner.T, x, beta, 1.0)
+    if not grad_x:
+        return None
+    return torch.mm(inner, down) if weight is None else torch.mm(grad_out, weight).addmm_(inner, down)
+
+
+def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
+    """total = beta * total + alpha * left @ right, in the dtype of ``total``."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right, beta=beta, alpha=alpha)
+    else:  # 16-bit factors, float32 result: CUDA only
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, beta=beta, alpha=alpha, out=total)

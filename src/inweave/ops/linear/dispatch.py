@@ -1,0 +1,86 @@
+"""Which implementation runs, by device and shape alone: the same call gives the same bits wherever it stands.
+
+CUDA, 16 or 32 bits     cuBLAS products (`composed`)
+everything else         plain torch (`reference`)
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inweave.ops.linear import composed, reference
+
+_FAST = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, S) for x (..., K); S is a matrix (M, r)."""
+    rows = x.reshape(-1, x.shape[-1])
+    work = composed.forward if x.is_cuda else reference.forward
+    y, hidden = work(rows, weight, bias, down, up, scale)
+    return y.view(*x.shape[:-1], weight.shape[0]), hidden
+
+
+def backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    hidden: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    *,
+    grad_x: bool = True,
+    grad_down: torch.Tensor | None = None,
+    grad_up: torch.Tensor | None = None,
+    fresh: bool = False,
+) -> torch.Tensor | None:
+    """dX in the shape of ``grad_out`` but for its last axis, if ``grad_x``.
+
+    ``grad_down``, ``grad_up``: what the factors' gradients are added to; ``fresh``: what is overwritten by them. Their dtype
+    is that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` where ``hidden`` is None.
+    """
+    rows = grad_out.reshape(-1, grad_out.shape[-1])
+    inputs = x.reshape(-1, x.shape[-1])
+    if _composed(rows, inputs, grad_down, grad_up):
+        result = composed.backward(
+            rows, inputs, hidden, weight, down, up, scale,
+            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
+        )  # fmt: skip
+    else:
+        for total in (grad_down, grad_up):
+            if fresh and total is not None:
+                total.zero_()
+        result = reference.backward(
+            rows, inputs, hidden, weight, down, up, scale, grad_x=grad_x, grad_down=grad_down, grad_up=grad_up
+        )
+    return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
+
+
+@torch.no_grad()
+def lora_backward(
+    grad_out: torch.Tensor, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(grad_x, grad_down, grad_up) of  scale * (x down^T) up^T : the adapter alone, all tensors of one dtype.
+
+    A call can be captured in a CUDA graph once it has run before.
+    """
+    grad_down, grad_up = torch.empty_like(down), torch.empty_like(up)
+    grad_x = backward(
+        grad_out, x, None, None, down, up, scale, grad_down=grad_down, grad_up=grad_up, fresh=True
+    )  # fmt: skip
+    assert grad_x is not None
+    return grad_x, grad_down, grad_up
+
+
+def _composed(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | None) -> bool:
+    """Whether cuBLAS has these products."""
+    dtype = grad_out.dtype
+    return (
+        grad_out.is_cuda
+        and dtype in _FAST
+        and x.dtype == dtype
+        and all(total is None or total.dtype in (dtype, torch.float32) for total in totals)
+    )

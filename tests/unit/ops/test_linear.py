@@ -1,0 +1,201 @@
+"""The LoRA linear operation: its formulas against float64, autograd of the plain formula, and compiled regions."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from inweave.ops.linear import Rounded, lora_backward, lora_linear, reference  # noqa: E402
+from inweave.training.memory.checkpointing import _contexts  # noqa: E402
+
+SHAPES = [(1, 1, 1, 1), (5, 8, 6, 3), (77, 64, 48, 16), (33, 40, 72, 64)]  # M, K, N, r
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def numbers(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float64, seed: int = 0) -> list[torch.Tensor]:
+    """x, W, b, down, up, dY"""
+    m, k, n, r = shape
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [((m, k), 1.0), ((n, k), k**-0.5), ((n,), 1.0), ((r, k), k**-0.5), ((n, r), 1.0), ((m, n), 1.0)]
+    return [(torch.randn(size, generator=generator, dtype=torch.float64) * std).to(dtype) for size, std in sizes]
+
+
+def plain(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    return functional.linear(x, weight, bias) + scale * functional.linear(functional.linear(x, down), up)
+
+
+def gradients(function, tensors: list[torch.Tensor], scale: float) -> list[torch.Tensor]:
+    x, weight, bias, down, up, grad = tensors
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, down, up)]
+    y = function(leaves[0], weight, bias, leaves[1], leaves[2], scale)
+    return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_function_has_the_gradients_of_the_plain_formula(shape: tuple[int, int, int, int], bias: bool) -> None:
+    tensors = numbers(shape)
+    if not bias:
+        tensors[2] = None
+    for ours, theirs in zip(gradients(lora_linear, tensors, 0.7), gradients(plain, tensors, 0.7), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_error_is_at_most_twice_that_of_plain_torch(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    tensors = numbers(shape, dtype)
+    exact = gradients(plain, [tensor.double() for tensor in tensors], 0.7)
+    ours, theirs = gradients(lora_linear, tensors, 0.7), gradients(plain, tensors, 0.7)
+    for name, right, our, their in zip(("y", "x", "down", "up"), exact, ours, theirs, strict=True):
+        assert our.dtype == dtype and our.shape == their.shape
+        room = torch.finfo(dtype).eps * right.norm()  # both may be exact by chance
+        assert (our - right).norm() <= 2 * (their - right).norm() + room, name
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_adapter_alone(shape: tuple[int, int, int, int]) -> None:
+    x, _, _, down, up, grad = numbers(shape)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, down, up)]
+    expected = torch.autograd.grad(0.7 * (leaves[0] @ leaves[1].T) @ leaves[2].T, leaves, grad)
+    for ours, theirs in zip(lora_backward(grad, x, down, up, 0.7), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_leading_axes_and_strides_do_not_matter() -> None:
+    x, weight, bias, down, up, _ = numbers((24, 8, 6, 3))
+    rows = lora_linear(x, weight, bias, down, up, 0.5)
+    assert torch.equal(lora_linear(x.view(2, 3, 4, 8), weight, bias, down, up, 0.5), rows.view(2, 3, 4, 6))
+    swapped = x.view(4, 6, 8).transpose(0, 1)
+    assert torch.equal(lora_linear(swapped, weight, bias, down, up, 0.5), rows.view(4, 6, 6).transpose(0, 1))
+    assert torch.equal(
+        lora_linear(x[0], weight, bias, down, up, 0.5), lora_linear(x[:1], weight, bias, down, up, 0.5)[0]
+    )
+    assert lora_linear(x[:0], weight, bias, down, up, 0.5).shape == (0, 6)
+    leaf = x.view(4, 6, 8).clone().requires_grad_()
+    y = lora_linear(leaf.transpose(0, 1), weight, bias, down, up, 0.5)
+    (grad,) = torch.autograd.grad(y.sum(), leaf)  # a gradient that is one number, expanded
+    expected = (weight + 0.5 * up @ down).sum(0)
+    torch.testing.assert_close(grad, expected.expand_as(grad), rtol=1e-12, atol=1e-12)
+
+
+def test_only_what_is_needed_is_kept_and_computed() -> None:
+    x, weight, bias, down, up, grad = numbers((5, 8, 6, 3))
+
+    def saved_tensors(*trained: int) -> list[torch.Tensor]:
+        leaves = [tensor.clone() for tensor in (x, down, up)]
+        for at in trained:
+            leaves[at].requires_grad_()
+        seen: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            seen.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = lora_linear(leaves[0], weight, bias, leaves[1], leaves[2], 0.5)
+        y.backward(grad)
+        assert [leaf.grad is not None for leaf in leaves] == [at in trained for at in range(3)]
+        return seen
+
+    def holds(seen: list[torch.Tensor], shape: tuple[int, ...]) -> bool:
+        return any(tensor.shape == shape for tensor in seen)
+
+    factors = saved_tensors(1, 2)
+    assert holds(factors, (5, 8)) and holds(factors, (5, 3)) and not holds(factors, (6, 8)), "no dX: W is not kept"
+    inputs = saved_tensors(0)
+    assert holds(inputs, (6, 8)) and not holds(inputs, (5, 8)) and not holds(inputs, (5, 3)), "frozen: x is not kept"
+    assert not holds(saved_tensors(0, 2), (5, 8)), "down is frozen: x is not kept"
+
+
+def test_second_derivative_raises() -> None:
+    x, weight, bias, down, up, _ = numbers((5, 8, 6, 3))
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(lora_linear(x, weight, bias, down, up, 0.5).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_rounded_copies_take_the_factors_place_and_gradients_go_to_their_buffers() -> None:
+    x, weight, bias, _, _, grad = numbers((33, 40, 72, 4), torch.bfloat16)
+    down, up = (tensor.float().requires_grad_() for tensor in numbers((33, 40, 72, 4))[3:5])
+    low = [factor.detach().bfloat16() for factor in (down, up)]
+    lora_linear(x, weight, bias, down, up, 0.5).backward(grad)
+    expected = [down.grad, up.grad]
+    assert all(each.dtype == torch.float32 for each in expected), "not rounded to the inputs' dtype"
+    down.grad = up.grad = None
+    buffers = [torch.ones_like(factor) for factor in low]
+    buffers = [buffer.float() for buffer in buffers]
+    copies = [Rounded(values, buffer) for values, buffer in zip(low, buffers, strict=True)]
+    y = lora_linear(x, weight, bias, down, up, 0.5, rounded_down=copies[0], rounded_up=copies[1])
+    assert torch.equal(y, lora_linear(x, weight, bias, low[0], low[1], 0.5))
+    y.backward(grad)
+    assert down.grad is None and up.grad is None
+    for buffer, right in zip(buffers, expected, strict=True):
+        torch.testing.assert_close(buffer - 1, right, rtol=0, atol=4e-7 * float(right.abs().max() + 1))
+
+
+def test_copies_written_between_forward_and_backward_are_refused() -> None:
+    x, weight, bias, down, up, grad = numbers((5, 8, 6, 3))
+    copies = [Rounded(tensor.clone()) for tensor in (down, up)]
+    y = lora_linear(x.requires_grad_(), weight, bias, down, up, 0.5, rounded_down=copies[0], rounded_up=copies[1])
+    copies[0].values.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward(grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_compiles_into_one_graph(dtype: torch.dtype) -> None:
+    tensors = numbers((5, 8, 6, 3), dtype)
+    compiled = torch.compile(lora_linear, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(gradients(compiled, tensors, 0.7), gradients(lora_linear, tensors, 0.7), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_operator_contract() -> None:
+    x, weight, bias, down, up, grad = numbers((6, 8, 6, 3), torch.float32)
+    for factor in (down, up):
+        factor.requires_grad_()
+    for inputs in (x, x.view(2, 3, 8), x.view(2, 3, 8).transpose(0, 1)):
+        torch.library.opcheck(torch.ops.inweave.lora_linear.default, (inputs, weight, bias, down, up, 0.5, None, None))
+    plain_factors = (down.detach(), up.detach())
+    for needed in ((True, True, True), (False, True, False), (True, False, False)):
+        torch.library.opcheck(
+            torch.ops.inweave.lora_linear_backward.default,
+            (grad, x, x @ plain_factors[0].T, weight, *plain_factors, 0.5, None, None, *needed),
+        )
+
+
+def test_selective_checkpointing_stores_the_output() -> None:
+    tensors = numbers((5, 8, 6, 3))
+    expected = gradients(lora_linear, tensors, 0.5)
+    calls = 0
+    plain_forward = reference.forward
+
+    def counted(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        return plain_forward(*arguments)
+
+    def recomputed(*arguments: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(
+            lambda *inputs: lora_linear(*inputs).clone(), *arguments, use_reentrant=False,
+            context_fn=lambda: _contexts("selective", nullcontext),
+        )  # fmt: skip
+        return result
+
+    reference.forward = counted
+    try:
+        ours = gradients(recomputed, tensors, 0.5)
+    finally:
+        reference.forward = plain_forward
+    assert calls == 1, "the forward pass ran once"
+    assert all(torch.equal(one, two) for one, two in zip(ours, expected, strict=True))

@@ -85,7 +85,8 @@ def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> boo
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:
     """The blocks diffusers lists as repeated, or else those it never splits over devices (Stable Diffusion 3)."""
     names = getattr(network, "_repeated_blocks", None) or getattr(network, "_no_split_modules", None) or ()
-    return [module for module in network.modules() if type(module).__name__ in names]
+    # a fused block (`inweave.models.fused_blocks`) is a subclass of the one that is listed
+    return [module for module in network.modules() if any(kind.__name__ in names for kind in type(module).__mro__)]
 
 
 class CompiledBlocks:

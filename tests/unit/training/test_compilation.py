@@ -174,3 +174,14 @@ def test_compiling_pays_in_long_runs_of_large_images(tmp_path: Path) -> None:
     assert not saves_time(model, one, usual.model_copy(update={"resolution": 512}), 3 * enough)
     assert saves_time(model, one, usual.model_copy(update={"batch_size": 4}), enough // 3)
     assert not saves_time(SimpleNamespace(), one, usual, 10**6), "a language model"
+
+
+def test_blocks_of_a_subclass_are_repeated_blocks_too() -> None:
+    class FusedBlock(Block):
+        pass
+
+    network = Network()
+    count = len(compilation.repeated_blocks(network))
+    for module in compilation.repeated_blocks(network):
+        module.__class__ = FusedBlock
+    assert len(compilation.repeated_blocks(network)) == count > 0

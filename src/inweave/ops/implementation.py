@@ -7,6 +7,7 @@ everything else            `reference`
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +20,11 @@ def implementation(package: str, x: torch.Tensor) -> Any:
     """The module of ``package`` that works on ``x``."""
     name = "outline" if x.is_meta else "triton" if x.is_cuda and x.dtype in _KERNEL_DTYPES else "reference"
     return import_module(f"{package}.{name}")
+
+
+def on_device_of(x: torch.Tensor) -> AbstractContextManager[Any]:
+    """A kernel is launched on the current device, whichever has its tensors."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def frozen(*parameters: torch.Tensor | None) -> bool:

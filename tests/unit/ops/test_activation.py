@@ -89,3 +89,12 @@ def test_autograd_agrees_and_stores_the_input_alone() -> None:
 def test_a_compiled_region_computes_the_same() -> None:
     x, _ = inputs((4, 20), torch.float64)
     assert torch.allclose(torch.compile(geglu, backend="aot_eager", fullgraph=True)(x), geglu(x), rtol=1e-12)
+
+
+def test_kernels_compile_for_a_gpu() -> None:
+    from tests.unit.ops.compiling import compiled_size
+
+    from inweave.ops.activation import triton as kernel
+
+    assert compiled_size(kernel._geglu_kernel, {"BLOCK": 128}) > 1000
+    assert compiled_size(kernel._geglu_gradient_kernel, {"BLOCK": 128}) > 1000

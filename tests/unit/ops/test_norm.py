@@ -265,3 +265,24 @@ def test_the_outline_allocates_what_the_kernels_do() -> None:
         total, y = add_layer_norm(rows, rows, inputs["weight"], inputs["bias"], 1e-5)
         (total + y).sum().backward()
         assert y.dtype == torch.bfloat16 and rows.grad.shape == rows.shape
+
+
+def test_kernels_compile_for_a_gpu() -> None:
+    """In bfloat16, which the interpreter has not, and with the machine code that a Hopper GPU loads."""
+    from tests.unit.ops.compiling import compiled_size
+
+    from inweave.ops.norm import triton as images
+    from inweave.ops.row_norm import triton as rows
+
+    tiling = images._Tiling(torch.Size((1, 64, 40)), 4)
+    switches = {"SHIFT": True, "SILU": True}
+    for kernel, options in (
+        (images._moments_kernel, {"SHIFT": True}),
+        (images._normalize_kernel, {**switches, "CHUNKS": 16}),
+        (images._averages_kernel, switches),
+        (images._gradient_kernel, {**switches, "CHUNKS": 16, "MORE": True}),
+    ):
+        assert compiled_size(kernel, tiling.shape | options) > 1000
+    common = {"WIDTH": 128, "ROWS": 2, "RMS": False, "WEIGHT": True}
+    assert compiled_size(rows._norm_kernel, {**common, "ADD": True, "BIAS": True}) > 1000
+    assert compiled_size(rows._gradient_kernel, {**common, "MORE": True}) > 1000

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import implementation
+from inweave.ops.implementation import implementation, on_device_of
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,9 @@ class _Geglu(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         ctx.save_for_backward(rows)
-        y: torch.Tensor = implementation(__package__, x).geglu(rows)
+        work = implementation(__package__, x)
+        with on_device_of(x):
+            y: torch.Tensor = work.geglu(rows)
         return y.view(*x.shape[:-1], y.shape[1])
 
     @staticmethod
@@ -32,5 +34,7 @@ class _Geglu(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (rows,) = ctx.saved_tensors
         grads = dy.reshape(-1, dy.shape[-1]).contiguous()
-        dx: torch.Tensor = implementation(__package__, rows).geglu_backward(grads, rows)
+        work = implementation(__package__, rows)
+        with on_device_of(rows):
+            dx: torch.Tensor = work.geglu_backward(grads, rows)
         return dx.view(*dy.shape[:-1], dx.shape[1])

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import torch
 
-from inweave.ops.implementation import implementation
+from inweave.ops.implementation import implementation, on_device_of
 from inweave.ops.norm.layout import as_image, as_rows
 
 _PACKAGE = "inweave.ops.norm"
@@ -25,7 +25,8 @@ def group_norm(
     """(y, mean, rstd)"""
     shift = None if shift is None else shift.contiguous()
     work = implementation(_PACKAGE, x)
-    y, mean, rstd = work.group_norm(as_rows(x), weight, bias, shift, groups, eps, silu)
+    with on_device_of(x):
+        y, mean, rstd = work.group_norm(as_rows(x), weight, bias, shift, groups, eps, silu)
     return as_image(y, x.shape), mean, rstd
 
 
@@ -43,7 +44,8 @@ def group_norm_backward(
     """The gradient of x."""
     shift = None if shift is None else shift.contiguous()
     work = implementation(_PACKAGE, x)
-    dx = work.group_norm_backward(as_rows(dy), as_rows(x), weight, bias, shift, mean, rstd, silu, None)
+    with on_device_of(x):
+        dx = work.group_norm_backward(as_rows(dy), as_rows(x), weight, bias, shift, mean, rstd, silu, None)
     return as_image(dx, x.shape)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import frozen, implementation
+from inweave.ops.implementation import frozen, implementation, on_device_of
 from inweave.ops.norm.layout import as_image, as_rows
 
 
@@ -72,7 +72,9 @@ class _GroupNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         rows = as_rows(x)
         shift = None if shift is None else shift.contiguous()
-        y, mean, rstd = implementation(__package__, x).group_norm(rows, weight, bias, shift, groups, eps, silu)
+        work = implementation(__package__, x)
+        with on_device_of(x):
+            y, mean, rstd = work.group_norm(rows, weight, bias, shift, groups, eps, silu)
         ctx.save_for_backward(rows, weight, bias, shift, mean, rstd)
         ctx.silu = silu
         return as_image(y, x.shape), x
@@ -86,7 +88,8 @@ class _GroupNorm(torch.autograd.Function):
         work = implementation(__package__, rows)
         shifted = ctx.needs_input_grad[3]
         residual = as_rows(more) if more is not None and not shifted else None
-        dx = work.group_norm_backward(as_rows(dy), rows, weight, bias, shift, mean, rstd, ctx.silu, residual)
+        with on_device_of(rows):
+            dx = work.group_norm_backward(as_rows(dy), rows, weight, bias, shift, mean, rstd, ctx.silu, residual)
         dshift = dx.sum(1, dtype=torch.promote_types(dx.dtype, torch.float32)).to(shift.dtype) if shifted else None
         if more is not None and shifted:
             dx = dx + as_rows(more)

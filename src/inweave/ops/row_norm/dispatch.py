@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import frozen, implementation
+from inweave.ops.implementation import frozen, implementation, on_device_of
 
 
 def add_layer_norm(
@@ -60,7 +60,8 @@ class _RowNorm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         summand = None if added is None else _rows(added)
         work = implementation(__package__, x)
-        total, y, mean, rstd = work.row_norm(_rows(x), summand, weight, bias, eps, rms)
+        with on_device_of(x):
+            total, y, mean, rstd = work.row_norm(_rows(x), summand, weight, bias, eps, rms)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.rms = rms
         return x if added is None else total.view(x.shape), y.view(x.shape)
@@ -73,7 +74,8 @@ class _RowNorm(torch.autograd.Function):
             total, weight, mean, rstd = ctx.saved_tensors
             residual = None if more is None else _rows(more)
             work = implementation(__package__, total)
-            dx = work.row_norm_backward(_rows(dy), total, weight, mean, rstd, ctx.rms, residual).view(dy.shape)
+            with on_device_of(total):
+                dx = work.row_norm_backward(_rows(dy), total, weight, mean, rstd, ctx.rms, residual).view(dy.shape)
         return dx if ctx.needs_input_grad[0] else None, dx if ctx.needs_input_grad[1] else None, None, None, None, None
 
 

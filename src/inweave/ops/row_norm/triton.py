@@ -25,10 +25,10 @@ def _norm_kernel(
         tl.store(total + at, stored, mask=inside)
         h = stored.to(tl.float32)
     if not RMS:
-        mean = tl.sum(h, axis=1) / width
+        mean = tl.div_rn(tl.sum(h, axis=1), width * 1.0)
         h = tl.where(inside, h - mean[:, None], 0.0)
         tl.store(means + row, mean, mask=row < rows)
-    rstd = 1.0 / tl.sqrt_rn(tl.sum(h * h, axis=1) / width + eps)
+    rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(tl.sum(h * h, axis=1), width * 1.0) + eps))
     tl.store(rstds + row, rstd, mask=row < rows)
     h = h * rstd[:, None]
     if WEIGHT:

@@ -5,6 +5,7 @@
                              the residual's gradient is added inside of the first norm's backward pass
     Transformer2DModel       no copy to channels-first at its end
     BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
+    Attention                no division by 1
     GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
@@ -25,14 +26,17 @@ from typing import Any
 import torch
 from diffusers.models.activations import GEGLU
 from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import nn
+from torch.nn import functional
 
 from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
 from inweave.ops.norm import group_norm, group_norm_and_input
+from inweave.ops.residual import residual_sum
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 
 
@@ -100,8 +104,7 @@ class FusedResnetBlock2D(ResnetBlock2D):
         h = self.conv2(self.dropout(h))
         if self.conv_shortcut is not None:
             skip = self.conv_shortcut(skip)
-        total: torch.Tensor = skip + h
-        return total
+        return residual_sum(skip, h)
 
 
 class FusedTransformer2DModel(Transformer2DModel):
@@ -143,6 +146,29 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
         h = self.attn2(h, encoder_hidden_states=encoder_hidden_states, attention_mask=encoder_attention_mask)
         stream, h = add_layer_norm(stream, h, *_affine(self.norm3))
         return self.ff(h) + stream  # type: ignore[no-any-return]
+
+
+class FusedAttention(Attention):
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **cross_attention_kwargs: Any,
+    ) -> torch.Tensor:
+        processor: Any = self.processor
+        plain = type(processor) is AttnProcessor2_0 and attention_mask is None and not cross_attention_kwargs
+        if not plain or hidden_states.dim() != 3:
+            return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
+        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        q, k, v = (
+            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for projected in (self.to_q(hidden_states), self.to_k(context), self.to_v(context))
+        )
+        h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        for module in self.to_out:
+            h = module(h)
+        return h
 
 
 def _norm_silu(
@@ -220,6 +246,17 @@ def _block_fits(module: BasicTransformerBlock) -> bool:
     )
 
 
+def _attention_fits(module: Attention) -> bool:
+    return (
+        _accepts(
+            Attention.forward, "hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs"
+        )
+        and _has(module, spatial_norm=None, group_norm=None, norm_cross=None, norm_q=None, norm_k=None)
+        and _has(module, residual_connection=False, rescale_output_factor=1.0, to_out=frozenset({nn.ModuleList}))
+        and all(getattr(module, name, None) is not None for name in ("heads", "to_q", "to_k", "to_v"))
+    )
+
+
 def _conv_fits(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
@@ -228,6 +265,7 @@ def _conv_fits(module: nn.Conv2d) -> bool:
 _FUSED: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool]]] = {
     nn.GroupNorm: (FusedGroupNorm, lambda module: module.affine),
     nn.Conv2d: (FrozenConv2d, _conv_fits),
+    Attention: (FusedAttention, _attention_fits),
     GEGLU: (FusedGEGLU, lambda module: hasattr(module, "proj")),
     RMSNorm: (FusedRMSNorm, lambda module: _has(module, bias=None) and len(module.dim) == 1),
     ResnetBlock2D: (FusedResnetBlock2D, _resnet_fits),

@@ -69,9 +69,17 @@ def test_outputs_and_gradients_stay(variant: str) -> None:
     kinds = {type(module).__name__ for module in unet.modules()}
     assert kinds >= {
         "FusedGroupNorm", "FusedResnetBlock2D", "FusedTransformer2DModel", "FusedBasicTransformerBlock", "FusedGEGLU",
-        "FrozenConv2d",
+        "FrozenConv2d", "FusedAttention",
     }  # fmt: skip
-    assert not kinds & {"GroupNorm", "ResnetBlock2D", "Transformer2DModel", "BasicTransformerBlock", "GEGLU", "Conv2d"}
+    assert not kinds & {
+        "GroupNorm",
+        "ResnetBlock2D",
+        "Transformer2DModel",
+        "BasicTransformerBlock",
+        "GEGLU",
+        "Conv2d",
+        "Attention",
+    }
     assert list(unet.state_dict()) == names and list(lora_layers(unet)) == adapted
     fused = gradients(unet, inputs)
     assert largest_gap(fused, plain) < 1e-6  # statistics of time steps and losses are float32
@@ -150,3 +158,29 @@ def test_a_frozen_convolution_has_torch_s_gradient(
     assert torch.equal(ours, theirs)
     one, two = (torch.autograd.grad(y.square().sum(), x)[0] for y in (ours, theirs))
     assert torch.allclose(one, two, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_with_a_mask_or_a_processor_of_its_own_stays_as_it_is() -> None:
+    from diffusers.models.attention_processor import AttnProcessor
+
+    unet, inputs = network("sd1.5")
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0]]).bool()
+    plain = gradients(unet, inputs | {"encoder_attention_mask": mask})
+    other = copy.deepcopy(unet)
+    fuse_blocks(unet)
+    assert largest_gap(gradients(unet, inputs | {"encoder_attention_mask": mask}), plain) < 1e-6
+    assert largest_gap(gradients(unet, inputs), plain) > 1e-3, "the mask matters"
+    other.set_attn_processor(AttnProcessor())
+    plain = gradients(other, inputs)
+    fuse_blocks(other)
+    assert largest_gap(gradients(other, inputs), plain) < 1e-6
+
+
+def test_compiled_blocks_compute_the_same() -> None:
+    unet, inputs = network("sdxl")
+    fuse_blocks(unet)
+    plain = gradients(unet, inputs)
+    block = unet.mid_block.attentions[0].transformer_blocks[0]
+    block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    unet.mid_block.resnets[0].compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-6

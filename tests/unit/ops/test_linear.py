@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 
 import pytest
@@ -199,3 +203,49 @@ def test_selective_checkpointing_stores_the_output() -> None:
         reference.forward = plain_forward
     assert calls == 1, "the forward pass ran once"
     assert all(torch.equal(one, two) for one, two in zip(ours, expected, strict=True))
+
+
+def interpreted() -> None:
+    """Run in a process of its own: what Triton's decorators make is decided when they run."""
+    from inweave.ops.linear import triton as kernel
+
+    worst: dict[str, float] = {}
+    for shape, splits in (((5, 8, 6, 3), 1), ((33, 40, 72, 20), 1), ((150, 24, 40, 4), 2)):
+        for dtype in (torch.float32, torch.float16):
+            x, _, _, down, up, grad = numbers(shape, dtype)
+            division = kernel.plan(shape[0], shape[2], shape[1], shape[3])
+            division = division._replace(splits=splits, block_depth=32, rows=32)
+            hidden = x @ down.T
+            for saved, fresh, of_x in ((None, True, True), (hidden, False, True), (hidden, False, False)):
+                ours, theirs = ([torch.ones(factor.shape) for factor in (down, up)] for _ in range(2))
+                if fresh:
+                    theirs = [torch.zeros_like(total) for total in theirs]
+                options = {"grad_x": of_x, "grad_down": ours[0], "grad_up": ours[1], "fresh": fresh}
+                one = kernel.backward(grad, x, saved, down, up, 0.7, **options, chosen=division)
+                wide = [tensor.double() for tensor in (grad, x, down, up)]
+                two = reference.backward(
+                    *wide[:2], None, None, *wide[2:], 0.7, grad_x=of_x, grad_down=theirs[0], grad_up=theirs[1]
+                )
+                assert (one is None) == (two is None)
+                pairs = [
+                    *zip(ours, theirs, strict=True),
+                    *([(one, two)] if one is not None and two is not None else []),
+                ]
+                for name, (our, their) in zip(("down", "up", "x"), pairs, strict=False):
+                    error = float((our.double() - their.double()).norm() / their.double().norm())
+                    worst[f"{name} {dtype}"] = max(worst.get(f"{name} {dtype}", 0.0), error)
+    print(json.dumps(worst))
+
+
+def test_kernels_agree_with_float64_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_linear import interpreted; interpreted()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    worst = json.loads(result.stdout.splitlines()[-1])
+    assert len(worst) == 6
+    for name, error in worst.items():  # S, dS and dX are rounded once each; sums of 150 numbers at most are in float32
+        assert error <= 2 * torch.finfo(torch.float16 if "16" in name else torch.float32).eps, name

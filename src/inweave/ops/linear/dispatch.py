@@ -6,11 +6,18 @@ everything else         plain torch (`reference`)
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import torch
 
 from inweave.ops.linear import composed, reference
 
 _FAST = (torch.bfloat16, torch.float16, torch.float32)
+_LARGEST_RANK = 64
+_MANY_ROWS = 2048
+#: with few rows a program of the first launch goes over all columns alone
+_WIDEST = 4096
 
 
 def forward(
@@ -45,6 +52,16 @@ def backward(
     rows = grad_out.reshape(-1, grad_out.shape[-1])
     inputs = x.reshape(-1, x.shape[-1])
     if _composed(rows, inputs, grad_down, grad_up):
+        if _in_two_launches(rows, inputs, hidden, down, up, grad_down, grad_up):
+            from inweave.ops.linear import triton as kernel
+
+            result = kernel.backward(
+                rows, inputs, hidden, down, up, scale,
+                grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
+            )  # fmt: skip
+            if result is not None and weight is not None:
+                result.addmm_(rows, weight)
+            return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
         result = composed.backward(
             rows, inputs, hidden, weight, down, up, scale,
             grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
@@ -83,4 +100,24 @@ def _composed(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | N
         and dtype in _FAST
         and x.dtype == dtype
         and all(total is None or total.dtype in (dtype, torch.float32) for total in totals)
+    )
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _in_two_launches(grad_out: torch.Tensor, x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether the kernels take these matrices, and are the faster choice."""
+    rows, out = grad_out.shape
+    down = others[1]
+    assert down is not None
+    return (
+        grad_out.dtype != torch.float32
+        and rows > 0
+        and down.shape[0] <= _LARGEST_RANK
+        and (rows >= _MANY_ROWS or max(out, down.shape[1]) <= _WIDEST)
+        and all(tensor is None or tensor.is_contiguous() for tensor in (grad_out, x, *others))
+        and _has_triton()
     )

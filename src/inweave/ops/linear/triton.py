@@ -1,0 +1,256 @@
+"""The adapter's part of the backward pass in two launches, without atomics and without copies of anything large.
+
+    1   dS = s dY up,  S = x down^T       a program per block of rows, over all columns; S only where it was not kept
+    2   d_up   = s dY^T S                 a program per block of columns of dY, over all rows
+        d_down = dS^T x,  dX = dS down    a program per block of columns of x, over all rows
+
+Five cuBLAS products read dY and x twice each as well, but pay for five launches, and each of them has too few tiles to
+fill a GPU. Where there are many rows and few columns, rows are divided among programs; their sums, in float32, are
+then added up by a third launch, in order.
+
+S and dS are rounded to the dtype of the inputs. Sums are in float32; everything that decides their order depends on the
+shape alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+#: programs that the second launch should have: the multiprocessors of a large GPU, and half as many again
+_PROGRAMS = 192
+_MOST_SPLITS = 16
+
+
+class Plan(NamedTuple):
+    """How the launches are divided; ``splits``: into how many parts rows are divided in the second."""
+
+    block_rows: int
+    block_depth: int
+    rows: int
+    columns: int
+    splits: int
+    rank: int
+    stages: int
+
+
+def plan(rows: int, out: int, into: int, rank: int) -> Plan:
+    """The division for M, N, K, r."""
+    padded = max(16, triton.next_power_of_2(rank))
+    block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
+    block_depth = 256 if padded <= 32 and block_rows == 16 else 128 if padded <= 64 else 64
+    tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
+    columns = 64 if padded >= 64 and rows >= 2048 else 32
+    tiles = triton.cdiv(out, columns) + triton.cdiv(into, columns)
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // (4 * tile_rows)))
+    return Plan(block_rows, block_depth, tile_rows, columns, splits, padded, 4 if padded <= 64 else 3)
+
+
+@triton.jit
+def _row_product(left, right, m, r, rows, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr):
+    """left (rows, width) @ right, for the rows m; right's element (c, r) is at c * across + r * along."""
+    total = tl.zeros((m.shape[0], r.shape[0]), tl.float32)
+    for start in range(0, width, DEPTH):
+        c = start + tl.arange(0, DEPTH)
+        a = tl.load(left + m[:, None] * width + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
+        b = tl.load(
+            right + c[:, None].to(tl.int64) * across + r[None, :] * along,
+            mask=(c < width)[:, None] & (r < rank)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _inner_kernel(
+    grad_out,
+    up,
+    inner,
+    x,
+    down,
+    hidden,
+    rows,
+    out,
+    into,
+    rank,
+    scale,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    m = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    r = tl.arange(0, RANK)
+    places = m[:, None] * rank + r[None, :]
+    there = (m < rows)[:, None] & (r < rank)[None, :]
+    if tl.program_id(1) == 0:
+        total = _row_product(grad_out, up, m, r, rows, out, rank, rank, 1, DEPTH, PRECISION) * scale
+        tl.store(inner + places, total.to(inner.dtype.element_ty), mask=there)
+    else:
+        total = _row_product(x, down, m, r, rows, into, rank, 1, into, DEPTH, PRECISION)
+        tl.store(hidden + places, total.to(hidden.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _put(target, places, total, mask, ADD: tl.constexpr):
+    if ADD:
+        total += tl.load(target + places, mask=mask, other=0.0).to(tl.float32)
+    tl.store(target + places, total.to(target.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _column_kernel(
+    grad_out,
+    hidden,
+    x,
+    inner,
+    down,
+    grad_x,
+    grad_up,
+    grad_down,
+    rows,
+    out,
+    into,
+    rank,
+    scale,
+    up_tiles,
+    split_rows,  # rows of a split, a multiple of ROWS
+    split_size,  # numbers of a split's sums; where there are no splits it is not used
+    OF_X: tl.constexpr,
+    OF_DOWN: tl.constexpr,
+    ADD: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    first = part * split_rows
+    last = tl.minimum(first + split_rows, rows)
+    r = tl.arange(0, RANK)
+    total = tl.zeros((COLUMNS, RANK), tl.float32)
+    offset = part.to(tl.int64) * split_size
+    if tile < up_tiles:
+        c = tile * COLUMNS + tl.arange(0, COLUMNS)
+        for start in range(first, last, ROWS):
+            m = start + tl.arange(0, ROWS)
+            wide = m[:, None].to(tl.int64)
+            there = (m < last)[:, None]
+            a = tl.load(
+                grad_out + m[None, :].to(tl.int64) * out + c[:, None],
+                mask=(m < last)[None, :] & (c < out)[:, None],
+                other=0.0,
+            )
+            b = tl.load(hidden + wide * rank + r[None, :], mask=there & (r < rank)[None, :], other=0.0)
+            total = tl.dot(a, b, total, input_precision=PRECISION)
+        places = c[:, None].to(tl.int64) * rank + r[None, :]
+        mask = (c < out)[:, None] & (r < rank)[None, :]
+        if SPLIT:
+            places += offset
+        _put(grad_up, places, total * scale, mask, ADD)
+    else:
+        c = (tile - up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = c < into
+        factor = tl.load(
+            down + r[:, None].to(tl.int64) * into + c[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0
+        )
+        for start in range(first, last, ROWS):
+            m = start + tl.arange(0, ROWS)
+            wide = m[:, None].to(tl.int64)
+            there = (m < last)[:, None]
+            b = tl.load(inner + wide * rank + r[None, :], mask=there & (r < rank)[None, :], other=0.0)
+            if OF_DOWN:
+                a = tl.load(
+                    x + m[None, :].to(tl.int64) * into + c[:, None],
+                    mask=(m < last)[None, :] & inside[:, None],
+                    other=0.0,
+                )
+                total = tl.dot(a, b, total, input_precision=PRECISION)
+            if OF_X:
+                result = tl.dot(b, factor, input_precision=PRECISION)
+                tl.store(
+                    grad_x + wide * into + c[None, :], result.to(grad_x.dtype.element_ty), mask=there & inside[None, :]
+                )
+        if OF_DOWN:
+            places = r[None, :].to(tl.int64) * into + c[:, None]
+            mask = inside[:, None] & (r < rank)[None, :]
+            if SPLIT:
+                places += offset
+            _put(grad_down, places, total, mask, ADD)
+
+
+@triton.jit
+def _sum_kernel(
+    parts, grad_up, grad_down, up_size, size, split_size, ADD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The sums of all splits, in order: those of d_up come first, then those of d_down."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in tl.static_range(SPLITS):
+        total += tl.load(parts + part * split_size + places, mask=places < size, other=0.0)
+    _put(grad_up, places, total, places < up_size, ADD)
+    _put(grad_down, places - up_size, total, (places >= up_size) & (places < size), ADD)
+
+
+def backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    hidden: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    *,
+    grad_x: bool = True,
+    grad_down: torch.Tensor | None = None,
+    grad_up: torch.Tensor | None = None,
+    fresh: bool = False,
+    chosen: Plan | None = None,
+) -> torch.Tensor | None:
+    """As `composed.backward` without a weight, on contiguous matrices; ``chosen``: another division, for measurements."""
+    rows, out = grad_out.shape
+    rank, into = down.shape
+    division = chosen or plan(rows, out, into, rank)
+    precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
+    of_down, of_up = grad_down is not None, grad_up is not None
+    again = hidden is None and of_up
+    inner = grad_out.new_empty(rows, rank)
+    s_rows = grad_out.new_empty(rows, rank) if hidden is None else hidden
+    if again or of_down or grad_x:
+        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 if again else 1)](
+            grad_out, up, inner, x, down, s_rows, rows, out, into, rank, scale,
+            BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
+            num_warps=4, num_stages=division.stages,
+        )  # fmt: skip
+    result = grad_out.new_empty(rows, into) if grad_x else None
+    up_size, down_size = up.numel() if of_up else 0, down.numel() if of_down else 0
+    splits = division.splits if up_size + down_size else 1
+    parts = into_up = into_down = inner  # not used where nothing is stored
+    if splits > 1:
+        parts = torch.empty(splits, up_size + down_size, dtype=torch.float32, device=x.device)
+        into_up, into_down = parts, parts[0, up_size:]
+    else:
+        into_up, into_down = (inner if total is None else total for total in (grad_up, grad_down))
+    up_tiles = triton.cdiv(out, division.columns) if of_up else 0
+    tiles = up_tiles + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
+    if tiles:
+        split_rows = triton.cdiv(triton.cdiv(rows, splits), division.rows) * division.rows
+        _column_kernel[(tiles, splits)](
+            grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
+            rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
+            OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
+            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, PRECISION=precision,
+            num_warps=4, num_stages=division.stages,
+        )  # fmt: skip
+    if splits > 1:
+        size = up_size + down_size
+        _sum_kernel[(triton.cdiv(size, 1024),)](
+            parts, parts if grad_up is None else grad_up, parts if grad_down is None else grad_down,
+            up_size, size, size, ADD=not fresh, SPLITS=splits, BLOCK=1024, num_warps=4,
+        )  # fmt: skip
+    return result

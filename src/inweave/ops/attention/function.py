@@ -109,9 +109,12 @@ def attention(
 ) -> torch.Tensor:
     """softmax(scale * q k^T) v of (batch, heads, sequence, size), by the kernel that is fastest for the shape.
 
-    ``scale``: 1 / sqrt(size) by default. ``deterministic``: the same bits every time, at the price of a slower backward pass.
+    ``scale``: 1 / sqrt(size) by default. ``deterministic``: gradients have the same bits every time, at the price of speed: the
+    fastest kernels add them up in whatever order their parts are done.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    # here and not inside of the operation: a compiler lets whatever makes them write them in this order
+    q, k, v = sequence_first(q), sequence_first(k), sequence_first(v)
     out: torch.Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
     return out
 

@@ -10,7 +10,7 @@ reads out of bounds where the gradient of the output is laid out like that and q
 around attention have, so a copy is rare.
 
 `causal` means that query i sees keys 0 to i. Deterministic backward passes are a property of the call: the libraries read torch's
-global switch when they are called, so it is set for the moment of the call.
+global switch when they are called, so it is set for the moment of the call. Flash and the efficient kernel obey it.
 """
 
 from __future__ import annotations

@@ -212,8 +212,9 @@ class Settings(CheckedModel):
         "this length more time than it takes",
     )
     deterministic: bool = _memory(
-        True,
-        "give the same bits in every run on the same GPU; false: attention adds gradients in any order, which is faster",
+        False,
+        "give the same bits in every run on the same GPU, and after resuming; slower: the fastest attention kernels add gradients "
+        "in any order",
     )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")

@@ -81,6 +81,7 @@ class Run:
         self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
         self.step.require_choices()
         self.step.graphs.enabled &= config.graph == "on" or self.total >= SHORTEST_RECORDED_RUN
+        self.step.encoder_steps = config.encoder_steps(self.total)
         learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
         self.number = 0  # steps done
         self.started = time.time()

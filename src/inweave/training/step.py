@@ -3,6 +3,7 @@
     for each micro-batch   stage its tensors in static buffers, the rows' seeds of dropout among them, then `micro_step`:
                            loss = task.loss(inputs);  (loss_scale * share * loss).backward()    share = 1 / all micro-batches
     all processes          sum gradients and losses
+    text encoders          have no gradient, and keep their values, after the update at which they stop
     once                   `apply_gradients`: norm, clip, optimizer, norms of the weights, loss scale, EMA; skipped where the
                            gradients' norm is not finite
 
@@ -36,7 +37,7 @@ from inweave.training.kernels import step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
-from inweave.training.optim.flat import FlatParameters
+from inweave.training.optim.flat import FlatParameters, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.optim.weight_norms import limit_norms
 from inweave.training.tasks.base import Task, Tensors, seed_for
@@ -93,6 +94,7 @@ class Step:
         self.blocks = CompiledBlocks(task.networks)
         self._copies: list[tuple[Branch, Mapping[str, Rounded]]] | None = None
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
+        self.encoder_steps: int | None = None  # updates that train text encoders; None: all
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
     @property
@@ -138,7 +140,9 @@ class Step:
         with oom_hint("update the adapter", 'set optimizer = "adamw8bit"'):  # it may be half done: no second try
             self.world.add_up(self.flat.grads)
             self.world.add_up(self.loss)
-            self.graphs.run("update", self.apply_gradients)
+            stopped = self.encoder_steps is not None and number >= self.encoder_steps
+            with hold(self.flat, "te") if stopped else nullcontext():
+                self.graphs.run("update", self.apply_gradients)
 
     def micro_step(self, inputs: Tensors) -> None:
         """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""

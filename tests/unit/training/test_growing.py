@@ -112,6 +112,10 @@ def test_a_first_step_of_adam_moves_by_the_rate(tmp_path: Path) -> None:
         ({"loraplus_lr_ratio": 4.0, "network": "loha"}, "LoRA+ is for lora, locon and dora"),
         ({"loraplus_lr_ratio": 4.0, "optimizer": "prodigy"}, "estimates one learning rate"),
         ({"scale_weight_norms": 1.0, "optimizer": "schedulefree"}, "saves an average"),
+        (
+            {"text_encoder_stop": 5, "train_text_encoders": True, "optimizer": "schedulefree"},
+            "which goes on changing",
+        ),
         ({"validate_every": 5}, "set validation_split"),
         ({"validate_every_epochs": 1}, "set validation_split"),
         ({"min_timestep": 5, "max_timestep": 5}, "is not above min_timestep"),

@@ -44,6 +44,26 @@ def rounding_bound(run: Run, micro_batches: list[Tensors]) -> torch.Tensor:
     return 2 * (count * length + 2) * EPS * torch.stack(singles).sum(0) / count + 1e-12
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "prodigy", "lion"])
+def test_parts_that_stopped_keep_their_values_and_have_no_part_in_the_norm(optimizer: str, tmp_path: Path) -> None:
+    """to_k stands for a text encoder: its names begin as theirs do."""
+    run = tiny(tmp_path, optimizer=optimizer, weight_decay=0.1)
+    segments = {name.replace("model.to_k", "te1.to_k"): place for name, place in run.flat.segments.items()}
+    run.flat.segments = segments
+    run.step.encoder_steps = 3
+    stopped = [name for name in segments if name.startswith("te")]
+    history = []
+    for _ in range(6):
+        run.train_step()
+        history.append({name: run.flat.values[place].clone() for name, (place, _) in segments.items()})
+    assert stopped and all(torch.equal(history[2][name], history[5][name]) for name in stopped)
+    assert any(not torch.equal(history[1][name], history[2][name]) for name in stopped)
+    others = segments.keys() - set(stopped)
+    assert any(not torch.equal(history[4][name], history[5][name]) for name in others)
+    own = torch.cat([run.flat.grads[segments[name].place] for name in others])
+    torch.testing.assert_close(run.step.norm, own.norm())
+
+
 @pytest.mark.parametrize("rows", [((1, 2), (4, 5)), ((1,), (2,), (4,), (5,))])
 def test_accumulation_is_the_large_batch(rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
     run = tiny(tmp_path)

@@ -187,6 +187,9 @@ def _length_notes(config: TrainConfig, step: int, length: int, total: int) -> li
     """What another number of steps means for the run, and for a learning rate that depends on it."""
     change = "extended" if total > length else "shortened"
     note = f"the run is {change} from {length} to {total} steps"
+    if 0 < config.text_encoder_stop < 1:
+        before, after = config.encoder_steps(length), config.encoder_steps(total)
+        note += f"; text encoders, which stopped training after {before} steps, stop after {after}"
     if rates(config, length, step) == rates(config, total, step):
         same = learning_rate_at(config, step, length) == learning_rate_at(config, step, total)
         if config.lr_scheduler == "constant" or same:

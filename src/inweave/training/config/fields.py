@@ -103,6 +103,9 @@ class Settings(CheckedModel):
     text_encoder_learning_rate: PositiveFloat | None = _optimization(
         None, "learning rate of the text encoders; none: same as learning_rate", task="image"
     )
+    text_encoder_stop: NonNegativeFloat = _optimization(
+        0, "steps after which text encoders stop training; below 1: as a fraction of all steps; 0: never", task="image"
+    )
     loraplus_lr_ratio: PositiveFloat | None = _optimization(
         None, "LoRA+: learning rate of the up factors (B), as a multiple of that of the down factors; 16 is usual"
     )
@@ -172,6 +175,10 @@ class Settings(CheckedModel):
         "constant", "how huber_c depends on the timestep: constant, exponential or snr (not for flow models)"
     )
     min_snr_gamma: PositiveFloat | None = _loss(None, "min-SNR loss weighting; 5 is usual; not for flow models")
+    sigma_weighting: NonNegativeFloat = _loss(
+        0.0,
+        "flow models: each image's loss counts noise level ** this; 2: clean images are compared instead of velocities",
+    )
     noise_offset: NonNegativeFloat = _loss(
         0.0, "noise offset, for darker darks and brighter lights; not for flow models"
     )
@@ -189,7 +196,9 @@ class Settings(CheckedModel):
     timestep_sampling: Literal["auto", "uniform", "logit_normal", "sigmoid", "shift"] = _loss(
         "auto", "uniform, logit_normal, sigmoid, or shift: logit-normal, shifted by timestep_shift or by resolution"
     )
-    timestep_shift: PositiveFloat | None = _loss(None, "flow models: shifts timesteps toward noise; 1: no shift")
+    timestep_shift: PositiveFloat | None = _loss(
+        None, "flow models: shifts timesteps, however they are sampled, toward noise; 1: no shift"
+    )
     logit_mean: float = _loss(0.0, "mean of logit-normal timesteps")
     logit_std: PositiveFloat = _loss(1.0, "standard deviation of logit-normal timesteps")
     masked_loss: bool = _loss(False, "compute the loss only where masks are white")

@@ -162,6 +162,10 @@ class TrainConfig(Settings):
         warmup = warmup_in_steps(self.warmup, steps)
         return warmup if "warmup" in self.explicit_fields else min(warmup, steps // 2)
 
+    def encoder_steps(self, steps: int) -> int | None:
+        """How many steps of a run of ``steps`` train the text encoders; None: all."""
+        return max(1, warmup_in_steps(self.text_encoder_stop, steps)) if self.text_encoder_stop else None
+
 
 _OWN_NAMES = frozenset(TrainConfig.model_fields)
 

@@ -66,7 +66,7 @@ def memory_bytes(text: str) -> int:
 
 
 def warmup_in_steps(warmup: float, total: int) -> int:
-    """A warmup below 1 is a fraction of all steps, any other a number of steps."""
+    """A number of steps; one below 1 is a fraction of all."""
     return round(warmup * total) if warmup < 1 else int(warmup)
 
 

@@ -9,7 +9,7 @@ def unused_settings(config: Settings) -> frozenset[str]:
     """The names of those whose value has no effect with these settings."""
     c = config
     conditions: dict[tuple[str, ...], bool] = {
-        ("text_encoder_learning_rate",): not c.train_text_encoders,
+        ("text_encoder_learning_rate", "text_encoder_stop"): not c.train_text_encoders,
         ("cosine_cycles",): c.lr_scheduler != "cosine",
         ("polynomial_power",): c.lr_scheduler != "polynomial",
         ("lokr_factor",): c.network != "lokr",

@@ -23,7 +23,7 @@ ObjectiveKind = Literal["noise", "flow"]
 #: settings that have a meaning for one kind of objective only
 OBJECTIVE_SETTINGS = (
     "timestep_shift", "timestep_sampling", "guidance", "min_snr_gamma", "noise_offset", "multires_noise_iterations",
-    "debiased_estimation", "huber_schedule",
+    "debiased_estimation", "huber_schedule", "sigma_weighting",
 )  # fmt: skip
 
 
@@ -87,8 +87,13 @@ def ensure_consistent(config: Settings) -> None:
         f"warmup: expected a whole number of steps, or a fraction below 1, got {c.warmup}",
     )  # fmt: skip
     reject_if(
-        c.timestep_shift is not None and c.timestep_sampling not in ("auto", "shift"), "timestep_shift timestep_sampling",
-        f'timestep_shift: needs timestep_sampling = "shift", not "{c.timestep_sampling}"',
+        c.text_encoder_stop >= 1 and c.text_encoder_stop != int(c.text_encoder_stop), "text_encoder_stop",
+        f"text_encoder_stop: expected a whole number of steps, or a fraction below 1, got {c.text_encoder_stop}",
+    )  # fmt: skip
+    reject_if(
+        c.text_encoder_stop > 0 and not (c.train_text_encoders and c.train_denoiser),
+        "text_encoder_stop train_text_encoders train_denoiser",
+        "text_encoder_stop: needs train_text_encoders = true, and train_denoiser = true for what is trained after it",
     )  # fmt: skip
     for name in OBJECTIVE_SETTINGS:
         reject_if(
@@ -126,6 +131,11 @@ def run_problems(config: Settings) -> list[str]:
             'scale_weight_norms: optimizer = "schedulefree" saves an average of the weights, which is not scaled with them; '
             "leave it out, or choose another optimizer"
         )
+    if c.text_encoder_stop and c.optimizer == "schedulefree":
+        problems.append(
+            'text_encoder_stop: optimizer = "schedulefree" saves an average of the weights, which goes on changing; leave it '
+            "out, or choose another optimizer"
+        )
     if c.min_timestep is not None and c.max_timestep is not None and c.min_timestep >= c.max_timestep:
         problems.append(f"max_timestep: {c.max_timestep} is not above min_timestep, {c.min_timestep}")
     return problems
@@ -137,6 +147,7 @@ def is_for_other_objective(name: str, value: Any, kind: ObjectiveKind | None) ->
         "timestep_shift": value is not None,
         "timestep_sampling": value not in ("auto", "uniform"),
         "guidance": value != 1.0,
+        "sigma_weighting": value != 0.0,
     }
     noise_only = {
         "min_snr_gamma": value is not None,

@@ -158,6 +158,19 @@ def restore(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], 
 
 
 @contextmanager
+@torch.no_grad()
+def hold(flat: FlatParameters, component: str) -> Iterator[None]:
+    """Leave the parameters of components that begin so as they are, whatever momentum and weight decay would do."""
+    places = [place for name, (place, _) in flat.segments.items() if name.startswith(component)]
+    values = [flat.values[place].clone() for place in places]
+    for place in places:
+        flat.grads[place].zero_()
+    yield
+    for place, value in zip(places, values, strict=True):
+        flat.values[place].copy_(value)
+
+
+@contextmanager
 def preserve_values(flat: FlatParameters) -> Iterator[None]:
     """Whatever the block writes into the parameters, they have their bits back after it."""
     original = flat.values.clone()

@@ -71,7 +71,7 @@ class DiffusionTask:
         self.networks: Mapping[str, nn.Module] = trained_networks(model, config)
         self.objective: Objective = make_objective(
             model, config.objective, model.device, timesteps=config.timestep_sampling, shift=config.timestep_shift,
-            logit_mean=config.logit_mean, logit_std=config.logit_std, min_snr_gamma=config.min_snr_gamma,
+            logit_mean=config.logit_mean, logit_std=config.logit_std, min_snr_gamma=config.min_snr_gamma, sigma_weighting=config.sigma_weighting,
             noise_offset=config.noise_offset, multires_noise_iterations=config.multires_noise_iterations,
             multires_noise_discount=config.multires_noise_discount, debiased_estimation=config.debiased_estimation,
             min_timestep=config.min_timestep, max_timestep=config.max_timestep, loss=config.loss, huber_c=config.huber_c,

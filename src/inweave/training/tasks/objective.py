@@ -7,12 +7,14 @@
                 debiased estimation: times 1 / sqrt(snr) (epsilon) or 1 / (snr + 1) (v_prediction), snr at most 1000
                          Yu et al., "Debias the Training of Diffusion Models", arXiv 2310.08442
     flow        x_s = (1 - s) z + s e,  t = 1000 s           target  e - z
+                sigma weighting p: each image's loss times s^p; with p = 2 it is that of the image x_s - s * prediction
 
     s is sampled   uniform        u
                    logit_normal   sigmoid(mean + std n)
                    sigmoid        sigmoid(std n)
-                   shift          f s / (1 + (f - 1) s) of the sigmoid sample; without a setting f is the model's own: the
+                   shift          the sigmoid sample, always shifted; without a setting f is the model's own: the
                                   schedule's, or exp(mu) where the schedule shifts by size (`samplers.DynamicShift`)
+    and shifted    f s / (1 + (f - 1) s), where timestep_shift sets f
 
     min_timestep, max_timestep     a whole t from min .. max - 1; of a flow, s becomes (min + (max - min) s) / 1000
 
@@ -52,6 +54,7 @@ class Objective:
     logit_mean: float = 0.0
     logit_std: float = 1.0
     min_snr_gamma: float | None = None
+    sigma_weighting: float = 0.0
     noise_offset: float = 0.0
     multires_noise_iterations: int = 0
     multires_noise_discount: float = 0.3
@@ -77,7 +80,7 @@ class Objective:
         else:
             mean = self.logit_mean if self.timesteps == "logit_normal" else 0.0
             level = torch.sigmoid(mean + self.logit_std * torch.randn(count, generator=generator))
-        if self.timesteps == "shift":
+        if self.shift is not None or self.timesteps == "shift":
             factor = self.shift if self.shift is not None else math.exp(self.dynamic_shift.mu(tokens))
             level = factor * level / (1 + (factor - 1) * level)
         if self.min_timestep is not None or self.max_timestep is not None:
@@ -119,7 +122,9 @@ class Objective:
 
     def weights(self, times: torch.Tensor) -> torch.Tensor | None:
         """The weight of each image's loss; None: all the same."""
-        if self.flow or (self.min_snr_gamma is None and not self.debiased_estimation):
+        if self.flow:
+            return times.float() ** self.sigma_weighting if self.sigma_weighting else None
+        if self.min_snr_gamma is None and not self.debiased_estimation:
             return None
         alpha = self._alphas_at(times)
         ratio = alpha / (1 - alpha).clamp_min(1e-12)
@@ -174,7 +179,7 @@ def make_objective(model: Model, objective: str, device: torch.device, **options
     if not model.flow:
         alphas = training_alphas(schedule).to(device, torch.float32)
         return _ensure_possible(Objective(kind, alphas, timesteps, **options), model)
-    if options.get("shift") is None and not schedule.get("use_dynamic_shifting"):
+    if options.get("shift") is None and timesteps == "shift" and not schedule.get("use_dynamic_shifting"):
         options["shift"] = float(schedule.get("shift", 1.0))
     return _ensure_possible(Objective(kind, None, timesteps, dynamic_shift=DynamicShift.of(schedule), **options), model)
 

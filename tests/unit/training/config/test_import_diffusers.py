@@ -79,15 +79,44 @@ def test_dreambooth_on_flux_and_sd3() -> None:
     c = command(
         "dreambooth/train_dreambooth_lora_sd3", f"{DOG} --lora_layers=attn.to_q,attn.to_k --logit_mean=0.5"
     ).config
-    assert (c.timestep_sampling, c.timestep_shift, c.logit_mean, c.alpha) == ("shift", 3.0, -0.5, 4)
+    assert (c.timestep_sampling, c.timestep_shift, c.logit_mean, c.alpha) == ("logit_normal", 3.0, -0.5, 4)
+    assert c.sigma_weighting == 2, "the script compares images, unless precondition_outputs is 0"
     assert re.fullmatch(c.targets[0], "transformer_blocks.3.attn.to_q")
     assert not re.fullmatch(c.targets[0], "transformer_blocks.3.attn.to_v")
+
+
+def test_the_loss_of_sd3_and_its_alpha() -> None:
+    script = "dreambooth/train_dreambooth_lora_sd3"
+    c = command(script, f"{DOG} --rank=16 --precondition_outputs=0").config
+    assert (c.sigma_weighting, c.rank, c.alpha) == (0, 16, 16)
+    c = command(script, f"{DOG} --weighting_scheme=sigma_sqrt").config
+    assert (c.timestep_sampling, c.timestep_shift, c.sigma_weighting) == ("uniform", 3.0, 0)
+
+
+def test_dreambooth_on_qwen_image_and_z_image() -> None:
+    result = command("dreambooth/train_dreambooth_lora_qwen_image", f"{DOG} --rank=16 --mixed_precision=bf16")
+    c = result.config
+    assert (c.rank, c.alpha, c.weight_decay, c.batch_size, c.save_dtype) == (16, 4, 1e-4, 4, "bf16")
+    assert (c.timestep_sampling, c.timestep_shift, c.objective) == ("uniform", None, "flow")
+    assert any("before diffusers 0.34 used the rank" in note for note in result.notes)
+    assert re.fullmatch(c.targets[0], "transformer_blocks.3.attn.to_out.0")
+    assert not re.fullmatch(c.targets[0], "transformer_blocks.3.attn.add_q_proj")
+    script = "dreambooth/train_dreambooth_lora_z_image"
+    c = command(script, f"{DOG} --guidance_scale=5 --pretrained_model_name_or_path=Tongyi-MAI/Z-Image-Turbo").config
+    assert (c.timestep_sampling, c.timestep_shift, c.guidance, c.train_text_encoders) == ("uniform", 3.0, 1.0, False)
+    assert re.fullmatch(c.targets[0], "noise_refiner.0.attention.to_q")
+    c = command(
+        script, f"{DOG} --pretrained_model_name_or_path=Tongyi-MAI/Z-Image --weighting_scheme=logit_normal"
+    ).config
+    assert (c.timestep_sampling, c.timestep_shift) == ("logit_normal", 6.0)
 
 
 @pytest.mark.parametrize(
     ("script", "options", "reason"),
     [
         ("dreambooth/train_dreambooth_lora_hidream", DOG, r"script: 'hidream' is a model that cannot be trained here"),
+        ("dreambooth/train_dreambooth_lora_flux2", DOG, r"script: 'flux2' \(FLUX.2\) is a model that cannot be trained here"),
+        ("own/train_lora", DOG, r"script: 'examples/own/train_lora.py' is not one whose settings are known here"),
         ("dreambooth/train_dreambooth_lora_flux_kontext", DOG, r"script: 'flux_kontext' .*cannot be trained here"),
         ("advanced/train_dreambooth_lora_sdxl_advanced", DOG, r"pivotal tuning"),
         ("dreambooth/train_dreambooth", DOG, r"DreamBooth trains the whole model"),

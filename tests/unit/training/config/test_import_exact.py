@@ -412,6 +412,7 @@ def test_a_command_may_take_its_settings_from_a_file(tmp_path: Path) -> None:
     ("options", "expected"),
     [
         ("--timestep_sampling sigma --discrete_flow_shift 1", ("uniform", None, 1.0)),
+        ("", ("uniform", 3.0, 1.0)),
         ("--timestep_sampling sigmoid --sigmoid_scale 1.5", ("sigmoid", None, 1.5)),
         ("--timestep_sampling shift --discrete_flow_shift 3.1582", ("shift", 3.1582, 1.0)),
         ("--timestep_sampling flux_shift", ("shift", None, 1.0)),
@@ -423,13 +424,32 @@ def test_times_of_flux(options: str, expected: tuple[Any, ...]) -> None:
     c = import_text(line, "a.sh", dataset="x").config
     assert (c.timestep_sampling, c.timestep_shift, c.logit_std) == expected
     assert (c.objective, c.guidance, c.min_snr_gamma) == ("flow", 3.5, None)
-    with pytest.raises(ConfigError, match="'sigma', 'uniform' with a shift of 3 has no equivalent"):
-        import_text(
-            "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw --lr 1",
-            "a.sh",
-        )
-    with pytest.raises(ConfigError, match="model_prediction_type: 'sigma_scaled'"):
+    with pytest.raises(
+        ConfigError, match=r"model_prediction_type: 'sigma_scaled': .*kohya's default, which the file does not"
+    ):
         import_text(line.replace("--model_prediction_type raw", ""), "a.sh")
+    c = import_text(
+        f"{line} --timestep_sampling sigma --weighting_scheme logit_normal --logit_mean 0.5", "a.sh", dataset="x"
+    ).config
+    assert (c.timestep_sampling, c.logit_mean) == ("logit_normal", -0.5), "a place in the schedule: 0 is pure noise"
+
+
+@pytest.mark.parametrize(("scheme", "weighting"), [("logit_normal", 2.0), ("uniform", 2.0), ("sigma_sqrt", 0.0)])
+def test_the_loss_of_sd3_is_that_of_images(scheme: str, weighting: float) -> None:
+    line = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 --training_shift 3 --weighting_scheme "
+    result = import_text(line + scheme, "a.sh", dataset="x")
+    assert (result.config.sigma_weighting, result.config.timestep_shift) == (weighting, 3.0)
+    assert not any(each.startswith("weighting_scheme") for each in result.no_equivalent)
+    with pytest.raises(ConfigError, match="'cosmap' with a shift of 3 has no equivalent"):
+        import_text(f"{line}cosmap", "a.sh", dataset="x")
+
+
+@pytest.mark.parametrize("version", ["edit", "edit-2509", "layered"])
+def test_variants_of_qwen_image_that_take_images_are_refused(version: str) -> None:
+    line = "python qwen_image_train_network.py --network_module networks.lora_qwen_image --dit a --model_version "
+    with pytest.raises(ConfigError, match=f"model_version: '{version}' is a variant of Qwen-Image"):
+        import_text(line + version, "a.sh", dataset="x")
+    assert import_text(f"{line}original", "a.sh", dataset="x").config.model == "a"
 
 
 # --- the others -----------------------------------------------------------------------------------------------------

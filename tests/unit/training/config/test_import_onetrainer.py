@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,52 @@ def test_one_trainer_of_long_ago(tmp_path: Path) -> None:
         False,
     )
     assert (c.clip_skip, c.weight_decay, c.gradient_checkpointing, c.save_every) == (2, 0.02, "full", 0)
-    assert result.no_equivalent == ["text_encoder.stop_training_after: 30 epochs: components are trained to the end"]
+    assert (c.epochs, c.text_encoder_stop, result.no_equivalent) == (100, 0.3, [])
+
+
+def test_when_parts_stop_training(tmp_path: Path) -> None:
+    preset: dict[str, Any] = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "epochs": 60}
+
+    def stop(**parts: dict[str, Any]) -> float:
+        path = write_text(tmp_path, json.dumps({**preset, **parts}))
+        return import_config(path, dataset="x").config.text_encoder_stop
+
+    def after(value: float | None, unit: str, train: bool = True) -> dict[str, Any]:
+        return {"train": train, "stop_training_after": value, "stop_training_after_unit": unit}
+
+    assert stop() == 0.5, "30 epochs, unless a file says otherwise"
+    assert stop(text_encoder=after(60, "EPOCH"), text_encoder_2=after(None, "NEVER")) == 0
+    assert stop(text_encoder=after(400, "STEP"), text_encoder_2=after(7, "EPOCH", train=False)) == 400
+    assert stop(text_encoder=after(6, "EPOCH"), text_encoder_2=after(6, "EPOCH")) == 0.1
+    with pytest.raises(
+        ConfigError, match=r"text_encoder_2.stop_training_after: 7 epochs: all text encoders stop at the"
+    ):
+        stop(text_encoder=after(6, "EPOCH"), text_encoder_2=after(7, "EPOCH"))
+    with pytest.raises(ConfigError, match=r"unet.stop_training_after: 10 epochs: the denoiser is trained to the end"):
+        stop(unet=after(10, "EPOCH"))
+    with pytest.raises(
+        ConfigError, match=r"text_encoder.stop_training_after: 10 minutes: text encoders stop after steps"
+    ):
+        stop(text_encoder=after(10, "MINUTE"), text_encoder_2=after(10, "MINUTE"))
+
+
+def test_uniform_times_may_be_shifted_and_a_file_without_a_method_is_a_fine_tune(tmp_path: Path) -> None:
+    preset = {
+        "training_method": "LORA",
+        "model_type": "Z_IMAGE",
+        "text_encoder": {"train": False},
+        "timestep_shift": 3.0,
+    }
+    c = import_config(write_text(tmp_path, json.dumps(preset)), dataset="x").config
+    assert (c.timestep_sampling, c.timestep_shift) == ("uniform", 3.0)
+    biased = {**preset, "timestep_distribution": "LOGIT_NORMAL", "noising_bias": 0.5}
+    c = import_config(write_text(tmp_path, json.dumps(biased)), dataset="x").config
+    assert (c.timestep_sampling, c.timestep_shift, c.logit_mean) == ("logit_normal", 3.0, 0.5)
+    with pytest.raises(ConfigError, match="'UNIFORM' with a shift by resolution has no equivalent"):
+        import_config(write_text(tmp_path, json.dumps({**preset, "dynamic_timestep_shifting": True})), dataset="x")
+    minimal = {"epochs": 2, "batch_size": 2, "concepts": [{"path": "icons"}], "samples": []}
+    with pytest.raises(ConfigError, match="FINE_TUNE: a full fine-tune trains the whole model"):
+        import_config(write_text(tmp_path, json.dumps(minimal)))
 
 
 def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_path: Path) -> None:

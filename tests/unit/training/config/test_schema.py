@@ -349,7 +349,12 @@ def test_all_problems_at_once() -> None:
         ({"objective": "epsilon", "timestep_shift": 3.0}, "timestep_shift: is for flow models"),
         ({"objective": "v_prediction", "timestep_sampling": "logit_normal"}, "timestep_sampling: is for flow models"),
         ({"objective": "epsilon", "guidance": 3.5}, "guidance: is for flow models"),
-        ({"timestep_sampling": "uniform", "timestep_shift": 3.0}, 'timestep_sampling = "shift"'),
+        ({"objective": "epsilon", "sigma_weighting": 2.0}, "sigma_weighting: is for flow models"),
+        ({"text_encoder_stop": 0.3}, "text_encoder_stop: needs train_text_encoders = true"),
+        (
+            {"text_encoder_stop": 10.5, "train_text_encoders": True},
+            "text_encoder_stop: expected a whole number of steps",
+        ),
         ({"patience": 3}, "set validation"),
         ({"min_bucket": 512, "max_bucket": 256}, "below min_bucket"),
         ({"warmup": 10.5}, "whole number of steps"),
@@ -448,7 +453,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 #: fields that exclude others, left to the tests above
 APART = {
     "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser", "train_text_encoders",
-    "objective", "timestep_shift", "dataset", "shard",
+    "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop",
 }  # fmt: skip
 
 

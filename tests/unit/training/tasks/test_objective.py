@@ -157,6 +157,30 @@ def test_a_shift_moves_the_logit_by_its_logarithm() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["uniform", "logit_normal"])
+def test_a_shift_that_is_set_moves_other_times_too(kind: str) -> None:
+    plain, shifted = (
+        sample_times(timesteps=kind, logit_mean=0.5),
+        sample_times(timesteps=kind, logit_mean=0.5, shift=3.0),
+    )
+    torch.testing.assert_close(shifted, 3 * plain / (1 + 2 * plain), rtol=1e-5, atol=1e-6)
+    sd3 = model("FlowMatchEulerDiscreteScheduler", "sd3", shift=3.0)
+    assert make_objective(sd3, "auto", CPU, timesteps=kind).shift is None, "only a setting shifts them"
+
+
+def test_sigma_weighting_is_the_loss_of_images() -> None:
+    """With x = z + s (e - z): that of x - s * prediction against z is s^2 times that of the prediction against e - z."""
+    generator = torch.Generator().manual_seed(0)
+    latents, noise, prediction = (torch.randn(3, 4, 8, 8, generator=generator) for _ in range(3))
+    times = torch.tensor([0.1, 0.5, 0.9])
+    objective = Objective("flow", None, sigma_weighting=2.0)
+    noisy, target = objective.noised(latents, noise, times)
+    weighted = objective.loss_of(prediction, target, times, objective.weights(times), None)
+    images = (noisy - times.reshape(-1, 1, 1, 1) * prediction - latents).square().mean()
+    torch.testing.assert_close(weighted, images, rtol=1e-5, atol=1e-6)
+    assert Objective("flow", None).weights(times) is None
+
+
 @pytest.mark.parametrize("tokens", [64, 256, 1024, 4096, 9216])
 def test_flux_shifts_by_size(tokens: int) -> None:
     dev = model("FlowMatchEulerDiscreteScheduler", "flux", use_dynamic_shifting=True)

@@ -113,7 +113,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
             _settle(out, overrides)
         replaced = {*overrides, *({"steps", "epochs"} if {"steps", "epochs"} & overrides.keys() else ())}
         out.fields = {name: value for name, value in out.fields.items() if name not in replaced} | overrides
-        _refuse(out, overrides)
+        _refuse(out, overrides, dict.fromkeys(implied, kind))
         config = TrainConfig.from_translation(out)
     except ConfigError as error:
         raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
@@ -159,12 +159,13 @@ def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation
     return {**kohya_import.import_kohya(settings, out, own), **implied}
 
 
-def _refuse(out: Translation, overrides: Mapping[str, Any]) -> None:
-    """One reason: what the file asks for and cannot be trained here."""
+def _refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str, str]) -> None:
+    """One reason: what the file asks for, or its trainer does by default (``implied``), and cannot be trained here."""
     refused = {name: why for name, why in out.refused.items() if out.replaceable.get(name) not in overrides}
     out.refused = {}
     if refused:
-        listed = "; ".join(f"{name}: {why}" for name, why in list(refused.items())[:20])
+        default = {name: f" ({tool}'s default, which the file does not set)" for name, tool in implied.items()}
+        listed = "; ".join(f"{name}: {why}{default.get(name, '')}" for name, why in list(refused.items())[:20])
         removable = [name for name in refused if name not in out.replaceable][:20]
         others = dict.fromkeys(out.replaceable[name] for name in refused if name in out.replaceable)
         ways = [f"--set {name}=... to choose another" for name in others]
@@ -210,7 +211,13 @@ def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if isinstance(config, Mapping) and isinstance(config.get("process"), list):
         leaves = leaves_of(table)
         return "ai-toolkit", {name.removeprefix("config.process.0."): value for name, value in leaves.items()}
-    if "training_method" in table or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table)):
+    concepts = table.get("concepts")
+    has_folders = isinstance(concepts, list) and any(isinstance(each, Mapping) and "path" in each for each in concepts)
+    if (
+        "training_method" in table
+        or named
+        or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table))
+    ):
         if not {"model_family", "--model_family"} & table.keys():
             return "OneTrainer", leaves_of(table)
     if diffusers.is_diffusers_script(table.get("script")):

@@ -1,12 +1,17 @@
 r"""Command lines of diffusers' own training scripts for LoRA.
 
     train_text_to_image_lora.py, train_text_to_image_lora_sdxl.py
-    train_dreambooth_lora.py, train_dreambooth_lora_sdxl.py, train_dreambooth_lora_flux.py, train_dreambooth_lora_sd3.py
+    train_dreambooth_lora.py, train_dreambooth_lora_sdxl.py, train_dreambooth_lora_flux.py, train_dreambooth_lora_sd3.py,
+    train_dreambooth_lora_qwen_image.py, train_dreambooth_lora_z_image.py
 
 They adapt the attention projections (of FLUX.1 the feed-forward layers too), crop squares, at random unless `center_crop`
 is set, and read 77 tokens of a caption. The folder of a text-to-image script has captions in its metadata.jsonl; that of
 a DreamBooth script has none, and `instance_prompt` stands for all of them. A dataset of the Hub is not downloaded: name a
 folder with `--dataset`.
+
+Noise levels are looked up in the model's own schedule, at places that `weighting_scheme` chooses: those of SD 3 and Z-Image
+are shifted by a fixed factor, the others by none. The script for SD 3 compares the images that predictions stand for, unless
+`precondition_outputs` is 0.
 """
 
 from __future__ import annotations
@@ -43,9 +48,12 @@ from inweave.training.config.importers.translate import (
 from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
 SCRIPT: Final = re.compile(r"(?:^|[\\/])train_(text_to_image|dreambooth)_lora(?:_(\w+))?\.py$")
-_FAMILIES: Final = {"": "sd", "sdxl": "sdxl", "flux": "flux", "sd3": "sd3"}
+_FAMILIES: Final = {
+    "": "sd", "sdxl": "sdxl", "flux": "flux", "sd3": "sd3", "qwen_image": "qwen_image", "z_image": "z_image",
+}  # fmt: skip
 
-#: what the scripts do where an option is not given, as of diffusers 0.35 (2025-08); the later tables over the earlier ones
+#: what the scripts do where an option is not given, as of diffusers 0.35 (2025-08), Z-Image of 0.36; the later tables over the
+#: earlier ones. Without `lora_alpha` the alpha is the rank.
 _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "": {"rank": 4, "learning_rate": 1e-4, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
          "mixed_precision": "no", "lr_scheduler": "constant", "lr_warmup_steps": 500, "adam_beta1": 0.9, "adam_beta2": 0.999,
@@ -59,12 +67,18 @@ _DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "dreambooth flux": {"text_encoder_lr": 5e-6, "adam_weight_decay": 1e-4, "guidance_scale": 3.5, "weighting_scheme": "none",
                         "logit_mean": 0.0, "logit_std": 1.0, "lora_alpha": 4},
     "dreambooth sd3": {"text_encoder_lr": 5e-6, "adam_weight_decay": 1e-4, "weighting_scheme": "logit_normal",
-                       "logit_mean": 0.0, "logit_std": 1.0, "lora_alpha": 4},
+                       "logit_mean": 0.0, "logit_std": 1.0, "precondition_outputs": 1},
+    "dreambooth qwen_image": {"adam_weight_decay": 1e-4, "weighting_scheme": "none", "logit_mean": 0.0, "logit_std": 1.0,
+                              "lora_alpha": 4},
+    "dreambooth z_image": {"adam_weight_decay": 1e-4, "weighting_scheme": "none", "logit_mean": 0.0, "logit_std": 1.0,
+                           "lora_alpha": 4},
 }  # fmt: skip
+_ATTENTION = r".*\.(to_q|to_k|to_v|to_out\.0)"
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS: Final = {
     "sd": r".*attn\d\.(to_q|to_k|to_v|to_out\.0)", "sdxl": r".*attn\d\.(to_q|to_k|to_v|to_out\.0)",
     "sd3": rf".*attn\.({_JOINT})", "flux": rf".*attn\.({_JOINT})|.*\.ff(_context)?\.net\.(0\.proj|2)",
+    "qwen_image": _ATTENTION, "z_image": _ATTENTION,
 }  # fmt: skip
 _ENCODER = r".*self_attn\.(q_proj|k_proj|v_proj|out_proj)"
 
@@ -98,13 +112,13 @@ def import_diffusers(settings: Mapping[str, Any], out: Translation) -> dict[str,
     if parse_bool(complete.get("use_8bit_adam") or False) and normalize_name(complete["optimizer"]) == "adamw":
         complete["optimizer"] = "AdamW8bit"
     translate(complete, DIFFUSERS, out=out)
-    _finish(out, complete, task)
+    _finish(out, complete, task, implied)
     reported = {*out.mapping, *(line.partition(":")[0] for line in out.no_equivalent)}
     out.notes = [line for line in out.notes if line.partition(":")[0] not in reported]
     return implied
 
 
-def _finish(out: Translation, settings: OtherSettings, task: str) -> None:
+def _finish(out: Translation, settings: OtherSettings, task: str, implied: OtherSettings) -> None:
     fields = out.fields
     trained = bool(fields.get("train_text_encoders"))
     layers = [each.strip() for each in str(settings.get("lora_layers") or "").split(",") if each.strip()]
@@ -112,6 +126,11 @@ def _finish(out: Translation, settings: OtherSettings, task: str) -> None:
     fields["targets"] = [f"{denoiser}|{_ENCODER}" if trained else denoiser]
     fields["network"] = "dora" if parse_bool(settings.get("use_dora") or False) else "lora"
     fields.setdefault("alpha", float(fields["rank"]))
+    if "lora_alpha" in implied and fields["alpha"] != fields["rank"]:
+        out.note(
+            "lora_alpha (default)",
+            f"{fields['alpha']:g}; scripts before diffusers 0.34 used the rank: --alpha {fields['rank']}",
+        )
     steps, epochs = settings.get("max_train_steps"), settings["num_train_epochs"]
     name, value = ("epochs", epochs) if is_off(steps) else ("steps", steps)
     fields[name] = parse_int(value)
@@ -123,7 +142,9 @@ def _finish(out: Translation, settings: OtherSettings, task: str) -> None:
     if fields.get("optimizer") == "prodigy":
         options = ("decouple", "use_bias_correction", "safeguard_warmup")
         fields["optimizer_args"] = {each: parse_bool(settings.get(f"prodigy_{each}", True)) for each in options}
-    half = out.family == "flux" and not parse_bool(settings.get("upcast_before_saving") or False)
+    half = out.family in ("flux", "qwen_image", "z_image") and not parse_bool(
+        settings.get("upcast_before_saving") or False
+    )
     fields["save_dtype"] = fields["precision"] if half else "fp32"
     _dataset(out, settings, task)
     _times(out, settings)
@@ -159,21 +180,32 @@ def _times(out: Translation, settings: OtherSettings) -> None:
     if out.family not in FLOW:
         out.fields["timestep_sampling"] = "uniform"
         return
-    scheme, shifted = normalize_name(settings["weighting_scheme"]), out.family == "sd3"
-    kinds = {"logitnormal": "shift"} if shifted else {"none": "uniform", "logitnormal": "logit_normal"}
-    if scheme not in kinds:
+    scheme, power = normalize_name(settings["weighting_scheme"]), 0
+    if out.family == "sd3" and parse_bool(settings["precondition_outputs"]):
+        power = 2
+    if scheme == "sigmasqrt":  # its weight is 1 / level ** 2
+        power -= 2
+    kinds = {"none": "uniform", "sigmasqrt": "uniform", "logitnormal": "logit_normal"}
+    if scheme not in kinds or power < 0:
         text = for_message(settings["weighting_scheme"])
         out.refuse("weighting_scheme", f"{text} is not supported for this model", "timestep_sampling")
         return
     out.fields |= {
         "objective": "flow",
         "timestep_sampling": kinds[scheme],
+        "timestep_shift": _shift(out.family, settings),
+        "sigma_weighting": float(power),
         "logit_mean": -parse_number(settings["logit_mean"]) or 0.0,  # there 0 is pure noise
         "logit_std": parse_number(settings["logit_std"]),
     }
-    if shifted:
-        out.fields["timestep_shift"] = 3.0  # that of the model's scheduler
     out.mapping["weighting_scheme"] = "timestep_sampling"
+
+
+def _shift(family: str, settings: OtherSettings) -> float | None:
+    """That of the model's scheduler; one that shifts by size does not shift in training."""
+    if family == "z_image":
+        return 3.0 if "turbo" in str(settings.get("pretrained_model_name_or_path") or "turbo").lower() else 6.0
+    return 3.0 if family == "sd3" else None
 
 
 DIFFUSERS: Final = SettingsDialect(
@@ -183,10 +215,12 @@ DIFFUSERS: Final = SettingsDialect(
         "gradient_accumulation_steps": "gradient_accumulation", "learning_rate": "learning_rate", "lr_warmup_steps": "warmup",
         "adam_weight_decay": "weight_decay", "adam_epsilon": "epsilon", "max_grad_norm": "max_grad_norm",
         "checkpointing_steps": "save_every", "checkpoints_total_limit": "keep_last", "instance_prompt": "caption",
-        "guidance_scale": "guidance", "noise_offset": "noise_offset", "prior_loss_weight": "prior_loss_weight",
+        "noise_offset": "noise_offset", "prior_loss_weight": "prior_loss_weight",
         "validation_prompt": "sample_prompts", "validation_epochs": "sample_every_epochs", "cache_latents": "cache_latents",
     },
     readers={
+        "guidance_scale": lambda out, name, value, settings: (
+            out.put(name, "guidance", parse_number(value)) if out.family == "flux" else out.note(name, "is not used by this model")),
         "pretrained_vae_model_name_or_path": lambda out, name, value, settings: out.put(name, "parts", {"vae": value}),
         "mixed_precision": precision, "lr_scheduler": choice("lr_scheduler", SCHEDULES), "optimizer": optimizer,
         "lr_num_cycles": cosine_cycles("lr_scheduler"), "random_flip": switch("flip", True, False),
@@ -208,7 +242,7 @@ DIFFUSERS: Final = SettingsDialect(
         **dict.fromkeys(["adam_beta1", "adam_beta2", "prodigy_*", "instance_data_dir", "class_data_dir", "class_prompt",
                          "with_prior_preservation", "repeats", "num_train_epochs", "max_train_steps", "weighting_scheme", "logit_mean",
                          "logit_std", "lora_layers", "use_dora", "train_data_dir", "adam_weight_decay_text_encoder",
-                         "dataset_name", "num_class_images", "mode_scale"], ELSEWHERE),
+                         "dataset_name", "num_class_images", "mode_scale", "precondition_outputs"], ELSEWHERE),
         **dict.fromkeys(["image_column", "caption_column", "dataset_config_name"], NO_PART),
     },
     missing={
@@ -218,8 +252,7 @@ DIFFUSERS: Final = SettingsDialect(
     refused={
         "scale_lr": "learning rates are used as they are", "do_edm_style_training": "EDM preconditioning does not exist here",
         "prediction_type": "set objective instead", "lora_blocks": "blocks are not selected by number", "aspect_ratio_buckets":
-        "buckets are computed from the resolution", "precondition_outputs": "predictions are compared as they are",
+        "buckets are computed from the resolution",
         "train_text_encoder_ti": "embeddings are not trained", "class_labels_conditioning": "there is no such model here",
     },
-    neutral={"precondition_outputs": (0, "0")},
 )  # fmt: skip

@@ -16,8 +16,14 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.kohya import KOHYA
+from inweave.training.config.importers.models import (
+    KNOWN,
+    ensure_plain_base,
+    ensure_trainable,
+    refuse_method,
+    refuse_script,
+)
 from inweave.training.config.importers.models import KOHYA as FAMILIES
-from inweave.training.config.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.config.importers.optimizers import with_library_defaults
 from inweave.training.config.importers.targets import FLOW
 from inweave.training.config.importers.translate import Translation, translate
@@ -45,12 +51,18 @@ _FLOW_ONLY = (
 )  # fmt: skip
 _SUBSET = ("keep_tokens_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "alpha_mask")
 _ADAPTER_KEYS = ("network_", "unet_lr", "lora_", "dim_from_weights", "rank", "lycoris_algo")
+#: variants of Qwen-Image, which take images beside the prompt, or make several
+_EDITING = ("edit", "editplus", "edit2509", "edit2511", "layered")
 _SCRIPTS = (
     (r"textual_inversion|train_ti", "textual inversion trains an embedding"),
     (r"control_?net|lllite", "a ControlNet is trained"),
     (r"leco", "LECO trains without images"),
     (r"(^|[\\/])train_db\.py", "DreamBooth trains the whole model"),
-    (r"(^|[\\/])(fine_tune|\w*_train)\.py", "a full fine-tune trains the whole model"),
+    (r"train_dreambooth(?!\w*lora)", "DreamBooth trains the whole model"),
+    (
+        r"(^|[\\/])(fine_tune|\w*_train|train_text_to_image(?!\w*lora)\w*)\.py",
+        "a full fine-tune trains the whole model",
+    ),
 )
 
 
@@ -107,9 +119,16 @@ def ensure_adapter(settings: Mapping[str, Any]) -> None:
     if any(name.startswith(("cond_emb_dim", "lllite_")) for name in settings):
         raise refuse_method("cond_emb_dim", "a ControlNet is trained")
     module = str(settings.get("network_module") or "")
+    if normalize_name(settings.get("model_version")) in _EDITING or not is_off(settings.get("edit")):
+        version = for_message(settings.get("model_version") or "edit")
+        raise ConfigError(
+            f"model_version: {version} is a variant of Qwen-Image that cannot be trained here; {KNOWN} can"
+        )
     if "control_net" in module or "controlnet" in module:
         raise refuse_method("network_module", "a ControlNet is trained")
     if not any(name.startswith(_ADAPTER_KEYS) for name in settings):
+        if (script := str(settings.get("script") or "")) and "train_network" not in script:
+            raise refuse_script(script)
         raise refuse_method("network_module", "is not set: a full fine-tune or DreamBooth trains the whole model")
     algorithm = normalize_name(_network_args(settings).get("algo", ""))
     if algorithm in ("full", "native"):
@@ -265,18 +284,18 @@ def _times(out: Translation, settings: Mapping[str, Any]) -> None:
     scale = parse_number(settings.get("sigmoid_scale", 1.0))
     shift = parse_number(settings.get("training_shift" if out.family == "sd3" else "discrete_flow_shift", 1.0))
     fields: dict[str, Any] = {}
-    if out.family == "sd3":
+    factor = None if shift == 1 else shift
+    uniform = ("none", "uniform", "sigmasqrt") if out.family == "sd3" else ("none", "uniform", "sigmasqrt", "cosmap")
+    if out.family == "sd3":  # it compares images, and sigma_sqrt undoes that
         kind = "sigma"
-        if scheme != "sigmasqrt":
-            out.unsupported(
-                "weighting_scheme", "kohya weighs the loss of SD3 by the noise level; here all levels count alike"
-            )
+        out.fields["sigma_weighting"] = 0.0 if scheme == "sigmasqrt" else 2.0
     if kind in ("sigma", "logitnormal") and (scheme == "logitnormal" or kind == "logitnormal"):
-        if shift == 1:
-            fields = {"timestep_sampling": "logit_normal", "logit_mean": mean, "logit_std": std}
-        elif mean == 0:
-            fields = {"timestep_sampling": "shift", "logit_std": std, "timestep_shift": shift}
-    elif kind == "uniform" or (kind == "sigma" and scheme in ("none", "uniform", "sigmasqrt", "cosmap") and shift == 1):
+        mean = -mean or 0.0 if kind == "sigma" else mean  # a place in the schedule, where 0 is pure noise
+        kind = "shift" if factor and not mean else "logit_normal"
+        fields = {"timestep_sampling": kind, "logit_mean": mean, "logit_std": std, "timestep_shift": factor}
+    elif kind == "sigma" and scheme in uniform:
+        fields = {"timestep_sampling": "uniform", "timestep_shift": factor}
+    elif kind == "uniform":
         fields = {"timestep_sampling": "uniform"}
     elif kind == "sigmoid":
         fields = {"timestep_sampling": "sigmoid", "logit_std": scale}

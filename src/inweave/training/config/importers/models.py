@@ -62,6 +62,14 @@ def refuse_method(where: str, method: str) -> ConfigError:
     return ConfigError(f"{where}: {method}; only LoRA and its relatives (LoCon, LoHa, LoKr, DoRA) are trained here")
 
 
+def refuse_script(script: str) -> ConfigError:
+    """The error for a command that trains something, with a script that nothing is known of."""
+    return ConfigError(
+        f"script: {for_message(script)} is not one whose settings are known here; those of kohya (train_network.py and "
+        "relatives, with network_module) and of diffusers (train_text_to_image_lora*.py, train_dreambooth_lora*.py) are"
+    )
+
+
 def ensure_plain_base(name: Any, where: str) -> None:
     """Refuse inpainting, depth and editing models by the names that their publishers give them."""
     text = str(name).lower()

@@ -87,10 +87,20 @@ def _encoder_rate(out: Translation, name: str, component: str, value: Any) -> No
 def _stop(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     unit = normalize_name(settings.get(f"{name}_unit", "never"))
     epochs = parse_number(settings.get("epochs") or 100)
+    denoiser, encoders = networks_of(out.family)
+    trained = [each for each in encoders if parse_bool(settings.get(f"{each}.train", True))]
+    keys = ("stop_training_after", "stop_training_after_unit")
+    alike = len({tuple(str(settings.get(f"{each}.{key}")) for key in keys) for each in trained}) == 1
     if is_off(value) or unit == "never" or (unit == "epoch" and parse_number(value) >= epochs):
         out.unset.append(name)
-    else:
-        out.unsupported(name, f"{for_message(value)} {unit}s: components are trained to the end")
+    elif name.startswith(denoiser):
+        out.refuse(name, f"{for_message(value)} {unit}s: the denoiser is trained to the end")
+    elif unit not in ("epoch", "step"):
+        out.refuse(name, f"{for_message(value)} {unit}s: text encoders stop after steps or epochs")
+    elif not alike:
+        out.refuse(name, f"{for_message(value)} {unit}s: all text encoders stop at the same step")
+    else:  # epochs as a part of the run, whose length in steps the dataset decides
+        out.put(name, "text_encoder_stop", parse_number(value) / epochs if unit == "epoch" else parse_int(value))
 
 
 def rate(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
@@ -129,17 +139,23 @@ def times(out: Translation, settings: OtherSettings) -> None:
     moves = parse_bool(settings.get("dynamic_timestep_shifting") or False)
     bias, weight = parse_number(settings.get("noising_bias") or 0), parse_number(settings.get("noising_weight") or 0)
     fields: dict[str, Any] = {}
-    if kind == "uniform" and not (flow and (moves or shift != 1)):
-        fields = {"timestep_sampling": "uniform"}
-    elif kind == "logitnormal" and flow and not moves and shift == 1:
-        fields = {"timestep_sampling": "logit_normal", "logit_mean": bias, "logit_std": weight + 1}
-    elif kind == "logitnormal" and flow and bias == 0:
-        fields = {"timestep_sampling": "shift", "logit_std": weight + 1, "timestep_shift": None if moves else shift}
+    factor = shift if flow and shift != 1 else None
+    if kind == "uniform" and not (flow and moves):
+        fields = {"timestep_sampling": "uniform", "timestep_shift": factor}
+    elif kind == "logitnormal" and flow and bias == 0 and (moves or factor):
+        fields = {"timestep_sampling": "shift", "logit_std": weight + 1, "timestep_shift": None if moves else factor}
+    elif kind == "logitnormal" and flow and not moves:
+        fields = {
+            "timestep_sampling": "logit_normal",
+            "logit_mean": bias,
+            "logit_std": weight + 1,
+            "timestep_shift": factor,
+        }
     if fields:
         out.fields |= fields
         out.mapping["timestep_distribution"] = "timestep_sampling"
     else:
-        shifted = " with a shift" if flow and (moves or shift != 1) else ""
+        shifted = " with a shift by resolution" if flow and moves else ""
         out.refuse(
             "timestep_distribution",
             f"{for_message(settings.get('timestep_distribution'))}{shifted} has no equivalent",

@@ -18,7 +18,7 @@ these copies until it ends: whatever was written to the parameters before (an up
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 

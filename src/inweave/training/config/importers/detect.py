@@ -215,7 +215,7 @@ def _recognize(table: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     has_folders = isinstance(concepts, list) and any(isinstance(each, Mapping) and "path" in each for each in concepts)
     if (
         "training_method" in table
-        or named
+        or has_folders
         or ("model_type" in table and ("base_model_name" in table or "lora_rank" in table))
     ):
         if not {"model_family", "--model_family"} & table.keys():

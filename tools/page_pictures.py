@@ -1,11 +1,13 @@
 """Take the pictures of the page in docs/images anew: `make pictures` (needs Chromium and npm's packages).
 
 A worker of its own with the embedded model draws what the pictures show; tests/page/pictures.mjs drives the browser. With a
-folder as argument, pictures of every view on a phone, a desktop and a 4K screen, in light and dark, go there instead.
+folder as argument, pictures of every view on a phone, a desktop and a 4K screen, in light and dark, go there instead. Text is
+in the font of the system, as it is for readers; of those that are installed, the one that a desktop would have.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,18 @@ ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 MAX_BYTES = 120_000
 READY_SECONDS = 300
+FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <include>/etc/fonts/fonts.conf</include>
+  <match target="pattern">
+    <test qual="any" name="family"><string>sans-serif</string></test>
+    <edit name="family" mode="prepend" binding="strong">
+      <string>Inter</string><string>Cantarell</string><string>Noto Sans</string>
+    </edit>
+  </match>
+</fontconfig>
+"""
 
 
 def wait_until_ready(address: str) -> None:
@@ -43,7 +57,11 @@ def main(folder: str | None = None) -> None:
             address = worker.stdout.readline().split()[-1]
             wait_until_ready(address)
             script = ROOT / "tests" / "page" / "pictures.mjs"
-            subprocess.run(["node", str(script), address, str(shots), *(["--all"] if folder else [])], check=True)
+            fonts = Path(temporary, "fonts.conf")
+            fonts.write_text(FONTS)
+            options = [address, str(shots), *(["--all"] if folder else [])]
+            environment = {**os.environ, "FONTCONFIG_FILE": str(fonts)}
+            subprocess.run(["node", str(script), *options], check=True, env=environment)
         finally:
             worker.terminate()
             worker.wait()

@@ -27,6 +27,23 @@ TOKEN = "correct: horse / battery"
 #: names as strangers give them; each must be shown as the text it is
 HOSTILE = ("<img src=x onerror=alert(1)>", "'\"><script>alert(2)<∕script>", "${alert(3)} `x` \u202egnp.x")
 
+#: the same, where a file speaks of itself
+METADATA = {
+    "modelspec.title": "<img src=x onerror=alert(4)>",
+    "modelspec.description": "<script>alert(5)</script> \u202egnp.x",
+    "modelspec.trigger_phrase": "<b onclick=alert(6)>word</b>",
+    "ss_output_name": "javascript:alert(7)",
+    "<i>key</i>": "${alert(8)}",
+}
+
+
+def with_metadata(file: bytes, metadata: dict[str, str]) -> bytes:
+    """A safetensors file with other metadata."""
+    size = int.from_bytes(file[:8], "little")
+    header = json.dumps({**json.loads(file[8 : 8 + size]), "__metadata__": metadata}).encode()
+    return len(header).to_bytes(8, "little") + header + file[8 + size :]
+
+
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed"),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"there is no browser at {CHROMIUM}: apt-get install chromium"),
@@ -42,8 +59,10 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     folder = tmp_path_factory.mktemp("page")
     loras = folder / "loras"
     loras.mkdir()
+    ink = embedded.folder() / "loras" / "ink.safetensors"
     for name in HOSTILE:
-        shutil.copyfile(embedded.folder() / "loras" / "ink.safetensors", loras / f"{name}.safetensors")
+        shutil.copyfile(ink, loras / f"{name}.safetensors")
+    (loras / "metadata.safetensors").write_bytes(with_metadata(ink.read_bytes(), METADATA))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     running = Worker(folder / "data", "--port", str(port), "--lora-dir", str(loras)).start()

@@ -4,13 +4,12 @@
     GET /page/DIGEST/PATH       one file, cached for good: other contents have another address
 
 Modules import each other by relative paths, so that a page never mixes the files of two versions. The files hold nothing
-secret and need no token; what they show comes from the API. Browsers get scripts and styles without their comments.
+secret and need no token; what they show comes from the API.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,10 +27,6 @@ _TYPES = {
     ".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".woff2": "font/woff2", ".webmanifest": "application/manifest+json",
 }  # fmt: skip
-_INLINE_TYPE = re.compile(r"/\*\* @(?:type|typedef) \{[^*\n]*\} \*/ ?")
-_BLOCK_COMMENT = re.compile(r"^[ \t]*/\*(?:[^*]|\*(?!/))*\*/\n?", re.MULTILINE)
-_LINE_COMMENT = re.compile(r"^[ \t]*//[^\n]*\n", re.MULTILINE)
-_INDENT = re.compile(r"^\s+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,7 @@ class PageFiles:
     @classmethod
     def read(cls, folder: Path) -> PageFiles:
         stamp = _stamp(folder)
-        contents = {path: delivered(path, (folder / path).read_bytes()) for path, _, _ in stamp}
+        contents = {path: (folder / path).read_bytes() for path, _, _ in stamp}
         digest = hashlib.sha256()
         for path, content in contents.items():
             digest.update(f"{path}\0{len(content)}\0".encode() + content)
@@ -53,19 +48,6 @@ class PageFiles:
 
     def index(self) -> bytes:
         return self.contents["index.html"].replace(_PLACEHOLDER, f"{PREFIX}{self.digest}/".encode())
-
-
-def delivered(path: str, content: bytes) -> bytes:
-    """A file as browsers get it: our scripts and styles without comments, types, indentation and empty lines.
-
-    Comments that stand on lines of their own go, and types before a name; nothing inside of a line is parsed beyond that.
-    """
-    if path.startswith("vendor/") or not path.endswith((".js", ".css")):
-        return content
-    text = content.decode()
-    if path.endswith(".js"):
-        text = _LINE_COMMENT.sub("", _INLINE_TYPE.sub("", text))
-    return _INDENT.sub("", _BLOCK_COMMENT.sub("", text)).encode()
 
 
 class Page:

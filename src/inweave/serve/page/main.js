@@ -1,28 +1,28 @@
 // Opens the session, draws the page, and keeps the state up to date.
-import { App } from "./app.js";
-import { html, render } from "./lib/dom.js";
-import { refreshJobs, watchJobs } from "./lib/jobs.js";
-import { openSession } from "./lib/session.js";
-import { app } from "./lib/state.js";
-import { loadCapabilities, loadLoras, loadReadiness } from "./lib/worker.js";
+import {App} from "./app.js"
+import {html, render} from "./lib/dom.js"
+import {refreshJobs, watchJobs} from "./lib/jobs.js"
+import {openSession} from "./lib/session.js"
+import {app} from "./lib/state.js"
+import {loadCapabilities, loadLoras, loadReadiness} from "./lib/worker.js"
 
-const root = /** @type {HTMLElement} */ (document.getElementById("app"));
-root.replaceChildren();
-render(html`<${App} />`, root);
+const root = /** @type {HTMLElement} */ (document.getElementById("app"))
+root.replaceChildren()
+render(html`<${App} />`, root)
 
 /** What every view needs, asked again after a restart or a new token. */
 async function load() {
-	refreshJobs();
-	await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {});
+	refreshJobs()
+	await Promise.all([loadCapabilities(), loadLoras(), loadReadiness()]).catch(() => {})
 }
 
-let known = { session: app.get().session, online: app.get().online };
+let known = {session: app.get().session, online: app.get().online}
 app.subscribe(() => {
-	const { session, online } = app.get();
-	const reopened = session === "open" && (known.session !== "open" || (online && !known.online));
-	known = { session, online };
-	if (reopened) load();
-});
+	const {session, online} = app.get()
+	const reopened = session === "open" && (known.session !== "open" || (online && !known.online))
+	known = {session, online}
+	if (reopened) load()
+})
 
-openSession();
-watchJobs();
+openSession()
+watchJobs()

@@ -1,104 +1,88 @@
 // Calls to the worker's public API. Every failure is an ApiError with a sentence for people.
-import { t } from "../strings.js";
-import { app } from "./state.js";
+import {texts} from "../strings.js"
+import {app} from "./state.js"
 
 export class ApiError extends Error {
 	/**
 	 * @param {number} status 0 where the worker could not be reached
-	 * @param {string} code
-	 * @param {string} message
 	 * @param {{ problems?: string[], report?: any, retryAfter?: number }} [more]
 	 */
 	constructor(status, code, message, more = {}) {
-		super(message);
-		this.status = status;
-		this.code = code;
-		this.problems = more.problems ?? [];
-		this.report = more.report;
-		this.retryAfter = more.retryAfter;
+		super(message)
+		this.status = status
+		this.code = code
+		this.problems = more.problems ?? []
+		this.report = more.report
+		this.retryAfter = more.retryAfter
 	}
 }
 
-/**
- * The response of a call that succeeded.
- * @param {string} path
- * @param {CallOptions} [options]
- */
+/** The response of a call that succeeded. @param {CallOptions} [options] */
 export async function call(path, options = {}) {
-	const headers = new Headers({ "X-Requested-With": "inweave", ...options.headers });
-	let body = options.body;
+	const headers = new Headers({"X-Requested-With": "inweave", ...options.headers})
+	let body = options.body
 	if (options.json !== undefined) {
-		headers.set("Content-Type", "application/json");
-		body = JSON.stringify(options.json);
+		headers.set("Content-Type", "application/json")
+		body = JSON.stringify(options.json)
 	}
-	let response;
+	let response
 	try {
 		response = await fetch(address(path, options.query), {
 			method: options.method ?? (body === undefined ? "GET" : "POST"),
 			headers,
 			body,
 			signal: options.signal,
-			credentials: "same-origin",
-		});
+			credentials: "same-origin"
+		})
 	} catch (error) {
-		if (options.signal?.aborted) throw error;
-		setOnline(false);
-		throw new ApiError(0, "offline", t.errors.offline);
+		if (options.signal?.aborted) throw error
+		setOnline(false)
+		throw new ApiError(0, "offline", texts.errors.offline)
 	}
-	setOnline(true);
-	if (response.ok) return response;
-	const failure = await failureOf(response);
-	if (failure.status === 401 && app.get().session !== "locked") app.set({ session: "locked", tokenRequired: true });
-	throw failure;
+	setOnline(true)
+	if (response.ok) return response
+	const failure = await failureOf(response)
+	if (failure.status === 401 && app.get().session !== "locked") app.set({session: "locked", tokenRequired: true})
+	throw failure
 }
 
-/**
- * The JSON of a call that succeeded.
- * @param {string} path
- * @param {CallOptions} [options]
- * @returns {Promise<any>}
- */
+/** The JSON of a call that succeeded. @param {CallOptions} [options] @returns {Promise<any>} */
 export async function api(path, options) {
-	return (await call(path, options)).json();
+	return (await call(path, options)).json()
 }
 
-/**
- * A path with its query, as pictures and links need it too.
- * @param {string} path
- * @param {CallOptions["query"]} [query]
- */
+/** A path with its query, as pictures and links need it too. @param {CallOptions["query"]} [query] */
 export function address(path, query = {}) {
-	const fields = new URLSearchParams();
+	const fields = new URLSearchParams()
 	for (const [name, value] of Object.entries(query)) {
-		if (Array.isArray(value)) for (const each of value) fields.append(name, each);
-		else if (value !== null && value !== undefined) fields.set(name, String(value));
+		if (Array.isArray(value)) for (const each of value) fields.append(name, each)
+		else if (value !== null && value !== undefined) fields.set(name, String(value))
 	}
-	const text = fields.toString();
-	return text ? `${path}?${text}` : path;
+	const text = fields.toString()
+	return text ? `${path}?${text}` : path
 }
 
 /** A random id; `crypto.randomUUID` is missing on plain http. */
 export const randomId = () =>
-	Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+	Array.from(crypto.getRandomValues(new Uint8Array(16)), byte => byte.toString(16).padStart(2, "0")).join("")
 
-/** @param {boolean} online */
 function setOnline(online) {
-	if (app.get().online !== online) app.set({ online });
+	if (app.get().online !== online) app.set({online})
 }
 
 /** @param {Response} response */
 async function failureOf(response) {
 	/** @type {any} */
-	let error = {};
+	let error = {}
 	try {
-		const body = await response.json();
-		error = typeof body.error === "object" ? body.error : { code: body.error, message: body.detail };
+		const body = await response.json()
+		error = typeof body.error === "object" ? body.error : {code: body.error, message: body.detail}
 	} catch {
 		// not JSON: a proxy in between
 	}
-	return new ApiError(response.status, error.code ?? "http", error.message ?? t.errors.http(response.status), {
+	return new ApiError(response.status, error.code ?? "http", error.message ?? texts.errors.http(response.status), {
 		problems: error.problems,
 		report: error.report,
-		retryAfter: Number(response.headers.get("Retry-After")) || undefined,
-	});
+		retryAfter: Number(response.headers.get("Retry-After")) || undefined
+	})
 }

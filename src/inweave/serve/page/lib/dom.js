@@ -3,25 +3,14 @@
 //   const Hello = ({ name }) => html`<p class="muted">Hello ${name}</p>`;
 //
 // Values in templates become text nodes and properties, never markup: names from files cannot inject anything.
-import htm from "../vendor/htm.js";
-import { h } from "../vendor/preact.js";
+import {useState} from "../vendor/preact.js"
 
-export {
-	useCallback,
-	useContext,
-	useEffect,
-	useId,
-	useLayoutEffect,
-	useMemo,
-	useReducer,
-	useRef,
-	useState,
-} from "../vendor/hooks.js";
-export { createContext, createPortal, Fragment, h, render } from "../vendor/preact.js";
-export const html = htm.bind(h);
+export {html, render, useEffect, useLayoutEffect, useMemo, useReducer, useRef, useState} from "../vendor/preact.js"
 
-/**
- * Class names of what is true.
- * @param {...(string | false | null | undefined)} names
- */
-export const cx = (...names) => names.filter(Boolean).join(" ");
+let ids = 0
+
+/** An id for an element of this component, to be named by others. @returns {string} */
+export const useId = () => useState(() => `id-${++ids}`)[0]
+
+/** Class names of what is true. @param {...(string | false | null | undefined)} names */
+export const cx = (...names) => names.filter(Boolean).join(" ")

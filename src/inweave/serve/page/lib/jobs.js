@@ -1,95 +1,87 @@
 // Jobs: submit, watch, cancel, reorder. One list is polled, and the jobs that run are followed by their event streams, so
 // that a page that was reloaded, a second tab and a worker that was restarted all show the same.
-import { ApiError, address, api, randomId } from "./api.js";
-import { followStream, pause } from "./sse.js";
-import { app } from "./state.js";
-import { checkLoras, loadLoras, loadReadiness } from "./worker.js";
 
-const FINAL = new Set(["done", "failed", "cancelled"]);
-const PAGE = 60;
+import {texts} from "../strings.js"
+import {ApiError, api, randomId} from "./api.js"
+import {followStream, pause} from "./sse.js"
+import {app} from "./state.js"
+import {checkLoras, loadLoras, loadReadiness} from "./worker.js"
+
+export const FINAL = new Set(["done", "failed", "cancelled"])
+const PAGE = 60
 // browsers allow six connections to a host, for all tabs together
-const MAX_STREAMS = 2;
+const MAX_STREAMS = 2
 
 /** Other tabs look again when one of them has changed something. */
-const channel = "BroadcastChannel" in window ? new BroadcastChannel("inweave") : null;
-channel?.addEventListener("message", () => refreshJobs());
+const channel = "BroadcastChannel" in window ? new BroadcastChannel("inweave") : null
+channel?.addEventListener("message", () => refreshJobs())
 
 /** @type {(() => void) | null} */
-let wake = null;
-let again = false; // whether to look again without a pause
+let wake = null
+let again = false // whether to look again without a pause
 
 /** Keep the lists up to date for as long as the page is open; hidden pages rest. */
 export async function watchJobs() {
 	document.addEventListener("visibilitychange", () => {
-		if (document.hidden) stopStreams();
-		refreshJobs();
-	});
-	addEventListener("online", refreshJobs);
+		if (document.hidden) stopStreams()
+		refreshJobs()
+	})
+	addEventListener("online", refreshJobs)
 	while (true) {
 		if (!document.hidden && app.get().session === "open") {
 			await refresh()
 				.then(checkLoras)
-				.catch(() => {});
+				.catch(() => {})
 		}
-		const { active, online, notReady } = app.get();
-		const busy = (active?.length ?? 0) > 0 || !online || notReady !== null;
-		const call = new Promise((resolve) => {
-			wake = () => resolve(null);
-		});
-		if (!again) await Promise.race([pause(busy ? 1200 : 4000), call]);
-		again = false;
+		const {active, online, notReady} = app.get()
+		const busy = (active?.length ?? 0) > 0 || !online || notReady !== null
+		const call = new Promise(resolve => {
+			wake = () => resolve(null)
+		})
+		if (!again) await Promise.race([pause(busy ? 1200 : 4000), call])
+		again = false
 	}
 }
 
 /** Look again now. */
 export function refreshJobs() {
-	again = true;
-	wake?.();
+	again = true
+	wake?.()
 }
 
 async function refresh() {
-	const wasOnline = app.get().online;
-	const before = new Set(app.get().active?.map((job) => job.id));
-	const { jobs, paused } = await api("/v1/jobs", { query: { state: ["queued", "running"], limit: 200 } });
-	const active = inOrder(jobs);
-	app.set({ active, paused });
-	if (!wasOnline || app.get().notReady !== null) await loadReadiness();
-	const running = active.filter((job) => job.state === "running");
-	for (const job of running.slice(0, MAX_STREAMS)) keepProgress(job);
-	const now = new Set(active.map((job) => job.id));
-	if (app.get().ended === null || !wasOnline || [...before].some((id) => !now.has(id))) await refreshEnded();
+	const wasOnline = app.get().online
+	const before = new Set(app.get().active?.map(job => job.id))
+	const {jobs, paused} = await api("/v1/jobs", {query: {state: ["queued", "running"], limit: 200}})
+	const place = job => (job.state === "running" ? -1 : (job.position ?? 0))
+	const active = /** @type {Job[]} */ (jobs).sort((a, b) => place(a) - place(b) || a.created - b.created)
+	app.set({active, paused})
+	if (!wasOnline || app.get().notReady !== null) await loadReadiness()
+	const running = active.filter(job => job.state === "running")
+	for (const job of running.slice(0, MAX_STREAMS)) keepProgress(job)
+	const now = new Set(active.map(job => job.id))
+	if (app.get().ended === null || !wasOnline || [...before].some(id => !now.has(id))) await refreshEnded()
 }
 
-/** @param {Job[]} jobs */
-export function inOrder(jobs) {
-	const place = (/** @type {Job} */ job) => (job.state === "running" ? -1 : (job.position ?? 0));
-	return [...jobs].sort((a, b) => place(a) - place(b) || a.created - b.created);
-}
+const ENDED = {state: ["done", "failed", "cancelled"], limit: PAGE}
 
 /** The newest jobs that ended. */
-export async function refreshEnded() {
-	const { jobs, next } = await api("/v1/jobs", { query: { state: ["done", "failed", "cancelled"], limit: PAGE } });
-	const older = (app.get().ended ?? []).slice(PAGE);
-	const known = new Set(jobs.map((/** @type {Job} */ job) => job.id));
-	app.set({
-		ended: [...jobs, ...older.filter((job) => !known.has(job.id))],
-		endedNext: older.length ? app.get().endedNext : next,
-	});
+async function refreshEnded() {
+	const {jobs, next} = await api("/v1/jobs", {query: ENDED})
+	const older = (app.get().ended ?? []).slice(PAGE)
+	app.set({ended: joined(jobs, older), endedNext: older.length ? app.get().endedNext : next})
 }
 
 /** The page of ended jobs after those that are known. */
 export async function loadOlder() {
-	const { endedNext, ended } = app.get();
-	if (endedNext === null) return;
-	const { jobs, next } = await api("/v1/jobs", {
-		query: { state: ["done", "failed", "cancelled"], limit: PAGE, before: endedNext },
-	});
-	const known = new Set(ended?.map((job) => job.id));
-	app.set({
-		ended: [...(ended ?? []), ...jobs.filter((/** @type {Job} */ job) => !known.has(job.id))],
-		endedNext: next,
-	});
+	const {endedNext, ended} = app.get()
+	if (endedNext === null) return
+	const {jobs, next} = await api("/v1/jobs", {query: {...ENDED, before: endedNext}})
+	app.set({ended: joined(ended ?? [], jobs), endedNext: next})
 }
+
+/** @param {Job[]} first @param {Job[]} then those of them that are not in the first */
+const joined = (first, then) => [...first, ...then.filter(job => !first.some(each => each.id === job.id))]
 
 /**
  * Queue a job; the same job however often the worker has to be asked. Returns its id.
@@ -97,214 +89,174 @@ export async function loadOlder() {
  * @returns {Promise<string>}
  */
 export async function submitJob(request) {
-	const key = randomId();
+	const key = randomId()
 	for (let attempt = 0; ; attempt += 1) {
 		try {
-			const { id } = await api("/v1/jobs", { json: request, headers: { "Idempotency-Key": key } });
-			changed();
-			return id;
+			const {id} = await api("/v1/jobs", {json: request, headers: {"Idempotency-Key": key}})
+			changed()
+			return id
 		} catch (error) {
-			if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error;
-			await pause(500 * 2 ** attempt);
+			if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error
+			await pause(500 * 2 ** attempt)
 		}
 	}
 }
 
-/**
- * The job once it has ended.
- * @param {string} id
- * @param {{ onEvent?: (event: JobEvent) => void, signal?: AbortSignal }} [options]
- * @returns {Promise<Job>}
- */
-export function waitForJob(id, { onEvent, signal } = {}) {
-	return new Promise((resolve, reject) => {
-		const stop = followJob(
-			id,
-			(event) => {
-				onEvent?.(event);
-				if (FINAL.has(event.type)) api(`/v1/jobs/${id}`).then(resolve, reject);
-			},
-			reject,
-		);
-		signal?.addEventListener("abort", () => {
-			stop();
-			reject(signal.reason);
-		});
-	});
-}
+/** The job once it has ended. @returns {Promise<Job>} */
+export const waitForJob = id =>
+	new Promise((resolve, reject) => {
+		const onEvent = event => FINAL.has(event.type) && api(`/v1/jobs/${id}`).then(resolve, reject)
+		followJob(id, onEvent, reject)
+	})
 
-/** @param {string} id */
 export async function cancelJob(id) {
 	try {
-		await api(`/v1/jobs/${id}`, { method: "DELETE" });
+		await api(`/v1/jobs/${id}`, {method: "DELETE"})
 	} catch (error) {
-		if (!(error instanceof ApiError) || error.status !== 409) throw error; // it has ended in the meantime
+		if (!(error instanceof ApiError) || error.status !== 409) throw error // it has ended in the meantime
 	}
-	changed();
+	changed()
 }
 
-/**
- * Remove a job that ended, with its pictures.
- * @param {string} id
- */
+/** Remove a job that ended, with its pictures. */
 export async function forgetJob(id) {
-	await api(`/v1/jobs/${id}`, { method: "DELETE", query: { forget: true } });
-	app.set((state) => ({ ended: state.ended?.filter((job) => job.id !== id) ?? null }));
-	changed();
+	await api(`/v1/jobs/${id}`, {method: "DELETE", query: {forget: true}})
+	app.set(state => ({ended: state.ended?.filter(job => job.id !== id) ?? null}))
+	changed()
 }
 
-/**
- * Remove one picture; the job goes with its last one.
- * @param {string} id
- * @param {string} file
- */
+/** Remove one picture; the job goes with its last one. */
 export async function deletePicture(id, file) {
-	await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, { method: "DELETE" });
-	app.set((state) => ({
+	await api(`/v1/jobs/${id}/files/${encodeURIComponent(file)}`, {method: "DELETE"})
+	app.set(state => ({
 		ended:
-			state.ended?.flatMap((job) => {
-				if (job.id !== id || !job.result) return [job];
-				const images = job.result.images.filter((image) => image.file !== file);
-				return images.length ? [{ ...job, result: { ...job.result, images } }] : [];
-			}) ?? null,
-	}));
-	changed();
+			state.ended?.flatMap(job => {
+				if (job.id !== id || !job.result) return [job]
+				const images = job.result.images.filter(image => image.file !== file)
+				return images.length ? [{...job, result: {...job.result, images}}] : []
+			}) ?? null
+	}))
+	changed()
 }
 
-/** @param {string} id */
 export async function retryJob(id) {
-	const answer = await api(`/v1/jobs/${id}/retry`, { method: "POST" });
-	changed();
-	return answer.id;
+	const answer = await api(`/v1/jobs/${id}/retry`, {method: "POST"})
+	changed()
+	return answer.id
 }
 
-/**
- * Another place among the waiting jobs; 0 runs next.
- * @param {string} id
- * @param {number} position
- */
+/** Another place among the waiting jobs; 0 runs next. */
 export async function moveJob(id, position) {
-	await api(`/v1/jobs/${id}`, { method: "PATCH", json: { position } });
-	changed();
+	await api(`/v1/jobs/${id}`, {method: "PATCH", json: {position}})
+	changed()
 }
 
-/** @param {boolean} paused */
 export async function pauseQueue(paused) {
-	await api("/v1/queue", { json: { paused } });
-	app.set({ paused });
-	changed();
+	await api("/v1/queue", {json: {paused}})
+	app.set({paused})
+	changed()
 }
 
-/**
- * The address of a picture of a result.
- * @param {{ url: string }} image
- */
-export const imageAddress = (image) => address(image.url);
+/** What a job that is not done is doing. @param {Job} job @param {Progress} [progress] */
+export function statusOf(job, progress) {
+	const {queued, step, phases} = texts.generate
+	if (job.state === "queued") return queued(job.position ?? 0)
+	if (job.cancel_requested) return texts.queue.cancelling
+	return progress?.total ? step(progress.step, progress.total) : phases[progress?.phase ?? "started"]
+}
 
 function changed() {
-	refreshJobs();
-	channel?.postMessage("changed");
+	refreshJobs()
+	channel?.postMessage("changed")
 }
 
 // streams: one connection per job, however many parts of the page read it
 
-/** @type {Map<string, { events: JobEvent[], listeners: Set<(event: JobEvent) => void>, failures: Set<(e: any) => void>, stop: AbortController }>} */
-const streams = new Map();
+/** @type {Map<string, JobStream>} */
+const streams = new Map()
 
 /**
  * Call `listener` with every event of a job from its first on, and with those that come; returns what ends that.
- * @param {string} id
  * @param {(event: JobEvent) => void} listener
  * @param {(error: any) => void} [onFailure] the job is unknown or has expired
  */
 export function followJob(id, listener, onFailure) {
-	let stream = streams.get(id);
+	let stream = streams.get(id)
 	if (!stream) {
-		stream = { events: [], listeners: new Set(), failures: new Set(), stop: new AbortController() };
-		streams.set(id, stream);
-		run(id, stream);
+		stream = {events: [], listeners: new Set(), failures: new Set(), stop: new AbortController()}
+		streams.set(id, stream)
+		run(id, stream)
 	}
-	const joined = stream;
-	if (onFailure) joined.failures.add(onFailure);
-	for (const event of joined.events) listener(event);
-	joined.listeners.add(listener);
+	const joined = stream
+	if (onFailure) joined.failures.add(onFailure)
+	for (const event of joined.events) listener(event)
+	joined.listeners.add(listener)
 	return () => {
-		joined.listeners.delete(listener);
-		if (onFailure) joined.failures.delete(onFailure);
+		joined.listeners.delete(listener)
+		if (onFailure) joined.failures.delete(onFailure)
 		if (!joined.listeners.size && streams.get(id) === joined) {
-			joined.stop.abort();
-			streams.delete(id);
+			joined.stop.abort()
+			streams.delete(id)
 		}
-	};
+	}
 }
 
-/**
- * @param {string} id
- * @param {{ events: JobEvent[], listeners: Set<(event: JobEvent) => void>, failures: Set<(e: any) => void>, stop: AbortController }} stream
- */
+/** @param {JobStream} stream */
 async function run(id, stream) {
 	try {
 		await followStream(`/v1/jobs/${id}/events`, {
 			signal: stream.stop.signal,
-			isFinal: (event) => FINAL.has(event.event),
+			isFinal: event => FINAL.has(event.event),
 			onEvent(message) {
-				const event = JSON.parse(message.data);
+				const event = JSON.parse(message.data)
 				// an older preview is of no use to a reader that joins later
-				if (event.type === "preview") stream.events = stream.events.filter((each) => each.type !== "preview");
-				stream.events.push(event);
-				for (const listener of [...stream.listeners]) listener(event);
-			},
-		});
+				if (event.type === "preview") stream.events = stream.events.filter(each => each.type !== "preview")
+				stream.events.push(event)
+				for (const listener of [...stream.listeners]) listener(event)
+			}
+		})
 	} catch (error) {
-		for (const failure of [...stream.failures]) failure(error);
+		for (const failure of [...stream.failures]) failure(error)
 	}
-	if (streams.get(id) === stream) streams.delete(id);
+	if (streams.get(id) === stream) streams.delete(id)
 }
 
 /** @type {Map<string, () => void>} */
-const watched = new Map();
+const watched = new Map()
 
-/**
- * Keep the progress of a running job in the state, until it ends.
- * @param {Job} job
- */
+/** Keep the progress of a running job in the state, until it ends. @param {Job} job */
 function keepProgress(job) {
-	if (watched.has(job.id)) return;
+	if (watched.has(job.id)) return
 	const done = () => {
-		watched.get(job.id)?.();
-		watched.delete(job.id);
-		app.set((state) => {
-			const { [job.id]: _, ...progress } = state.progress;
-			return { progress };
-		});
-		refreshJobs();
-	};
+		watched.get(job.id)?.()
+		watched.delete(job.id)
+		app.set(state => {
+			const {[job.id]: _, ...progress} = state.progress
+			return {progress}
+		})
+		refreshJobs()
+	}
 	const stop = followJob(
 		job.id,
-		(event) => {
+		event => {
 			if (FINAL.has(event.type)) {
-				if (event.type === "done" && job.operation === "train") loadLoras().catch(() => {});
-				queueMicrotask(done);
-			} else
-				app.set((state) => ({ progress: { ...state.progress, [job.id]: advance(state.progress[job.id], event) } }));
+				if (event.type === "done" && job.operation === "train") loadLoras().catch(() => {})
+				queueMicrotask(done)
+			} else app.set(state => ({progress: {...state.progress, [job.id]: advance(state.progress[job.id], event)}}))
 		},
-		done,
-	);
-	watched.set(job.id, stop);
+		done
+	)
+	watched.set(job.id, stop)
 }
 
 function stopStreams() {
-	for (const stop of watched.values()) stop();
-	watched.clear();
+	for (const stop of watched.values()) stop()
+	watched.clear()
 }
 
-/**
- * @param {Progress | undefined} before
- * @param {JobEvent} event
- * @returns {Progress}
- */
+/** @param {Progress | undefined} before @param {JobEvent} event @returns {Progress} */
 export function advance(before, event) {
-	const at = before ?? { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: "queued" };
+	const at = before ?? {step: 0, total: 0, percent: 0, eta: null, preview: null, phase: "queued"}
 	if (event.type === "progress" || event.type === "preview") {
 		return {
 			step: event.step ?? at.step,
@@ -312,11 +264,11 @@ export function advance(before, event) {
 			percent: event.percent ?? at.percent,
 			eta: event.eta ?? at.eta,
 			preview: event.type === "preview" && event.image ? `data:image/png;base64,${event.image}` : at.preview,
-			phase: "running",
-		};
+			phase: "running"
+		}
 	}
 	if (event.type === "started" || event.type === "retried") {
-		return { step: 0, total: 0, percent: 0, eta: null, preview: null, phase: event.type };
+		return {step: 0, total: 0, percent: 0, eta: null, preview: null, phase: event.type}
 	}
-	return ["loading", "preparing"].includes(event.type) ? { ...at, phase: event.type } : at;
+	return ["loading", "preparing"].includes(event.type) ? {...at, phase: event.type} : at
 }

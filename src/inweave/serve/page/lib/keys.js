@@ -2,51 +2,50 @@
 //
 //   "mod+Enter"  Ctrl on most systems, Cmd on a Mac; works while typing too
 //   "g"          single keys work only where nobody is typing, and not at all where the person has switched them off
-import { useEffect, useRef } from "./dom.js";
-import { createStore, persisted } from "./store.js";
+import {useEffect, useRef} from "./dom.js"
+import {createStore, persisted} from "./store.js"
 
-const stored = persisted("single-keys", true);
+const stored = persisted("single-keys", true)
 /** @type {Store<{ list: Shortcut[], singleKeys: boolean }>} */
-export const shortcuts = createStore({ list: /** @type {Shortcut[]} */ ([]), singleKeys: stored.read() });
+export const shortcuts = createStore({list: /** @type {Shortcut[]} */ ([]), singleKeys: stored.read()})
 
-/** @param {boolean} on */
 export function allowSingleKeys(on) {
-	stored.write(on);
-	shortcuts.set({ singleKeys: on });
+	stored.write(on)
+	shortcuts.set({singleKeys: on})
 }
 
-export const isMac = /mac|iphone|ipad/i.test(navigator.platform);
+const isMac = /mac|iphone|ipad/i.test(navigator.platform)
 
 /**
  * Offer shortcuts as long as the component is shown; later ones win.
- * @param {Shortcut[]} list
+ * @param {string} group the heading they stand under
+ * @param {[keys: string, label: string, run: (event: KeyboardEvent) => void, textOwn?: boolean][]} list textOwn: text fields
+ *   have the same shortcut, and keep it
  */
-export function useShortcuts(list) {
-	const newest = useRef(list);
-	newest.current = list;
-	const names = list.map((each) => each.keys).join(" ");
+export function useShortcuts(group, list) {
+	const newest = useRef(list)
+	newest.current = list
+	const names = list.map(([keys]) => keys).join(" ")
 	useEffect(() => {
-		const offered = newest.current.map((each, index) => ({
-			...each,
-			run: (/** @type {KeyboardEvent} */ event) => newest.current[index]?.run(event),
-		}));
-		shortcuts.set((state) => ({ list: [...state.list, ...offered] }));
-		return () => shortcuts.set((state) => ({ list: state.list.filter((each) => !offered.includes(each)) }));
-	}, [names]);
+		const offered = newest.current.map(([keys, label, , textOwn], index) => {
+			return {keys, label, group, textOwn, run: event => newest.current[index]?.[2](event)}
+		})
+		shortcuts.set(state => ({list: [...state.list, ...offered]}))
+		return () => shortcuts.set(state => ({list: state.list.filter(each => !offered.some(own => own === each))}))
+	}, [names])
 }
 
-/** @param {EventTarget | null} target */
 function isTyping(target) {
-	if (!(target instanceof HTMLElement)) return false;
-	if (target.isContentEditable || target.matches("textarea, select")) return true;
-	return target instanceof HTMLInputElement && !["checkbox", "radio", "range", "button"].includes(target.type);
+	if (!(target instanceof HTMLElement)) return false
+	if (target.isContentEditable || target.matches("textarea, select")) return true
+	return target instanceof HTMLInputElement && !["checkbox", "radio", "range", "button"].includes(target.type)
 }
 
-addEventListener("keydown", (event) => {
-	if (event.defaultPrevented || event.isComposing || event.altKey) return;
-	const mod = isMac ? event.metaKey : event.ctrlKey;
-	if (document.querySelector("dialog[open]") || (!mod && (event.ctrlKey || event.metaKey))) return;
-	if (!mod && (isTyping(event.target) || !shortcuts.get().singleKeys)) return;
+addEventListener("keydown", event => {
+	if (event.defaultPrevented || event.isComposing || event.altKey) return
+	const mod = isMac ? event.metaKey : event.ctrlKey
+	if (document.querySelector("dialog[open]") || (!mod && (event.ctrlKey || event.metaKey))) return
+	if (!mod && (isTyping(event.target) || !shortcuts.get().singleKeys)) return
 	// a letter on a focused button or slider is a shortcut, but Enter, space and arrows are the control's own
 	if (
 		!mod &&
@@ -54,25 +53,21 @@ addEventListener("keydown", (event) => {
 		event.target instanceof HTMLElement &&
 		event.target.matches("button, a, input, [role]")
 	)
-		return;
-	const key = event.key === "=" ? "+" : event.key; // plus without Shift
-	const keys = (mod ? "mod+" : "") + (key.length === 1 && mod ? key.toLowerCase() : key);
-	const match = shortcuts.get().list.findLast((each) => each.keys === keys);
-	if (!match || (match.textOwn && isTyping(event.target))) return;
-	event.preventDefault();
-	match.run(event);
-});
+		return
+	const key = event.key === "=" ? "+" : event.key // plus without Shift
+	const keys = (mod ? "mod+" : "") + (key.length === 1 && mod ? key.toLowerCase() : key)
+	const match = shortcuts.get().list.findLast(each => each.keys === keys)
+	if (!match || (match.textOwn && isTyping(event.target))) return
+	event.preventDefault()
+	match.run(event)
+})
 
-/**
- * Keys as people write them.
- * @param {string} keys
- * @returns {string[]}
- */
-export const keyNames = (keys) =>
+/** Keys as people write them. @returns {string[]} */
+export const keyNames = keys =>
 	keys
 		.split(/(?<=.)\+/)
 		.map(
-			(key) =>
-				({ mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc" })[key] ??
-				key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del"),
-		);
+			key =>
+				({mod: isMac ? "⌘" : "Ctrl", ArrowLeft: "←", ArrowRight: "→", Escape: "Esc"})[key] ??
+				key.toUpperCase().replace("ENTER", "Enter").replace("DELETE", "Del")
+		)

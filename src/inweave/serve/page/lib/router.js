@@ -1,57 +1,43 @@
 // The view and what it shows live behind the # of the address: people share it, and prompts stay out of server logs.
 //
 //   #/compare?lora=pixel&seed=7      { view: "compare", params: { lora: "pixel", seed: "7" } }
-import { createStore, useStore } from "./store.js";
-
-/**
- * @typedef {Record<string, string>} Params
- * @typedef {{ view: string, params: Params }} Route
- */
+import {createStore, useStore} from "./store.js"
 
 /** @returns {Route} */
 function current() {
-	const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
-	return { view: decodeURIComponent(path) || "generate", params: Object.fromEntries(new URLSearchParams(query)) };
+	const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s)
+	return {view: decodeURIComponent(path) || "generate", params: Object.fromEntries(new URLSearchParams(query))}
 }
 
-export const route = createStore(current());
-addEventListener("hashchange", () => route.set(current()));
+export const route = createStore(current())
+addEventListener("hashchange", () => route.set(current()))
 
-/**
- * The address of a view, for links.
- * @param {string} view
- * @param {Record<string, string | number | null | undefined>} [params] empty ones are left out
- */
+/** The address of a view, for links. @param {Query} [params] empty ones are left out */
 export function href(view, params = {}) {
-	const query = new URLSearchParams();
+	const query = new URLSearchParams()
 	for (const [name, value] of Object.entries(params)) {
-		if (value !== null && value !== undefined && value !== "") query.set(name, String(value));
+		if (value !== null && value !== undefined && value !== "") query.set(name, String(value))
 	}
-	const text = query.toString();
-	return `#/${view}${text ? `?${text}` : ""}`;
+	const text = query.toString()
+	return `#/${view}${text ? `?${text}` : ""}`
 }
 
-/**
- * Go to a view: a new entry of the history.
- * @param {string} view
- * @param {Record<string, string | number | null | undefined>} [params]
- */
+/** Go to a view: a new entry of the history. @param {Query} [params] */
 export function navigate(view, params) {
-	location.hash = href(view, params);
+	location.hash = href(view, params)
 }
 
 /**
  * Change what the address says without a new entry of the history and without rendering: for settings as they are edited.
- * @param {string} view
- * @param {Record<string, string | number | null | undefined>} params
+ * @param {Query} params
  */
 export function remember(view, params) {
-	if (route.get().view !== view) return;
-	const address = href(view, params);
-	if (location.hash !== address) history.replaceState(null, "", address);
+	if (route.get().view !== view) return
+	const address = href(view, params)
+	if (location.hash !== address) history.replaceState(null, "", address)
 }
 
 /** The address as it is now, which `remember` may have changed since the route was set. */
-export const currentParams = () => current().params;
+export const currentParams = () => current().params
 
-export const useRoute = () => useStore(route, (state) => state);
+export const useRoute = () => useStore(route)

@@ -1,92 +1,79 @@
 // Server-sent events over fetch: unlike EventSource it sees the status of a refusal and chooses where to resume.
-import { ApiError, call } from "./api.js";
+import {ApiError, call} from "./api.js"
 
-/**
- * @typedef {{ id: string, event: string, data: string }} ServerEvent
- */
-
-/**
- * The events in a body, as they come.
- * @param {ReadableStream<Uint8Array>} body
- * @returns {AsyncGenerator<ServerEvent>}
- */
+/** The events in a body, as they come. @param {ReadableStream<Uint8Array>} body @returns {AsyncGenerator<ServerEvent>} */
 export async function* parseEvents(body) {
-	const decoder = new TextDecoder();
-	const reader = body.getReader();
-	let rest = "";
-	let fields = { id: "", event: "message", data: /** @type {string[]} */ ([]) };
+	const decoder = new TextDecoder()
+	const reader = body.getReader()
+	let rest = ""
+	let fields = {id: "", event: "message", data: /** @type {string[]} */ ([])}
 	try {
 		while (true) {
-			const { done, value } = await reader.read();
-			if (done) return;
-			const lines = (rest + decoder.decode(value, { stream: true })).split(/\r\n|\n|\r(?!$)/);
-			rest = lines.pop() ?? "";
+			const {done, value} = await reader.read()
+			if (done) return
+			const lines = (rest + decoder.decode(value, {stream: true})).split(/\r\n|\n|\r(?!$)/)
+			rest = lines.pop() ?? ""
 			for (const line of lines) {
 				if (line === "") {
-					if (fields.data.length) yield { id: fields.id, event: fields.event, data: fields.data.join("\n") };
-					fields = { id: fields.id, event: "message", data: [] };
-					continue;
+					if (fields.data.length) yield {id: fields.id, event: fields.event, data: fields.data.join("\n")}
+					fields = {id: fields.id, event: "message", data: []}
+					continue
 				}
-				const colon = line.indexOf(":");
-				if (colon === 0) continue; // a comment: the worker is still there
-				const name = colon < 0 ? line : line.slice(0, colon);
-				const text = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-				if (name === "data") fields.data.push(text);
-				else if (name === "id") fields.id = text;
-				else if (name === "event") fields.event = text;
+				const colon = line.indexOf(":")
+				if (colon === 0) continue // a comment: the worker is still there
+				const name = colon < 0 ? line : line.slice(0, colon)
+				const text = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "")
+				if (name === "data") fields.data.push(text)
+				else if (name === "id") fields.id = text
+				else if (name === "event") fields.event = text
 			}
 		}
 	} finally {
-		reader.cancel().catch(() => {});
+		reader.cancel().catch(() => {})
 	}
 }
 
 /**
  * Everything an address streams, over as many connections as it takes; ends with `isFinal`, an abort, or a refusal that
  * will not change (a job that is unknown or has expired).
- * @param {string} path
- * @param {{ onEvent: (event: ServerEvent) => void, isFinal: (event: ServerEvent) => boolean, signal: AbortSignal }} options
+ * @param {string} path @param {FollowStreamOptions} options
  */
-export async function followStream(path, { onEvent, isFinal, signal }) {
-	let last = "";
-	let failures = 0;
+export async function followStream(path, {onEvent, isFinal, signal}) {
+	let last = ""
+	let failures = 0
 	while (!signal.aborted) {
 		try {
-			const headers = { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) };
-			const response = await call(path, { headers: /** @type {Record<string, string>} */ (headers), signal });
-			if (!response.body) return;
+			const headers = {Accept: "text/event-stream", ...(last ? {"Last-Event-ID": last} : {})}
+			const response = await call(path, {headers: headers, signal})
+			if (!response.body) return
 			for await (const event of parseEvents(response.body)) {
-				failures = 0;
-				if (event.id) last = event.id;
-				onEvent(event);
-				if (isFinal(event)) return;
+				failures = 0
+				if (event.id) last = event.id
+				onEvent(event)
+				if (isFinal(event)) return
 			}
 			if (last)
-				failures += 0.5; // the worker closed it: it stops, or the job has nothing more to say
-			else return;
+				failures += 0.5 // the worker closed it: it stops, or the job has nothing more to say
+			else return
 		} catch (error) {
-			if (signal.aborted) return;
-			if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error;
-			failures += 1;
+			if (signal.aborted) return
+			if (error instanceof ApiError && error.status >= 400 && error.status < 500 && error.status !== 429) throw error
+			failures += 1
 		}
-		await pause(Math.min(5000, 300 * 1.7 ** failures), signal);
+		await pause(Math.min(5000, 300 * 1.7 ** failures), signal)
 	}
 }
 
-/**
- * @param {number} milliseconds
- * @param {AbortSignal} [signal]
- * @returns {Promise<void>}
- */
+/** @param {AbortSignal} [signal] @returns {Promise<void>} */
 export const pause = (milliseconds, signal) =>
-	new Promise((resolve) => {
-		const timer = setTimeout(resolve, milliseconds);
+	new Promise(resolve => {
+		const timer = setTimeout(resolve, milliseconds)
 		signal?.addEventListener(
 			"abort",
 			() => {
-				clearTimeout(timer);
-				resolve();
+				clearTimeout(timer)
+				resolve()
 			},
-			{ once: true },
-		);
-	});
+			{once: true}
+		)
+	})

@@ -1,5 +1,5 @@
 // What every view knows: the worker, its library, its queue. Only lib/session.js, lib/worker.js and lib/jobs.js write it.
-import { createStore } from "./store.js";
+import {createStore} from "./store.js"
 
 /** @type {Store<AppState>} */
 export const app = createStore(
@@ -14,6 +14,6 @@ export const app = createStore(
 		paused: false,
 		ended: null,
 		endedNext: null,
-		progress: {},
-	}),
-);
+		progress: {}
+	})
+)

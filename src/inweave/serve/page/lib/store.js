@@ -1,5 +1,5 @@
 // A store is a plain object behind get, set and subscribe; components read a part of it with useStore.
-import { useLayoutEffect, useReducer, useRef } from "./dom.js";
+import {useLayoutEffect, useReducer, useRef} from "./dom.js"
 
 /**
  * @template {object} T
@@ -7,43 +7,46 @@ import { useLayoutEffect, useReducer, useRef } from "./dom.js";
  * @returns {Store<T>}
  */
 export function createStore(initial) {
-	let state = initial;
+	let state = initial
 	/** @type {Set<() => void>} */
-	const listeners = new Set();
+	const listeners = new Set()
 	return {
 		get: () => state,
 		set(patch) {
-			state = { ...state, ...(typeof patch === "function" ? patch(state) : patch) };
-			for (const listener of [...listeners]) listener();
+			state = {...state, ...(typeof patch === "function" ? patch(state) : patch)}
+			for (const listener of [...listeners]) listener()
 		},
 		subscribe(listener) {
-			listeners.add(listener);
-			return () => listeners.delete(listener);
-		},
-	};
+			listeners.add(listener)
+			return () => listeners.delete(listener)
+		}
+	}
 }
 
 /**
- * The selected part of a store; the component renders again when it is another value (`Object.is`), so select fields as
- * they are and compute from them afterwards.
- * @template T, V
+ * The fields of a store; the component renders again when one that it reads has another value: destructure them.
+ * @template {object} T
  * @param {Store<T>} store
- * @param {(state: T) => V} select
- * @returns {V}
+ * @returns {T}
  */
-export function useStore(store, select) {
-	const [, update] = useReducer((/** @type {number} */ n) => n + 1, 0);
-	const value = select(store.get());
-	const current = useRef({ value, select });
-	current.current = { value, select };
+export function useStore(store) {
+	const [, update] = useReducer(n => n + 1, 0)
+	const reads = useRef(/** @type {Map<any, any>} */ (new Map()))
+	const now = new Map()
+	reads.current = now
 	useLayoutEffect(() => {
 		const check = () => {
-			if (!Object.is(current.current.select(store.get()), current.current.value)) update(undefined);
-		};
-		check(); // it may have changed between rendering and now
-		return store.subscribe(check);
-	}, [store]);
-	return value;
+			const state = /** @type {any} */ (store.get())
+			if ([...reads.current].some(([name, value]) => !Object.is(state[name], value))) update(undefined)
+		}
+		check() // it may have changed between rendering and now
+		return store.subscribe(check)
+	}, [store])
+	const get = (state, name) => {
+		now.set(name, state[name])
+		return state[name]
+	}
+	return new Proxy(store.get(), {get})
 }
 
 /**
@@ -53,24 +56,24 @@ export function useStore(store, select) {
  * @param {T} initial
  */
 export function persisted(name, initial) {
-	const key = `inweave.${name}`;
+	const key = `inweave.${name}`
 	return {
 		/** @returns {T} */
 		read() {
 			try {
-				const text = localStorage.getItem(key);
-				return text === null ? initial : JSON.parse(text);
+				const text = localStorage.getItem(key)
+				return text === null ? initial : JSON.parse(text)
 			} catch {
-				return initial;
+				return initial
 			}
 		},
 		/** @param {T} value */
 		write(value) {
 			try {
-				localStorage.setItem(key, JSON.stringify(value));
+				localStorage.setItem(key, JSON.stringify(value))
 			} catch {
 				// full or forbidden: nothing depends on it
 			}
-		},
-	};
+		}
+	}
 }

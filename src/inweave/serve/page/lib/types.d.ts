@@ -122,6 +122,8 @@ interface Progress {
 interface Lora {
   id: string;
   name: string;
+  /** the name, with what is invisible in it escaped */
+  display_name: string;
   path: string;
   size: number;
   modified: number;
@@ -225,7 +227,7 @@ interface Shortcut {
   group: string;
   run: (event: KeyboardEvent) => void;
   /** text fields have the same shortcut, and keep it */
-  textOwn?: boolean;
+  textOwn: boolean | undefined;
 }
 
 interface CallOptions {
@@ -329,3 +331,221 @@ interface EditState {
   /** where there is room for one of them */
   shown: "picture" | "result";
 }
+
+// Props and options that are longer than a line.
+
+/** app.js */
+interface ViewOfProps {
+  view: { name: string, load: () => Promise<{ View: any }> };
+}
+
+/** One connection to the events of a job, and who reads them. */
+interface JobStream {
+  events: JobEvent[];
+  listeners: Set<(event: JobEvent) => void>;
+  failures: Set<(e: any) => void>;
+  stop: AbortController;
+}
+
+/** lib/sse.js */
+interface FollowStreamOptions {
+  onEvent: (event: ServerEvent) => void;
+  isFinal: (event: ServerEvent) => boolean;
+  signal: AbortSignal;
+}
+
+/** ui/beforeafter.js */
+interface BeforeAfterProps {
+  before: string;
+  after: string;
+  beforeLabel: string;
+  afterLabel: string;
+  width: number;
+  height: number;
+  alt: string;
+}
+
+/** ui/button.js */
+interface ButtonProps {
+  children?: any;
+  icon?: any;
+  label?: string;
+  kind?: "primary" | "plain" | "quiet" | "danger";
+  size?: "small" | "large";
+  href?: string;
+  class?: string;
+  disabled?: boolean;
+  busy?: boolean;
+  [attribute: string]: any;
+}
+
+/** ui/dialog.js */
+interface DialogProps {
+  title: string;
+  onClose: () => void;
+  children?: any;
+  actions?: any;
+  wide?: boolean;
+}
+
+/** ui/dialog.js */
+interface ConfirmProps {
+  title: string;
+  text: string;
+  confirm: string;
+  onConfirm: () => void;
+  onClose: () => void;
+}
+
+/** ui/dropzone.js */
+interface DropZoneProps {
+  onFiles: (files: File[]) => void;
+  accept: string;
+  label: string;
+  hint?: string;
+  multiple?: boolean;
+  icon?: any;
+  compact?: boolean;
+}
+
+/** ui/field.js */
+interface SelectProps {
+  label: string;
+  value: string;
+  options: (string | [value: string, label: string])[] | Record<string, string>;
+  onChange: (value: string) => void;
+  hint?: any;
+}
+
+/** ui/field.js */
+interface NumberFieldProps {
+  label: string;
+  value: number | undefined;
+  onChange: (value: number | undefined) => void;
+  hint?: any;
+  /** of the input */
+  [attribute: string]: any;
+}
+
+/** ui/field.js */
+interface CheckProps {
+  label: string;
+  checked: boolean;
+  onChange: (checked: boolean) => void;
+}
+
+/** ui/field.js */
+interface SegmentedProps {
+  label: string;
+  value: string;
+  options: SelectProps["options"];
+  onChange: (value: string) => void;
+}
+
+/** ui/slider.js */
+interface SliderProps {
+  label: string;
+  value: number;
+  onChange: (value: number) => void;
+  min?: number;
+  max?: number;
+  step?: number;
+  hideLabel?: boolean;
+}
+
+/** views/compare.js */
+interface SheetProps {
+  sheet: Sheet;
+  made: Record<string, any>;
+  slider: boolean;
+  prompt: string;
+}
+
+/** views/library/details.js */
+interface DetailsProps {
+  id: string;
+  twins: Twins;
+  onClose: () => void;
+}
+
+/** views/library.js */
+interface LibraryFilters {
+  query: string;
+  base: string;
+  only: string;
+  sort: string;
+  layout: string;
+}
+
+/** views/library.js */
+interface FiltersProps {
+  loras: Lora[];
+  twins: Twins;
+  filters: any;
+  change: (patch: any) => void;
+}
+
+/** views/train/captions.js */
+interface TextProps {
+  label: string;
+  value: string;
+  onChange: (value: string) => void;
+  class?: string;
+  [attribute: string]: any;
+}
+
+/** views/train/pad.js */
+interface PadProps {
+  onAdd: (picture: Blob, caption: string) => Promise<any>;
+  onClose: () => void;
+  added: number;
+}
+
+/** views/train/pictures.js */
+interface CardProps {
+  dataset: Dataset;
+  picture: DatasetPicture;
+  crop: Crop | undefined;
+}
+
+/** views/train/run.js */
+interface ExtendProps {
+  id: string;
+  done: number;
+  onClose: () => void;
+  onJob: (id: string) => void;
+}
+
+/** views/train/setup.js */
+interface MoreProps {
+  form: RunForm;
+  options: TrainOptions | null;
+  preset: Record<string, any>;
+  change: (patch: Partial<RunForm>) => void;
+}
+
+// Of single views.
+
+type Message = { id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void } };
+type Upload = { key: number, name: string, size: number, state: "waiting" | "sending" | "added" | "refused", reason?: string, id?: string };
+type LossPoint = { step: number, loss: number | null, loss_average: number | null };
+type Sample = { step: number, index: number, url: string };
+type TrainOptions = { own: Record<string, any>, presets: { name: string, settings: Record<string, any> }[], settings: { name: string, default: any, schema: any }[] };
+type DatasetPicture = { name: string, caption: string, width: number, height: number, size: number, modified: number };
+type Dataset = { id: string, name: string, built_in: boolean, pictures: DatasetPicture[] };
+type Crop = { name: string, bucket: string | null, resized: number[], crop: number[], cropped: number, own_bucket: boolean };
+type RunForm = { name: string, model: string, preset: string, trigger: string, prompts: string, overrides: Record<string, any> };
+type Uploads = { total: number, done: number, failures: { name: string, message: string }[] };
+type Cell = { image?: any, preview?: string, error?: string };
+type Choice = { name: string, strength: number, te?: number, unet?: number };
+type CompareForm = { mode: string, prompt: string, seed: number, steps?: number, count: number, loras: Choice[], more: Record<string, any> };
+type Sheet = { columns: string[], labels: string[], rows: Record<string, any>[][] };
+type PromptProps = { prompt: string, onPrompt: (prompt: string) => void };
+type GalleryProps = { pictures: Picture[], selected: string | null, onSelect: (picture: Picture) => void };
+type Params = Record<string, string>;
+type Route = { view: string, params: Params };
+type ServerEvent = { id: string, event: string, data: string };
+/** LoRAs with the same contents, by the id of each. */
+type Twins = Map<string, Lora[]>;
+/** What an address says behind its question mark; what is empty is left out. */
+type Query = Record<string, string | number | null | undefined>;

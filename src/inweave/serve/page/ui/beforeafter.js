@@ -1,21 +1,21 @@
-import { html, useId, useState } from "../lib/dom.js";
-import { t } from "../strings.js";
+import {html, useId, useState} from "../lib/dom.js"
+import {texts} from "../strings.js"
 
 /**
  * Two pictures of one size, one over the other; a handle shows more of one or the other. It is a range input, so arrows,
  * touch and screen readers work as for any other.
- * @param {{ before: string, after: string, beforeLabel: string, afterLabel: string, width: number, height: number, alt: string }} props
+ * @param {BeforeAfterProps} props
  */
-export function BeforeAfter({ before, after, beforeLabel, afterLabel, width, height, alt }) {
-	const [position, setPosition] = useState(50);
-	const id = useId();
-	return html`<div class="beforeafter" style=${{ "--position": `${position}%`, "--ratio": `${width} / ${height}` }}>
+export function BeforeAfter({before, after, beforeLabel, afterLabel, width, height, alt}) {
+	const [position, setPosition] = useState(50)
+	const id = useId()
+	return html`<div class="beforeafter" style=${{"--position": `${position}%`, "--ratio": `${width} / ${height}`}}>
 		<img src=${after} width=${width} height=${height} alt=${`${alt}: ${afterLabel}`} />
 		<img class="beforeafter-top" src=${before} width=${width} height=${height} alt=${`${alt}: ${beforeLabel}`} />
 		<span class="beforeafter-tag beforeafter-tag-before" aria-hidden="true">${beforeLabel}</span>
 		<span class="beforeafter-tag beforeafter-tag-after" aria-hidden="true">${afterLabel}</span>
-		<label class="visually-hidden" for=${id}>${t.compare.handle}</label>
-		<input id=${id} type="range" min="0" max="100" step="1" value=${position} onInput=${(/** @type {any} */ e) => setPosition(Number(e.currentTarget.value))} />
+		<label class="visually-hidden" for=${id}>${texts.compare.handle}</label>
+		<input id=${id} type="range" min="0" max="100" step="1" value=${position} onInput=${e => setPosition(Number(e.currentTarget.value))} />
 		<span class="beforeafter-handle" aria-hidden="true"></span>
-	</div>`;
+	</div>`
 }

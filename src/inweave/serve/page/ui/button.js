@@ -1,18 +1,17 @@
-import { cx, html } from "../lib/dom.js";
-import { Icon } from "./icons.js";
+import {cx, html} from "../lib/dom.js"
+import {Icon} from "./icons.js"
 
 /**
  * A button, or a link that looks like one where `href` is set. With an icon and no children, `label` is its name.
- * @param {{ children?: any, icon?: any, label?: string, kind?: "primary" | "plain" | "quiet" | "danger", size?: "small" | "large",
- *   href?: string, class?: string, disabled?: boolean, busy?: boolean, [attribute: string]: any }} props
+ * @param {ButtonProps} props
  */
-export function Button({ children, icon, label, kind = "plain", size, href, class: extra, busy, disabled, ...rest }) {
-	const bare = !children;
-	const names = cx("button", `button-${kind}`, size && `button-${size}`, bare && "button-icon", extra);
-	const inside = html`${icon && html`<${Icon} name=${icon} />`}${children && html`<span>${children}</span>`}`;
-	const naming = bare ? { "aria-label": label, title: label } : { title: label };
-	if (href !== undefined) return html`<a class=${names} href=${href} ...${naming} ...${rest}>${inside}</a>`;
+export function Button({children, icon, label, kind = "plain", size, href, class: extra, busy, disabled, ...rest}) {
+	const bare = !children
+	const names = cx("button", `button-${kind}`, size && `button-${size}`, bare && "button-icon", extra)
+	const inside = html`${icon && html`<${Icon} name=${icon} />`}${children && html`<span>${children}</span>`}`
+	const naming = bare ? {"aria-label": label, title: label} : {title: label}
+	if (href !== undefined) return html`<a class=${names} href=${href} ...${naming} ...${rest}>${inside}</a>`
 	return html`<button type="button" class=${names} disabled=${disabled || busy} aria-busy=${busy ? "true" : undefined} ...${naming} ...${rest}>
 		${inside}
-	</button>`;
+	</button>`
 }

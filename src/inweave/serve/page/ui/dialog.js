@@ -1,56 +1,50 @@
-import { html, useEffect, useId, useRef } from "../lib/dom.js";
-import { t } from "../strings.js";
-import { Button } from "./button.js";
+import {html, useEffect, useId, useRef} from "../lib/dom.js"
+import {texts} from "../strings.js"
+import {Button} from "./button.js"
 
-/**
- * A modal dialog; the browser keeps the focus inside it and returns it afterwards.
- * @param {{ title: string, onClose: () => void, children?: any, actions?: any, wide?: boolean }} props
- */
-export function Dialog({ title, onClose, children, actions, wide }) {
-	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null));
-	const id = useId();
+/** A modal dialog; the browser keeps the focus inside it and returns it afterwards. @param {DialogProps} props */
+export function Dialog({title, onClose, children, actions, wide}) {
+	const ref = useRef(/** @type {HTMLDialogElement | null} */ (null))
+	const id = useId()
 	useEffect(() => {
-		const dialog = ref.current;
-		dialog?.showModal();
-		return () => dialog?.close();
-	}, []);
+		const dialog = ref.current
+		dialog?.showModal()
+		return () => dialog?.close()
+	}, [])
 	return html`<dialog
 		ref=${ref}
 		class=${wide ? "dialog dialog-wide" : "dialog"}
 		aria-labelledby=${id}
-		onCancel=${(/** @type {Event} */ event) => {
-			event.preventDefault();
-			onClose();
+		onCancel=${event => {
+			event.preventDefault()
+			onClose()
 		}}
-		onClick=${(/** @type {Event} */ event) => event.target === ref.current && onClose()}
+		onClick=${event => event.target === ref.current && onClose()}
 	>
 		<div class="dialog-body">
 			<header class="row spread">
 				<h2 id=${id}>${title}</h2>
-				<${Button} kind="quiet" icon="close" label=${t.actions.close} onClick=${onClose} />
+				<${Button} kind="quiet" icon="close" label=${texts.actions.close} onClick=${onClose} />
 			</header>
 			${children} ${actions && html`<footer class="dialog-actions">${actions}</footer>`}
 		</div>
-	</dialog>`;
+	</dialog>`
 }
 
-/**
- * A question with one way to go on.
- * @param {{ title: string, text: string, confirm: string, onConfirm: () => void, onClose: () => void }} props
- */
-export const Confirm = ({ title, text, confirm, onConfirm, onClose }) => html`<${Dialog}
+/** A question with one way to go on. @param {ConfirmProps} props */
+export const Confirm = ({title, text, confirm, onConfirm, onClose}) => html`<${Dialog}
 	title=${title}
 	onClose=${onClose}
-	actions=${html`<${Button} onClick=${onClose}>${t.actions.keep}<//>
+	actions=${html`<${Button} onClick=${onClose}>${texts.actions.keep}<//>
 		<${Button}
 			kind="danger"
 			autofocus
 			onClick=${() => {
-				onClose();
-				onConfirm();
+				onClose()
+				onConfirm()
 			}}
 			>${confirm}<//
 		>`}
 >
 	<p>${text}</p>
-<//>`;
+<//>`

@@ -1,25 +1,22 @@
-// Places where files are dropped, pasted or chosen.
-import { cx, html, useEffect, useRef, useState } from "../lib/dom.js";
-import { Icon } from "./icons.js";
+// Places where files are dropped, pasted or chosen; a folder stands for the files in it, however deep.
+import {cx, html, useEffect, useRef, useState} from "../lib/dom.js"
+import {Icon} from "./icons.js"
 
-/**
- * @param {{ onFiles: (files: File[]) => void, accept: string, label: string, hint?: string, multiple?: boolean, icon?: any, compact?: boolean }} props
- *   accept: as of an input of type file
- */
-export function DropZone({ onFiles, accept, label, hint, multiple, icon = "upload", compact }) {
-	const [over, setOver] = useState(false);
+/** @param {DropZoneProps} props accept: as of an input of type file */
+export function DropZone({onFiles, accept, label, hint, multiple, icon = "upload", compact}) {
+	const [over, setOver] = useState(false)
 	return html`<label
 		class=${cx("dropzone", over && "dropzone-over", compact && "dropzone-compact")}
-		onDragOver=${(/** @type {DragEvent} */ e) => {
-			e.preventDefault();
-			setOver(true);
+		onDragOver=${event => {
+			event.preventDefault()
+			setOver(true)
 		}}
 		onDragLeave=${() => setOver(false)}
-		onDrop=${(/** @type {DragEvent} */ e) => {
-			e.preventDefault();
-			e.stopPropagation();
-			setOver(false);
-			deliver(e.dataTransfer, onFiles, multiple);
+		onDrop=${event => {
+			event.preventDefault()
+			event.stopPropagation()
+			setOver(false)
+			deliver(event.dataTransfer, files => onFiles(multiple ? files : files.slice(0, 1)))
 		}}
 	>
 		<${Icon} name=${icon} />
@@ -30,81 +27,79 @@ export function DropZone({ onFiles, accept, label, hint, multiple, icon = "uploa
 			type="file"
 			accept=${accept}
 			multiple=${multiple}
-			onChange=${(/** @type {any} */ e) => {
-				const files = [...e.currentTarget.files];
-				e.currentTarget.value = "";
-				if (files.length) onFiles(files);
+			onChange=${({currentTarget: input}) => {
+				const files = [...input.files]
+				input.value = ""
+				if (files.length) onFiles(files)
 			}}
 		/>
-	</label>`;
+	</label>`
 }
 
 /**
- * Take files that are dropped anywhere on the page or pasted, while the component is shown. Returns whether files hover.
+ * Take files that are dropped anywhere on the page or pasted, while the component is shown. Returns what to show while they
+ * hover.
  * @param {(files: File[]) => void} onFiles
  */
-export function usePageDrop(onFiles) {
-	const [over, setOver] = useState(false);
-	const newest = useRef(onFiles);
-	newest.current = onFiles;
+export function usePageDrop(onFiles, text) {
+	const [over, setOver] = useState(false)
+	const newest = useRef(onFiles)
+	newest.current = onFiles
 	useEffect(() => {
-		let depth = 0;
-		/** @param {DragEvent} event */
-		const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-		const enter = (/** @type {DragEvent} */ event) => {
-			if (hasFiles(event)) setOver(++depth > 0);
-		};
-		const leave = (/** @type {DragEvent} */ event) => {
-			if (hasFiles(event)) setOver(--depth > 0);
-		};
-		const hover = (/** @type {DragEvent} */ event) => {
-			if (hasFiles(event)) event.preventDefault();
-		};
-		const drop = (/** @type {DragEvent} */ event) => {
-			depth = 0;
-			setOver(false);
-			if (event.defaultPrevented || !hasFiles(event)) return;
-			event.preventDefault();
-			deliver(event.dataTransfer, newest.current, true);
-		};
-		const paste = (/** @type {ClipboardEvent} */ event) => {
-			if (event.clipboardData?.files.length) deliver(event.clipboardData, newest.current, true);
-		};
-		addEventListener("dragenter", enter);
-		addEventListener("dragleave", leave);
-		addEventListener("dragover", hover);
-		addEventListener("drop", drop);
-		addEventListener("paste", paste);
-		return () => {
-			removeEventListener("dragenter", enter);
-			removeEventListener("dragleave", leave);
-			removeEventListener("dragover", hover);
-			removeEventListener("drop", drop);
-			removeEventListener("paste", paste);
-		};
-	}, []);
-	return over;
+		let depth = 0
+		const hover = step => event => {
+			if (event.type === "dragover") event.preventDefault()
+			depth += step
+			setOver(depth > 0)
+		}
+		const drop = event => {
+			depth = 0
+			setOver(false)
+			if (event.defaultPrevented) return
+			event.preventDefault()
+			deliver(event.dataTransfer, newest.current)
+		}
+		const paste = event => deliver(event.clipboardData, newest.current)
+		const stop = new AbortController()
+		const handlers = {dragenter: hover(1), dragleave: hover(-1), dragover: hover(0), drop, paste}
+		for (const [name, handle] of Object.entries(handlers)) {
+			const isFiles = event => (event.dataTransfer ?? event.clipboardData)?.types.includes("Files")
+			addEventListener(name, event => isFiles(event) && handle(event), {signal: stop.signal})
+		}
+		return () => stop.abort()
+	}, [])
+	return over && html`<div class="drop-veil">${text}</div>`
 }
 
-/**
- * @param {DataTransfer | null} transfer
- * @param {(files: File[]) => void} onFiles
- * @param {boolean} [multiple]
- */
-function deliver(transfer, onFiles, multiple) {
-	const files = [...(transfer?.files ?? [])];
-	if (files.length) onFiles(multiple ? files : files.slice(0, 1));
+/** @type {WeakMap<File, string>} */
+const folders = new WeakMap()
+
+/** The folder that a file was dropped with, "" where it was dropped by itself. */
+export const folderOf = file => folders.get(file) ?? ""
+
+/** @param {DataTransfer | null} transfer @param {(files: File[]) => void} onFiles */
+async function deliver(transfer, onFiles) {
+	// all items are asked at once: after the event they are gone
+	const items = [...(transfer?.items ?? [])].filter(item => item.kind === "file")
+	const parts = items.map(item => item.webkitGetAsEntry?.() ?? item.getAsFile())
+	const files = (await Promise.all(parts.map(walk))).flat()
+	if (files.length) onFiles(files)
 }
 
-/**
- * The bytes of a file in base64, as requests carry pictures.
- * @param {Blob} file
- * @returns {Promise<string>}
- */
-export const toBase64 = (file) =>
-	new Promise((resolve, reject) => {
-		const reader = new FileReader();
-		reader.onload = () => resolve(String(reader.result).replace(/^data:[^,]*,/, ""));
-		reader.onerror = () => reject(reader.error);
-		reader.readAsDataURL(file);
-	});
+/** The files of an entry, without hidden ones. @returns {Promise<File[]>} */
+async function walk(entry) {
+	if (entry instanceof File) return [entry]
+	if (!entry || entry.name.startsWith(".")) return []
+	const read = (object, method) => new Promise((resolve, reject) => object[method](resolve, reject))
+	if (!entry.isDirectory) {
+		const file = await read(entry, "file")
+		folders.set(file, entry.fullPath.replace(/\/[^/]*$/, ""))
+		return [file]
+	}
+	const reader = entry.createReader()
+	const all = []
+	// it gives a hundred at a time
+	for (let some = await read(reader, "readEntries"); some.length; some = await read(reader, "readEntries"))
+		all.push(...(await Promise.all(some.map(walk))))
+	return all.flat()
+}

@@ -1,5 +1,5 @@
 // Icons: strokes on a 24-pixel grid, in the color of the text around them.
-import { html } from "../lib/dom.js";
+import {html} from "../lib/dom.js"
 
 const PATHS = {
 	generate: "M12 3v4M12 17v4M3 12h4M17 12h4M6.3 6.3l2.4 2.4M15.3 15.3l2.4 2.4M17.7 6.3l-2.4 2.4M8.7 15.3l-2.4 2.4",
@@ -24,9 +24,6 @@ const PATHS = {
 	trash: "M5 7h14M10 7V4.5h4V7M7 7l1 12.5h8L17 7M10.5 11v5M13.5 11v5",
 	reuse: "M4 12a8 8 0 0 1 13.7-5.6L20 8.5M20 4v4.5h-4.5M20 12a8 8 0 0 1-13.7 5.6L4 15.5M4 20v-4.5h4.5",
 	grip: "M9 6v.01M9 12v.01M9 18v.01M15 6v.01M15 12v.01M15 18v.01",
-	up: "M6 15l6-6l6 6",
-	down: "M6 9l6 6l6-6",
-	right: "M9 6l6 6l-6 6",
 	pause: "M9 5v14M15 5v14",
 	play: "M8 5l11 7l-11 7z",
 	stop: "M6.5 6.5h11v11h-11z",
@@ -43,12 +40,9 @@ const PATHS = {
 	redo: "M16 5l4 4l-4 4M20 9h-9a6 6 0 0 0 0 12h3",
 	invert: "M4 4h16v16H4zM20 4L4 20M8 20l12-12M14 20l6-6",
 	holes: "M4 4h5v5H4zM14 4h6v5h-6zM9 9h5v6H9zM4 15h5v5H4zM14 15h6v5h-6z",
-	eye: "M2.5 12C6 6 18 6 21.5 12C18 18 6 18 2.5 12zM12 9.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 0 0 0-5",
-	dots: "M6 12v.01M12 12v.01M18 12v.01",
-};
+	eye: "M2.5 12C6 6 18 6 21.5 12C18 18 6 18 2.5 12zM12 9.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 0 0 0-5"
+}
 
-/**
- * @param {{ name: keyof typeof PATHS }} props
- */
-export const Icon = ({ name }) =>
-	html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`;
+/** @param {{ name: keyof typeof PATHS }} props */
+export const Icon = ({name}) =>
+	html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false"><path d=${PATHS[name]} /></svg>`

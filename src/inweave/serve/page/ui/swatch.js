@@ -1,63 +1,54 @@
 // A woven swatch: the picture of a thing that has none. The same name always gives the same cloth.
-import { html, useMemo } from "../lib/dom.js";
+import {html, useMemo} from "../lib/dom.js"
 
-const DYES = ["indigo", "madder", "weld", "woad", "linen"];
+const DYES = ["indigo", "madder", "weld", "woad", "linen"]
 
 /** @param {string} text a small hash, good enough to tell cloths apart */
 function hash(text) {
-	let value = 2166136261;
-	for (let index = 0; index < text.length; index += 1) value = Math.imul(value ^ text.charCodeAt(index), 16777619);
-	value = Math.imul(value ^ (value >>> 15), 2246822507);
-	return (value ^ (value >>> 13)) >>> 0;
+	let value = 2166136261
+	for (let index = 0; index < text.length; index += 1) value = Math.imul(value ^ text.charCodeAt(index), 16777619)
+	value = Math.imul(value ^ (value >>> 15), 2246822507)
+	return (value ^ (value >>> 13)) >>> 0
 }
 
-/**
- * One path per dye: warp threads where they pass over, cross threads where they do.
- * @param {string} name
- * @param {number} size threads per side
- */
-export function weave(name, size) {
-	const seed = hash(name);
-	const pick = (/** @type {number} */ shift) => DYES[(seed >>> shift) % 4];
-	const warp = [pick(0), DYES[4], pick(3), pick(0)];
-	const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]];
-	const period = 2 + ((seed >>> 12) % 3); // plain, twill, long twill
-	const step = 1 + ((seed >>> 15) % 2);
+/** One path per dye: warp threads where they pass over, cross threads where they do. @param {number} size threads per side */
+function weave(name, size) {
+	const seed = hash(name)
+	const pick = shift => DYES[(seed >>> shift) % 4]
+	const warp = [pick(0), DYES[4], pick(3), pick(0)]
+	const cross = [pick(6) === pick(0) ? DYES[4] : pick(6), pick(9), DYES[4]]
+	const period = 2 + ((seed >>> 12) % 3) // plain, twill, long twill
+	const step = 1 + ((seed >>> 15) % 2)
 	/** @type {Record<string, string>} */
-	const paths = {};
+	const paths = {}
 	for (let y = 0; y < size; y += 1) {
 		for (let x = 0; x < size; x += 1) {
-			const over = (x + y * step) % period < period / 2;
-			const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length];
-			paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y - 0.04}v1.08` : `M${x - 0.04} ${y + 0.5}h1.08`}`;
+			const over = (x + y * step) % period < period / 2
+			const dye = over ? warp[(x >> 1) % warp.length] : cross[(y >> 1) % cross.length]
+			paths[dye] = `${paths[dye] ?? ""}${over ? `M${x + 0.5} ${y - 0.04}v1.08` : `M${x - 0.04} ${y + 0.5}h1.08`}`
 		}
 	}
-	return paths;
+	return paths
 }
 
-/**
- * @param {{ name: string, size?: number }} props
- */
-export function Swatch({ name, size = 8 }) {
-	const paths = useMemo(() => Object.entries(weave(name, size)), [name, size]);
+/** @param {{ name: string, size?: number }} props */
+export function Swatch({name, size = 8}) {
+	const paths = useMemo(() => Object.entries(weave(name, size)), [name, size])
 	return html`<svg class="swatch" viewBox=${`0 0 ${size} ${size}`} preserveAspectRatio="xMidYMid slice" aria-hidden="true" focusable="false">
-		${paths.map(([dye, path]) => html`<path class=${`thread-${dye}`} d=${path} />`)}
-	</svg>`;
+		${paths.map(([dye, path]) => html`<path d=${path} style=${{stroke: `var(--thread-${dye})`}} />`)}
+	</svg>`
 }
 
-/**
- * A cloth that grows with the work, row by row.
- * @param {{ name: string, percent: number }} props
- */
-export const Loom = ({ name, percent }) => html`<div class="loom" style=${{ "--woven": `${percent}%` }}>
+/** A cloth that grows with the work, row by row. @param {{ name: string, percent: number }} props */
+export const Loom = ({name, percent}) => html`<div class="loom" style=${{"--woven": `${percent}%`}}>
 	<${Swatch} name=${name} size=${24} />
-</div>`;
+</div>`
 
 /**
  * How far something is: a thread that passes over and under.
  * @param {{ percent: number | null, label: string }} props null: it has started and nobody knows how far it is
  */
-export const Thread = ({ percent, label }) => html`<div
+export const Thread = ({percent, label}) => html`<div
 	class=${percent === null ? "thread thread-unknown" : "thread"}
 	role="progressbar"
 	aria-label=${label}
@@ -65,5 +56,11 @@ export const Thread = ({ percent, label }) => html`<div
 	aria-valuemax="100"
 	aria-valuenow=${percent === null ? undefined : Math.round(percent)}
 >
-	<div class="thread-fill" style=${{ inlineSize: `${percent ?? 30}%` }}></div>
-</div>`;
+	<div class="thread-fill" style=${{inlineSize: `${percent ?? 30}%`}}></div>
+</div>`
+
+/** The picture of a LoRA, or its cloth. @param {{ lora: Lora | undefined, name: string }} props */
+export const LoraPicture = ({lora, name}) =>
+	lora?.preview
+		? html`<img src=${`/v1/loras/${lora.id}/preview`} alt="" loading="lazy" />`
+		: html`<${Swatch} name=${lora?.hashes?.autov3 ?? name} />`

@@ -1,65 +1,55 @@
 // Short messages at the edge of the window. Errors stay until they are closed.
-import { ApiError } from "../lib/api.js";
-import { html } from "../lib/dom.js";
-import { createStore, useStore } from "../lib/store.js";
-import { t } from "../strings.js";
-import { Button } from "./button.js";
-import { Icon } from "./icons.js";
+import {ApiError} from "../lib/api.js"
+import {html} from "../lib/dom.js"
+import {createStore, useStore} from "../lib/store.js"
+import {texts} from "../strings.js"
+import {Button} from "./button.js"
+import {Icon} from "./icons.js"
 
-/**
- * @typedef {{ id: number, kind: "info" | "error" | "warning", text: string, details?: string[], action?: { label: string, run: () => void } }} Message
- */
-const toasts = createStore({ list: /** @type {Message[]} */ ([]) });
-let next = 1;
+const toasts = createStore({list: /** @type {Message[]} */ ([])})
+let next = 1
 
-/**
- * @param {string} text
- * @param {Partial<Omit<Message, "id" | "text">>} [options]
- */
+/** @param {Partial<Omit<Message, "id" | "text">>} [options] */
 export function toast(text, options = {}) {
-	const id = next++;
-	const message = { id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options };
-	toasts.set(({ list }) => ({ list: [...list.filter((each) => each.text !== text).slice(-3), message] }));
-	if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000);
+	const id = next++
+	const message = {id, kind: /** @type {Message["kind"]} */ ("info"), text, ...options}
+	toasts.set(({list}) => ({list: [...list.filter(each => each.text !== text).slice(-3), message]}))
+	if (message.kind === "info") setTimeout(() => dismiss(id), message.action ? 8000 : 4000)
 }
 
-/**
- * Show what went wrong. Meant for `catch(showError)`.
- * @param {any} error
- */
+/** Show what went wrong. Meant for `catch(showError)`. */
 export function showError(error) {
 	if (error instanceof ApiError) {
-		if (error.status === 401) return; // the page asks for the token
-		const details = error.problems.length > 1 ? error.problems : [];
-		toast(error.message, { kind: "error", details });
+		if (error.status === 401) return // the page asks for the token
+		const details = error.problems.length > 1 ? error.problems : []
+		toast(error.message, {kind: "error", details})
 	} else if (error?.name !== "AbortError") {
-		console.error(error);
-		toast(t.errors.bug, { kind: "error", details: [String(error?.message ?? error)] });
+		console.error(error)
+		toast(texts.errors.bug, {kind: "error", details: [String(error?.message ?? error)]})
 	}
 }
 
-/** @param {number} id */
-const dismiss = (id) => toasts.set(({ list }) => ({ list: list.filter((each) => each.id !== id) }));
+const dismiss = id => toasts.set(({list}) => ({list: list.filter(each => each.id !== id)}))
 
 export function Toasts() {
-	const list = useStore(toasts, (state) => state.list);
+	const {list} = useStore(toasts)
 	return html`<div class="toasts" role="status" aria-live="polite">
 		${list.map(
-			(each) => html`<div key=${each.id} class=${`toast toast-${each.kind}`}>
+			each => html`<div key=${each.id} class=${`toast toast-${each.kind}`}>
 				<${Icon} name=${each.kind === "info" ? "check" : "warning"} />
 				<div class="grow">
 					<p>${each.text}</p>
-					${each.details?.length ? html`<ul>${each.details.map((line) => html`<li>${line}</li>`)}</ul>` : null}
+					${each.details?.length ? html`<ul>${each.details.map(line => html`<li>${line}</li>`)}</ul>` : null}
 				</div>
 				${
 					each.action &&
 					html`<${Button} size="small" onClick=${() => {
-						dismiss(each.id);
-						each.action?.run();
+						dismiss(each.id)
+						each.action?.run()
 					}}>${each.action.label}<//>`
 				}
-				<${Button} kind="quiet" size="small" icon="close" label=${t.actions.dismiss} onClick=${() => dismiss(each.id)} />
-			</div>`,
+				<${Button} kind="quiet" size="small" icon="close" label=${texts.actions.dismiss} onClick=${() => dismiss(each.id)} />
+			</div>`
 		)}
-	</div>`;
+	</div>`
 }

@@ -1,1 +1,3 @@
 export * from "preact";
+export * from "preact/hooks";
+export const html: (strings: TemplateStringsArray, ...values: any[]) => any;

@@ -1,15 +1,10 @@
 // The picture that is edited, its mask, how it is looked at, and the jobs that were made of it. It survives changes of view.
-import { ApiError, api, call } from "../../lib/api.js";
-import { cancelJob } from "../../lib/jobs.js";
-import { app } from "../../lib/state.js";
-import { createStore } from "../../lib/store.js";
-import { t } from "../../strings.js";
-import { toBase64 } from "../../ui/dropzone.js";
-import { toast } from "../../ui/toast.js";
-import { createDraft, submitDraft } from "../generate/draft.js";
-import { promptOf } from "../generate/stage.js";
-import { createCanvas, Mask, toPng } from "./mask.js";
+import {ApiError, api, app, call, cancelJob, createStore, texts, toast, toBase64, toPng} from "../../kit.js"
+import {createDraft, submitDraft} from "../generate/draft.js"
+import {promptOf} from "../generate/stage.js"
+import {createCanvas, Mask} from "./mask.js"
 
+const t = texts.edit
 /** @type {EditState} */
 const EMPTY = {
 	source: null,
@@ -20,192 +15,184 @@ const EMPTY = {
 	size: 24,
 	hidden: false,
 	camera: null,
-	box: { width: 0, height: 0 },
+	box: {width: 0, height: 0},
 	jobs: [],
 	opened: null,
-	shown: "picture",
-};
-export const edit = createStore(EMPTY);
-export const draft = createDraft("edit", { strength: 0.75, feather: 4 }, () => edit.get().from);
+	shown: "picture"
+}
+export const edit = createStore(EMPTY)
+export const draft = createDraft("edit", {strength: 0.75, feather: 4}, () => edit.get().from)
 
-/** The pixels of a file, as the browser shows them, within what the worker takes. @param {Blob} blob @param {string} name */
+/** The pixels of a file, as the browser shows them, within what the worker takes. */
 async function decode(blob, name) {
-	let bitmap;
+	let bitmap
 	try {
-		bitmap = await createImageBitmap(blob);
+		bitmap = await createImageBitmap(blob)
 	} catch {
-		throw new ApiError(415, "picture", t.edit.unreadable(name));
+		throw new ApiError(415, "picture", t.unreadable(name))
 	}
-	const limit = app.get().capabilities?.limits.image_pixels ?? 16_777_216;
-	const share = Math.sqrt(limit / (bitmap.width * bitmap.height));
-	if (share >= 1) return bitmap;
-	const [resizeWidth, resizeHeight] = [bitmap.width, bitmap.height].map((side) =>
-		Math.max(1, Math.floor(side * share)),
-	);
-	toast(t.edit.scaled(`${bitmap.width} × ${bitmap.height}`, `${resizeWidth} × ${resizeHeight}`), { kind: "warning" });
-	return createImageBitmap(bitmap, { resizeWidth, resizeHeight, resizeQuality: "high" });
+	const limit = app.get().capabilities?.limits.image_pixels ?? 16_777_216
+	const share = Math.sqrt(limit / (bitmap.width * bitmap.height))
+	if (share >= 1) return bitmap
+	const [resizeWidth, resizeHeight] = [bitmap.width, bitmap.height].map(side => Math.max(1, Math.floor(side * share)))
+	toast(t.scaled(`${bitmap.width} × ${bitmap.height}`, `${resizeWidth} × ${resizeHeight}`), {kind: "warning"})
+	return createImageBitmap(bitmap, {resizeWidth, resizeHeight, resizeQuality: "high"})
 }
 
 /** @param {ImageBitmap} bitmap @returns {Promise<EditSource>} */
 async function sourceOf(bitmap) {
-	const { width, height } = bitmap;
-	const context = createCanvas(width, height);
-	context.drawImage(bitmap, 0, 0);
-	const { data } = context.getImageData(0, 0, width, height);
-	let transparent = false;
-	for (let at = 3; at < data.length && !transparent; at += 4) transparent = data[at] < 255;
-	context.globalCompositeOperation = "destination-over"; // white below it, as the worker does
-	context.fillStyle = "white";
-	context.fillRect(0, 0, width, height);
-	const blob = await toPng(context.canvas);
-	const url = URL.createObjectURL(blob);
-	return { canvas: context.canvas, holes: transparent ? bitmap : null, blob, url, upload: null, width, height };
+	const {width, height} = bitmap
+	const context = createCanvas(width, height)
+	context.drawImage(bitmap, 0, 0)
+	const {data} = context.getImageData(0, 0, width, height)
+	let transparent = false
+	for (let at = 3; at < data.length && !transparent; at += 4) transparent = data[at] < 255
+	context.globalCompositeOperation = "destination-over" // white below it, as the worker does
+	context.fillStyle = "white"
+	context.fillRect(0, 0, width, height)
+	const blob = await toPng(context.canvas)
+	const url = URL.createObjectURL(blob)
+	return {canvas: context.canvas, holes: transparent ? bitmap : null, blob, url, upload: null, width, height}
 }
 
 /** The id that the worker has for a picture; it is sent once. @param {EditSource} source */
 function uploadOf(source) {
-	source.upload ??= api("/v1/uploads", { method: "POST", body: source.blob }).then(
-		({ id }) => id,
-		(error) => {
-			source.upload = null;
-			throw error;
-		},
-	);
-	return source.upload;
+	source.upload ??= api("/v1/uploads", {method: "POST", body: source.blob}).then(
+		({id}) => id,
+		error => {
+			source.upload = null
+			throw error
+		}
+	)
+	return source.upload
 }
 
 /**
  * Edit a picture. What was there can be brought back, if something was painted or made.
- * @param {Blob} blob
  * @param {string} name for messages
  * @param {Partial<EditState>} [more]
  */
 export async function openPicture(blob, name, more = {}) {
-	const source = await sourceOf(await decode(blob, name));
-	const before = edit.get();
-	const mask = new Mask(source.width, source.height, () => edit.set(({ version }) => ({ version: version + 1 })));
-	const size = Math.max(2, Math.round(Math.max(source.width, source.height) / 12));
-	const put = (/** @type {Partial<EditState>} */ state) => {
-		edit.set({ ...state, box: edit.get().box });
-		draft.remember();
-	};
-	put({ ...EMPTY, tool: before.tool, source, mask, size, ...more });
+	const source = await sourceOf(await decode(blob, name))
+	const before = edit.get()
+	const mask = new Mask(source.width, source.height, () => edit.set(({version}) => ({version: version + 1})))
+	const size = Math.max(2, Math.round(Math.max(source.width, source.height) / 12))
+	const put = state => {
+		edit.set({...state, box: edit.get().box})
+		draft.remember()
+	}
+	put({...EMPTY, tool: before.tool, source, mask, size, ...more})
 	if (before.mask?.undos.length || before.jobs.length)
-		toast(t.edit.replaced, { action: { label: t.actions.undo, run: () => put(before) } });
-	else if (before.source) URL.revokeObjectURL(before.source.url);
-	return source;
+		toast(t.replaced, {action: {label: texts.actions.undo, run: () => put(before)}})
+	else if (before.source) URL.revokeObjectURL(before.source.url)
+	return source
 }
 
-/** Edit a file; the address names it once the worker has it. @param {File} file */
+/** Edit a file; the address names it once the worker has it. */
 export async function openFile(file) {
-	const source = await openPicture(file, file.name);
-	const upload = await uploadOf(source);
-	if (edit.get().source !== source || edit.get().from.edit) return;
-	edit.set({ from: { upload } });
-	draft.remember();
+	const source = await openPicture(file, file.name)
+	const upload = await uploadOf(source)
+	if (edit.get().source !== source || edit.get().from.edit) return
+	edit.set({from: {upload}})
+	draft.remember()
 }
 
-/** @param {string} address */
-const download = async (address) => (await call(address)).blob();
+const download = async address => (await call(address)).blob()
 
 /**
  * What the address names: `job` and `image`, a picture that was generated; `upload`, one that was chosen; `edit`, a job that
  * was made here, with its source and its mask.
  * @param {Record<string, string>} params
  */
-export async function openAddress({ job, image = "0", upload, edit: made, prompt }) {
-	const id = made ?? job;
+export async function openAddress({job, image = "0", upload, edit: made, prompt}) {
+	const id = made ?? job
 	/** @type {Record<string, string>} */
-	const from = made ? { edit: made } : job ? { job, image } : { upload };
-	if (!id && !upload) return draft.remember();
-	if (JSON.stringify(from) === JSON.stringify(edit.get().from)) return;
+	const from = made ? {edit: made} : job ? {job, image} : {upload}
+	if (!id && !upload) return draft.remember()
+	if (JSON.stringify(from) === JSON.stringify(edit.get().from)) return
 	if (!id) {
-		await openPicture(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, { from });
-		return;
+		await openPicture(await download(`/v1/uploads/${encodeURIComponent(upload)}/file`), upload, {from})
+		return
 	}
-	const path = `/v1/jobs/${encodeURIComponent(id)}`;
-	const opened = await api(path);
+	const path = `/v1/jobs/${encodeURIComponent(id)}`
+	const opened = await api(path)
 	if (made) {
-		const files = `${path}/files/input-`;
-		await openPicture(await download(`${files}init.png`), id, { from, jobs: [id], opened, shown: "result" });
+		const files = `${path}/files/input-`
+		await openPicture(await download(`${files}init.png`), id, {from, jobs: [id], opened, shown: "result"})
 		if (opened.operation === "image_inpaint")
-			edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)));
+			edit.get().mask?.takeWhite(await createImageBitmap(await download(`${files}mask.png`)))
 		// what a job leaves out is the worker's own: no feathering
-		if (prompt === undefined) draft.take({ feather: 0, ...promptOf({ job: opened, image: opened }) });
-		return;
+		if (prompt === undefined) draft.take({feather: 0, ...promptOf({job: opened, image: opened})})
+		return
 	}
-	const pictures = opened.result?.images ?? [];
-	const picture = pictures.find((/** @type {ResultImage} */ each) => String(each.index) === image) ?? pictures[0];
-	if (!picture) throw new ApiError(415, "picture", t.edit.noPicture);
-	await openPicture(await download(picture.url), id, { from });
-	const { strength, feather } = draft.get();
-	const own = { seed: undefined, width: undefined, height: undefined, strength, feather };
-	if (prompt === undefined) draft.take({ ...promptOf({ job: opened, image: picture }), ...own });
+	const pictures = opened.result?.images ?? []
+	const picture = pictures.find(each => String(each.index) === image) ?? pictures[0]
+	if (!picture) throw new ApiError(415, "picture", t.noPicture)
+	await openPicture(await download(picture.url), id, {from})
+	const {strength, feather} = draft.get()
+	const own = {seed: undefined, width: undefined, height: undefined, strength, feather}
+	if (prompt === undefined) draft.take({...promptOf({job: opened, image: picture}), ...own})
 }
 
 /** Queue what is seen: the picture, its mask where something is painted, and the form. */
 export async function submit() {
-	const { source, mask } = edit.get();
-	if (!source || !mask) throw new ApiError(415, "picture", t.edit.choose);
-	mask.commit();
+	const {source, mask} = edit.get()
+	if (!source || !mask) throw new ApiError(415, "picture", t.choose)
+	mask.commit()
 	const more = mask.painted
-		? { operation: "image_inpaint", mask_image: await toBase64(await mask.toBlob()) }
-		: { operation: "image_transform", feather: undefined };
-	const send = async () => submitDraft(draft, { ...more, image: await uploadOf(source) });
-	const job = await send().catch((error) => {
-		if (error.status !== 410 || !source.upload) throw error;
-		source.upload = null; // the worker kept it for a while
-		return send();
-	});
-	if (edit.get().source !== source) return;
-	edit.set(({ jobs }) => ({ jobs: [job, ...jobs], from: { edit: job }, shown: "result", opened: null }));
-	draft.remember();
+		? {operation: "image_inpaint", mask_image: await toBase64(await mask.toBlob())}
+		: {operation: "image_transform", feather: undefined}
+	const send = async () => submitDraft(draft, {...more, image: await uploadOf(source)})
+	const job = await send().catch(error => {
+		if (error.status !== 410 || !source.upload) throw error
+		source.upload = null // the worker kept it for a while
+		return send()
+	})
+	if (edit.get().source !== source) return
+	edit.set(({jobs}) => ({jobs: [job, ...jobs], from: {edit: job}, shown: "result", opened: null}))
+	draft.remember()
 }
 
 /** Cancel those of its jobs that run or wait. */
 export async function cancel() {
-	const { jobs } = edit.get();
-	await Promise.all((app.get().active ?? []).filter((job) => jobs.includes(job.id)).map((job) => cancelJob(job.id)));
+	const {jobs} = edit.get()
+	await Promise.all((app.get().active ?? []).filter(job => jobs.includes(job.id)).map(job => cancelJob(job.id)))
 }
 
 // looking at it: `zoom` is pixels of the window per pixel of the picture
 
 /** @param {EditState} state */
-export function placeOf({ source, camera, box }) {
-	const { width, height } = source ?? { width: 1, height: 1 };
-	const fit = Math.max(0.01, Math.min((box.width - 24) / width, (box.height - 24) / height));
-	const { zoom, x, y } = camera ?? { zoom: fit, x: width / 2, y: height / 2 };
-	return { fit, zoom, left: box.width / 2 - x * zoom, top: box.height / 2 - y * zoom };
+export function placeOf({source, camera, box}) {
+	const {width, height} = source ?? {width: 1, height: 1}
+	const fit = Math.max(0.01, Math.min((box.width - 24) / width, (box.height - 24) / height))
+	const {zoom, x, y} = camera ?? {zoom: fit, x: width / 2, y: height / 2}
+	return {fit, zoom, left: box.width / 2 - x * zoom, top: box.height / 2 - y * zoom}
 }
 
-/**
- * Look from another place; some of the picture stays in the middle.
- * @param {number} zoom @param {number} x @param {number} y
- */
+/** Look from another place; some of the picture stays in the middle. */
 function look(zoom, x, y) {
-	const { width, height } = edit.get().source ?? { width: 0, height: 0 };
-	edit.set({ camera: { zoom, x: Math.min(width, Math.max(0, x)), y: Math.min(height, Math.max(0, y)) } });
+	const {width, height} = edit.get().source ?? {width: 0, height: 0}
+	edit.set({camera: {zoom, x: Math.min(width, Math.max(0, x)), y: Math.min(height, Math.max(0, y))}})
 }
 
 /**
- * @param {number} factor
  * @param {Point} [at] the point of the window that stays where it is; the middle
  * @returns {boolean} whether there was anything left to zoom
  */
 export function zoomBy(factor, at) {
-	const state = edit.get();
-	const { fit, zoom, left, top } = placeOf(state);
-	const { width, height } = state.box;
-	const next = Math.min(Math.max(32, fit), Math.max(Math.min(fit, 1), zoom * factor));
-	if (!state.source || next === zoom) return false;
-	const { x, y } = at ?? { x: width / 2, y: height / 2 };
-	look(next, (x - left) / zoom + (width / 2 - x) / next, (y - top) / zoom + (height / 2 - y) / next);
-	return true;
+	const state = edit.get()
+	const {fit, zoom, left, top} = placeOf(state)
+	const {width, height} = state.box
+	const next = Math.min(Math.max(32, fit), Math.max(Math.min(fit, 1), zoom * factor))
+	if (!state.source || next === zoom) return false
+	const {x, y} = at ?? {x: width / 2, y: height / 2}
+	look(next, (x - left) / zoom + (width / 2 - x) / next, (y - top) / zoom + (height / 2 - y) / next)
+	return true
 }
 
-/** @param {number} dx @param {number} dy in pixels of the window */
+/** @param {number} dy in pixels of the window */
 export function panBy(dx, dy) {
-	const state = edit.get();
-	const { zoom, left, top } = placeOf(state);
-	look(zoom, (state.box.width / 2 - left - dx) / zoom, (state.box.height / 2 - top - dy) / zoom);
+	const state = edit.get()
+	const {zoom, left, top} = placeOf(state)
+	look(zoom, (state.box.width / 2 - left - dx) / zoom, (state.box.height / 2 - top - dy) / zoom)
 }

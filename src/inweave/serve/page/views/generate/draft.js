@@ -1,14 +1,20 @@
 // Forms: what the next picture will be made of. They survive changes of view and reloads, and the address carries them.
-import { submitJob } from "../../lib/jobs.js";
-import { currentParams, remember, route } from "../../lib/router.js";
-import { app } from "../../lib/state.js";
-import { createStore, persisted } from "../../lib/store.js";
-import { findModel } from "../../lib/worker.js";
-import { t } from "../../strings.js";
-import { toast } from "../../ui/toast.js";
+import {
+	app,
+	createStore,
+	currentParams,
+	findModel,
+	persisted,
+	remember,
+	route,
+	submitJob,
+	texts,
+	toast
+} from "../../kit.js"
 
-const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"];
-const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"];
+const t = texts.generate
+const NUMBERS = ["seed", "steps", "guidance", "width", "height", "clip_skip", "count"]
+const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"]
 
 /**
  * The form of a view.
@@ -18,62 +24,62 @@ const TEXTS = ["prompt", "negative_prompt", "model", "sampler", "schedule"];
  * @returns {DraftStore}
  */
 export function createDraft(view, own = {}, place = () => ({})) {
-	const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)];
+	const names = [...TEXTS, ...NUMBERS, ...Object.keys(own)]
 	/** @type {Draft} */
-	const empty = { prompt: "", negative_prompt: "", locked: false, ...own };
-	const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty);
+	const empty = {prompt: "", negative_prompt: "", locked: false, ...own}
+	const stored = persisted(view === "generate" ? "draft" : `draft-${view}`, empty)
 	/** Every field, unset: a patch that leaves nothing of what was there. */
-	const blank = () => ({ ...Object.fromEntries(names.map((name) => [name, undefined])), ...empty });
+	const blank = () => ({...Object.fromEntries(names.map(name => [name, undefined])), ...empty})
 
 	/** @param {Record<string, any>} settings */
-	const patchOf = (settings) => {
+	const patchOf = settings => {
 		/** @type {Record<string, any>} */
-		const patch = blank();
+		const patch = blank()
 		for (const name of names) {
-			const value = settings[name] ?? "";
+			const value = settings[name] ?? ""
 			if (TEXTS.includes(name) ? value : value !== "" && Number.isFinite(Number(value)))
-				patch[name] = TEXTS.includes(name) ? value : Number(value);
+				patch[name] = TEXTS.includes(name) ? value : Number(value)
 		}
-		if (patch.count === 1) patch.count = undefined;
-		return /** @type {Draft} */ ({ ...patch, locked: patch.seed !== undefined });
-	};
+		if (patch.count === 1) patch.count = undefined
+		return /** @type {Draft} */ ({...patch, locked: patch.seed !== undefined})
+	}
 	/** What the address says of this form; null where that is nothing. */
 	const opened = () => {
-		const params = currentParams();
-		return route.get().view === view && names.some((name) => name in params) ? params : null;
-	};
+		const params = currentParams()
+		return route.get().view === view && names.some(name => name in params) ? params : null
+	}
 
-	const first = opened();
-	const store = createStore(first ? patchOf(first) : { ...empty, ...stored.read() });
+	const first = opened()
+	const store = createStore(first ? patchOf(first) : {...empty, ...stored.read()})
 	const fields = () => {
-		const state = /** @type {Record<string, any>} */ (store.get());
+		const state = /** @type {Record<string, any>} */ (store.get())
 		return Object.fromEntries(
-			names.filter((name) => state[name] !== undefined && state[name] !== "").map((name) => [name, state[name]]),
-		);
-	};
+			names.filter(name => state[name] !== undefined && state[name] !== "").map(name => [name, state[name]])
+		)
+	}
 	const write = () => {
-		stored.write(store.get());
-		const { seed, ...rest } = fields();
-		remember(view, { ...place(), ...rest, ...(store.get().locked ? { seed } : {}) });
-	};
-	let timer = 0;
+		stored.write(store.get())
+		const {seed, ...rest} = fields()
+		remember(view, {...place(), ...rest, ...(store.get().locked ? {seed} : {})})
+	}
+	let timer = 0
 	store.subscribe(() => {
-		clearTimeout(timer);
-		timer = setTimeout(write, 250);
-	});
+		clearTimeout(timer)
+		timer = setTimeout(write, 250)
+	})
 	route.subscribe(() => {
-		const params = opened();
-		if (params) store.set(patchOf(params));
-	});
-	return { ...store, fields, remember: write, take: (settings) => store.set(patchOf(settings)) };
+		const params = opened()
+		if (params) store.set(patchOf(params))
+	})
+	return {...store, fields, remember: write, take: settings => store.set(patchOf(settings))}
 }
 
-export const draft = createDraft("generate");
+export const draft = createDraft("generate")
 
-export const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
+export const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0]
 
 /** Jobs of this tab whose failure is worth a message. @type {Set<string>} */
-const mine = new Set();
+const mine = new Set()
 
 /**
  * Queue what a form says. Returns the job's id.
@@ -81,20 +87,20 @@ const mine = new Set();
  * @param {Record<string, any>} more fields that are not in the form
  */
 export async function submitDraft(form, more) {
-	const state = form.get();
-	if (!state.locked || state.seed === undefined) form.set({ seed: randomSeed() });
-	const request = { ...form.fields(), ...more };
-	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20;
-	const id = await submitJob({ ...request, preview_every: Math.max(1, Math.round(steps / 6)) });
-	mine.add(id);
-	return id;
+	const state = form.get()
+	if (!state.locked || state.seed === undefined) form.set({seed: randomSeed()})
+	const request = {...form.fields(), ...more}
+	const steps = request.steps ?? findModel(app.get().capabilities, request.model)?.defaults?.steps ?? 20
+	const id = await submitJob({...request, preview_every: Math.max(1, Math.round(steps / 6))})
+	mine.add(id)
+	return id
 }
 
 app.subscribe(() => {
 	for (const job of app.get().ended ?? []) {
-		if (!mine.delete(job.id)) continue;
-		if (job.state === "failed" && job.error) toast(job.error.message, { kind: "error" });
-		const warnings = [...job.warnings, ...(job.result?.warnings ?? [])];
-		if (warnings.length) toast(t.generate.withWarnings, { kind: "warning", details: warnings });
+		if (!mine.delete(job.id)) continue
+		if (job.state === "failed" && job.error) toast(job.error.message, {kind: "error"})
+		const warnings = [...job.warnings, ...(job.result?.warnings ?? [])]
+		if (warnings.length) toast(t.withWarnings, {kind: "warning", details: warnings})
 	}
-});
+})

@@ -1,50 +1,39 @@
 // The pictures of jobs that are done, newest first.
-import { html } from "../../lib/dom.js";
-import { loadOlder } from "../../lib/jobs.js";
-import { app } from "../../lib/state.js";
-import { useStore } from "../../lib/store.js";
-import { t } from "../../strings.js";
-import { Button } from "../../ui/button.js";
-import { showError } from "../../ui/toast.js";
+import {app, Button, html, loadOlder, showError, texts, useStore} from "../../kit.js"
 
-/**
- * @param {Job[] | null} ended
- * @returns {Picture[]}
- */
-export const picturesOf = (ended) =>
+const t = texts.generate
+/** @param {Job[] | null} ended @returns {Picture[]} */
+export const picturesOf = ended =>
 	(ended ?? [])
-		.filter((job) => job.operation !== "train")
-		.flatMap((job) => (job.result?.images ?? []).map((image) => ({ job, image })));
+		.filter(job => job.operation !== "train")
+		.flatMap(job => (job.result?.images ?? []).map(image => ({job, image})))
 
 /** @param {Picture} picture */
-export const keyOf = ({ job, image }) => `${job.id}/${image.file}`;
+export const keyOf = ({job, image}) => `${job.id}/${image.file}`
 
-/** @typedef {{ pictures: Picture[], selected: string | null, onSelect: (picture: Picture) => void }} Props */
-
-/** @param {Props} props */
-export const Thumbs = ({ pictures, selected, onSelect }) => html`<ul class="gallery-grid">
-		${pictures.map((picture) => {
-			const key = keyOf(picture);
+/** @param {GalleryProps} props */
+export const Thumbs = ({pictures, selected, onSelect}) => html`<ul class="gallery-grid">
+		${pictures.map(picture => {
+			const key = keyOf(picture)
 			return html`<li key=${key}>
-				<button type="button" class="gallery-item" aria-pressed=${key === selected ? "true" : "false"} onClick=${() => onSelect(picture)}>
-					<img src=${picture.image.url} alt=${t.generate.pictureOf(picture.image.settings.prompt, picture.image.seed)} loading="lazy" width=${picture.image.width} height=${picture.image.height} />
+				<button type="button" class="gallery-item cover" aria-pressed=${key === selected} onClick=${() => onSelect(picture)}>
+					<img src=${picture.image.url} alt=${t.pictureOf(picture.image.settings.prompt, picture.image.seed)} loading="lazy" width=${picture.image.width} height=${picture.image.height} />
 				</button>
-			</li>`;
+			</li>`
 		})}
-	</ul>`;
+	</ul>`
 
-/** @param {Props} props */
-export function Gallery({ pictures, selected, onSelect }) {
-	const next = useStore(app, (state) => state.endedNext);
-	const ended = useStore(app, (state) => state.ended);
-	const keep = useStore(app, (state) => state.capabilities?.limits.keep_hours);
-	return html`<section class="gallery" aria-label=${t.generate.gallery}>
+/** @param {GalleryProps} props */
+export function Gallery({pictures, selected, onSelect}) {
+	const {endedNext: next, ended} = useStore(app)
+	const keep = useStore(app).capabilities?.limits.keep_hours
+	return html`<section class="stack gallery" aria-label=${t.gallery}>
 		<header class="row">
-			<h2>${t.generate.gallery}</h2>
-			${keep !== undefined && pictures.length > 0 && html`<span class="muted small">${t.generate.keptFor(keep)}</span>`}
+			<h2>${t.gallery}</h2>
+			${keep !== undefined && pictures.length > 0 && html`<span class="muted small">${t.keptFor(keep)}</span>`}
 		</header>
-		${ended && !pictures.length && html`<p class="muted small">${t.generate.galleryEmpty}</p>`}
+		${ended && !pictures.length && html`<p class="muted small">${t.galleryEmpty}</p>`}
 		<${Thumbs} pictures=${pictures} selected=${selected} onSelect=${onSelect} />
-		${next !== null && html`<${Button} onClick=${() => loadOlder().catch(showError)}>${t.actions.more}<//>`}
-	</section>`;
+		${next !== null && html`<${Button} onClick=${() => loadOlder().catch(showError)}>${texts.actions.more}<//>`}
+	</section>`
 }

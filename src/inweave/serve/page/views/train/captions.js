@@ -1,113 +1,80 @@
 // Captions in bulk: put something before or after, replace, remove a tag; which tags there are and how often.
-import { html, useState } from "../../lib/dom.js";
-import { useStore } from "../../lib/store.js";
-import { t } from "../../strings.js";
-import { Button } from "../../ui/button.js";
-import { Field, Segmented } from "../../ui/field.js";
-import { showError } from "../../ui/toast.js";
-import { desk, saveCaptions, undoCaptions } from "./state.js";
+import {Button, html, Segmented, showError, submits, Text, texts, useState, useStore} from "../../kit.js"
+import {desk, saveCaptions, undoCaptions} from "./state.js"
 
-const MODES = /** @type {const} */ (["prefix", "suffix", "replace", "remove"]);
-const MAX_TAGS = 40;
+const t = texts.train
+const MAX_TAGS = 40
 
-/** @param {string} caption */
-const tagsOf = (caption) =>
+const tagsOf = caption =>
 	caption
 		.split(",")
-		.map((tag) => tag.trim())
-		.filter(Boolean);
+		.map(tag => tag.trim())
+		.filter(Boolean)
 
-/**
- * A caption after an edit.
- * @param {string} mode
- * @param {string} caption
- * @param {string} text what is added, looked for or removed
- * @param {string} other what replaces it
- */
+/** A caption after an edit. @param {string} text what is added, looked for or removed @param {string} other what replaces it */
 export function edited(mode, caption, text, other) {
-	const now = caption.trim();
-	if (!text) return caption;
-	if (mode === "prefix") return now ? `${text.trimEnd()} ${now}` : text.trim();
-	if (mode === "suffix") return now ? `${now}${/^\s*[,.;:]/.test(text) ? "" : " "}${text.trim()}` : text.trim();
-	if (mode === "replace") return caption.replaceAll(text, other);
-	const kept = tagsOf(now).filter((tag) => tag.toLowerCase() !== text.trim().toLowerCase());
-	return kept.length === tagsOf(now).length ? caption : kept.join(", ");
+	const now = caption.trim()
+	if (!text) return caption
+	if (mode === "prefix") return now ? `${text.trimEnd()} ${now}` : text.trim()
+	if (mode === "suffix") return now ? `${now}${/^\s*[,.;:]/.test(text) ? "" : " "}${text.trim()}` : text.trim()
+	if (mode === "replace") return caption.replaceAll(text, other)
+	const kept = tagsOf(now).filter(tag => tag.toLowerCase() !== text.trim().toLowerCase())
+	return kept.length === tagsOf(now).length ? caption : kept.join(", ")
 }
 
 /** @param {string[]} captions every tag and in how many captions it is, the most frequent first */
-export function tagCounts(captions) {
+function tagCounts(captions) {
 	/** @type {Map<string, number>} */
-	const counts = new Map();
+	const counts = new Map()
 	for (const caption of captions) {
-		for (const tag of new Set(tagsOf(caption))) counts.set(tag, (counts.get(tag) ?? 0) + 1);
+		for (const tag of new Set(tagsOf(caption))) counts.set(tag, (counts.get(tag) ?? 0) + 1)
 	}
-	return [...counts].sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]));
+	return [...counts].sort((a, b) => b[1] - a[1] || a[0].localeCompare(b[0]))
 }
 
 export function BulkCaptions() {
-	const dataset = useStore(desk, (state) => state.dataset);
-	const undo = useStore(desk, (state) => state.undo);
-	const [mode, setMode] = useState("prefix");
-	const [text, setText] = useState("");
-	const [other, setOther] = useState("");
-	const pictures = dataset?.pictures ?? [];
-	const words = t.train.captions;
+	const {dataset, undo} = useStore(desk)
+	const [mode, setMode] = useState("prefix")
+	const [text, setText] = useState("")
+	const [other, setOther] = useState("")
+	const pictures = dataset?.pictures ?? []
+	const words = t.captions
 	/** @type {Record<string, string>} */
-	const changes = {};
+	const changes = {}
 	for (const each of pictures) {
-		const after = edited(mode, each.caption, text, other);
-		if (after !== each.caption) changes[each.name] = after;
+		const after = edited(mode, each.caption, text, other)
+		if (after !== each.caption) changes[each.name] = after
 	}
-	const count = Object.keys(changes).length;
-	const counts = tagCounts(pictures.map((each) => each.caption));
-	const apply = (/** @type {Event} */ event) => {
-		event.preventDefault();
-		if (count) saveCaptions(changes, words.modes[mode]).catch(showError);
-	};
+	const count = Object.keys(changes).length
+	const counts = tagCounts(pictures.map(each => each.caption))
 	return html`<details class="fold train-bulk">
-    <summary>${words.bulk}</summary>
-    <form class="stack" onSubmit=${apply}>
-      <${Segmented} label=${words.mode} value=${mode} options=${MODES.map((value) => ({ value, label: words.modes[value] }))} onChange=${setMode} />
-      <div class="row wrap train-bulk-row">
-        <${Text} label=${words.fields[mode]} value=${text} onChange=${setText} class="train-bulk-text" />
-        ${mode === "replace" && html`<${Text} label=${words.by} value=${other} onChange=${setOther} />`}
-        <${Button} type="submit" kind="primary" disabled=${!count}>${words.apply(count)}<//>
-      </div>
-      ${
+		<summary>${words.bulk}</summary>
+		<form class="stack" onSubmit=${submits(() => saveCaptions(changes, words.modes[mode]).catch(showError))}>
+			<${Segmented} label=${words.mode} value=${mode} options=${words.modes} onChange=${setMode} />
+			<div class="row wrap train-bulk-row">
+				<${Text} label=${words.fields[mode]} value=${text} onChange=${setText} class="train-bulk-text" />
+				${mode === "replace" && html`<${Text} label=${words.by} value=${other} onChange=${setOther} />`}
+				<${Button} type="submit" kind="primary" disabled=${!count}>${words.apply(count)}<//>
+			</div>
+			${
 				counts.length > 0 &&
 				html`<div class="row wrap" role="group" aria-label=${words.tags}>
-          ${counts.slice(0, MAX_TAGS).map(
+					${counts.slice(0, MAX_TAGS).map(
 						([tag, n]) => html`<button
-              key=${tag}
-              type="button"
-              class="chip"
-              title=${words.choose}
-              onClick=${() => {
-								setText(tag);
-								if (mode === "prefix" || mode === "suffix") setMode("remove");
+							key=${tag}
+							type="button"
+							class="chip"
+							title=${words.choose}
+							onClick=${() => {
+								setText(tag)
+								if (mode === "prefix" || mode === "suffix") setMode("remove")
 							}}
-            ><span class="clip train-tag">${tag}</span> <span class="num muted">${n}</span></button>`,
+						><span class="clip train-tag">${tag}</span> <span class="num muted">${n}</span></button>`
 					)}
-          ${counts.length > MAX_TAGS && html`<span class="muted small">${words.more(counts.length - MAX_TAGS)}</span>`}
-        </div>`
+					${counts.length > MAX_TAGS && html`<span class="muted small">${words.more(counts.length - MAX_TAGS)}</span>`}
+				</div>`
 			}
-    </form>
-    ${
-			undo.length > 0 &&
-			html`<${Button} size="small" icon="reuse" onClick=${() => undoCaptions().catch(showError)}>${words.undo(undo.at(-1)?.label ?? "")}<//>`
-		}
-  </details>`;
+		</form>
+		${undo.length > 0 && html`<${Button} size="small" icon="undo" onClick=${() => undoCaptions().catch(showError)}>${words.undo(undo.at(-1)?.label ?? "")}<//>`}
+	</details>`
 }
-
-/** @param {{ label: string, value: string, onChange: (value: string) => void, class?: string, [attribute: string]: any }} props */
-export const Text = ({
-	label,
-	value,
-	onChange,
-	class: extra,
-	hint,
-	...rest
-}) => html`<${Field} label=${label} hint=${hint}>
-  ${(/** @type {string} */ id) =>
-		html`<input id=${id} class=${`input ${extra ?? ""}`} value=${value} onInput=${(/** @type {any} */ e) => onChange(e.currentTarget.value)} ...${rest} />`}
-<//>`;

@@ -1,70 +1,66 @@
 // The loss of every step that was logged, with the running average beside it.
-import { html, useState } from "../../lib/dom.js";
-import { t } from "../../strings.js";
+import {html, texts, useState} from "../../kit.js"
 
-/** @typedef {{ step: number, loss: number | null, loss_average: number | null }} Point */
-const WIDTH = 600;
-const HEIGHT = 200;
-const MAX_POINTS = 400;
+const t = texts.train
+const WIDTH = 600
+const HEIGHT = 200
+const MAX_POINTS = 400
 
-/** @param {number} value */
-const figure = (value) => (value >= 100 || value === 0 ? value.toFixed(0) : value.toPrecision(3));
+const figure = value => (value >= 100 || value === 0 ? value.toFixed(0) : value.toPrecision(3))
 
-/** @param {{ points: Point[], total: number }} props */
-export function LossChart({ points, total }) {
-	const [place, setPlace] = useState(/** @type {number | null} */ (null));
-	const words = t.train.chart;
-	const finite = points.filter((each) => each.loss !== null && each.loss_average !== null);
-	if (!finite.length) return html`<div class="train-chart train-chart-empty muted small">${words.empty}</div>`;
-	const every = Math.ceil(finite.length / MAX_POINTS);
-	const shown = finite.filter((_, index) => index % every === 0 || index === finite.length - 1);
+/** @param {{ points: LossPoint[], total: number }} props */
+export function LossChart({points, total}) {
+	const [place, setPlace] = useState(/** @type {number | null} */ (null))
+	const words = t.chart
+	const finite = points.filter(each => each.loss !== null && each.loss_average !== null)
+	if (!finite.length) return html`<div class="train-chart train-chart-empty muted small">${words.empty}</div>`
+	const every = Math.ceil(finite.length / MAX_POINTS)
+	const shown = finite.filter((_, index) => index % every === 0 || index === finite.length - 1)
 	// it grows with the run: the first steps would be a dot in the corner of all of them
-	const last = Math.max(shown[shown.length - 1].step, Math.min(total, 20), 2);
-	const losses = shown.map((each) => each.loss ?? 0).sort((a, b) => a - b);
+	const last = Math.max(shown[shown.length - 1].step, Math.min(total, 20), 2)
+	const losses = shown.map(each => each.loss ?? 0).sort((a, b) => a - b)
 	// one wild step must not flatten all the others
 	const top = Math.max(
 		losses[Math.floor(0.97 * (losses.length - 1))] * 1.15,
-		...shown.map((each) => each.loss_average ?? 0),
-		1e-9,
-	);
-	const across = (/** @type {number} */ step) => (WIDTH * (step - 1)) / (last - 1);
-	const down = (/** @type {number | null} */ loss) => HEIGHT * (1 - Math.min(1, (loss ?? 0) / top));
-	const line = (/** @type {"loss" | "loss_average"} */ name) =>
-		shown.map((each) => `${across(each.step).toFixed(1)},${down(each[name]).toFixed(1)}`).join(" ");
-	const first = finite[0];
-	const newest = finite[finite.length - 1];
-	const at = place === null ? newest : shown[Math.min(place, shown.length - 1)];
-	/** @param {PointerEvent} event */
-	const look = (event) => {
-		const box = /** @type {Element} */ (event.currentTarget).getBoundingClientRect();
-		const step = 1 + ((event.clientX - box.left) / box.width) * (last - 1);
-		let best = 0;
+		...shown.map(each => each.loss_average ?? 0),
+		1e-9
+	)
+	const across = step => (WIDTH * (step - 1)) / (last - 1)
+	const down = loss => HEIGHT * (1 - Math.min(1, (loss ?? 0) / top))
+	const line = name => shown.map(each => `${across(each.step).toFixed(1)},${down(each[name]).toFixed(1)}`).join(" ")
+	const first = finite[0]
+	const newest = finite[finite.length - 1]
+	const at = place === null ? newest : shown[Math.min(place, shown.length - 1)]
+	const look = event => {
+		const box = /** @type {Element} */ (event.currentTarget).getBoundingClientRect()
+		const step = 1 + ((event.clientX - box.left) / box.width) * (last - 1)
+		let best = 0
 		shown.forEach((each, index) => {
-			if (Math.abs(each.step - step) < Math.abs(shown[best].step - step)) best = index;
-		});
-		setPlace(best);
-	};
+			if (Math.abs(each.step - step) < Math.abs(shown[best].step - step)) best = index
+		})
+		setPlace(best)
+	}
 	return html`<figure class="train-chart">
-    <div class="train-plot" onPointerMove=${look} onPointerLeave=${() => setPlace(null)}>
-      <svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${words.summary(
+		<div class="train-plot" onPointerMove=${look} onPointerLeave=${() => setPlace(null)}>
+			<svg viewBox=${`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none" role="img" aria-label=${words.summary(
 				first.step,
 				figure(first.loss_average ?? 0),
 				newest.step,
 				figure(newest.loss_average ?? 0),
-				figure(Math.min(...finite.map((each) => each.loss_average ?? 0))),
+				figure(Math.min(...finite.map(each => each.loss_average ?? 0)))
 			)}>
-        ${[0.25, 0.5, 0.75].map((share) => html`<line class="train-grid" x1="0" x2=${WIDTH} y1=${HEIGHT * share} y2=${HEIGHT * share} />`)}
-        <polyline class="train-loss" points=${line("loss")} />
-        <polyline class="train-average" points=${line("loss_average")} />
-        ${place !== null && html`<line class="train-cursor" x1=${across(at.step)} x2=${across(at.step)} y1="0" y2=${HEIGHT} />`}
-      </svg>
-      <span class="train-axis train-axis-top num" aria-hidden="true">${figure(top)}</span>
-    </div>
-    <div class="row spread small num muted" aria-hidden="true"><span>1</span><span>${last}</span></div>
-    <figcaption class="row wrap small num train-legend">
-      <span>${words.step(at.step)}</span>
-      <span class="train-key train-key-loss">${words.loss(figure(at.loss ?? 0))}</span>
-      <span class="train-key train-key-average">${words.average(figure(at.loss_average ?? 0))}</span>
-    </figcaption>
-  </figure>`;
+				${[0.25, 0.5, 0.75].map(share => html`<line class="train-grid" x1="0" x2=${WIDTH} y1=${HEIGHT * share} y2=${HEIGHT * share} />`)}
+				<polyline class="train-loss" points=${line("loss")} />
+				<polyline class="train-average" points=${line("loss_average")} />
+				${place !== null && html`<line class="train-cursor" x1=${across(at.step)} x2=${across(at.step)} y1="0" y2=${HEIGHT} />`}
+			</svg>
+			<span class="train-axis train-axis-top num" aria-hidden="true">${figure(top)}</span>
+		</div>
+		<div class="row spread small num muted" aria-hidden="true"><span>1</span><span>${last}</span></div>
+		<figcaption class="row wrap small num train-legend">
+			<span>${words.step(at.step)}</span>
+			<span class="train-key train-key-loss">${words.loss(figure(at.loss ?? 0))}</span>
+			<span class="train-key train-key-average">${words.average(figure(at.loss_average ?? 0))}</span>
+		</figcaption>
+	</figure>`
 }

@@ -1,120 +1,104 @@
 // The pictures of a dataset by bucket: which part of each is left after cropping, and its caption.
+import {api, Button, html, Icon, showError, Thread, texts, useEffect, useState, useStore} from "../../kit.js"
 
-import { api } from "../../lib/api.js";
-import { html, useEffect, useState } from "../../lib/dom.js";
-import { useStore } from "../../lib/store.js";
-import { t } from "../../strings.js";
-import { Button } from "../../ui/button.js";
-import { Icon } from "../../ui/icons.js";
-import { Thread } from "../../ui/swatch.js";
-import { showError } from "../../ui/toast.js";
-import { desk, path, removePicture, saveCaptions, stem, thumbnail } from "./state.js";
+import {desk, path, removePicture, saveCaptions, stem, thumbnail} from "./state.js"
 
-/**
- * @typedef {import("./state.js").Picture} Picture
- * @typedef {import("./state.js").Crop} Crop
- */
-const PAGE = 60;
+const t = texts.train
+const PAGE = 60
 
 /**
  * Ask the trainer how the pictures will be cropped, whenever that may have changed.
- * @param {import("./state.js").Dataset} dataset
- * @param {string} model
+ * @param {Dataset} dataset
  * @param {Record<string, any>} settings
  */
 export function useCrops(dataset, model, settings) {
 	const key = JSON.stringify([
 		dataset.id,
-		dataset.pictures.map((each) => [each.name, each.width, each.height]),
+		dataset.pictures.map(each => [each.name, each.width, each.height]),
 		model,
-		settings,
-	]);
+		settings
+	])
 	useEffect(() => {
-		const stop = new AbortController();
+		const stop = new AbortController()
 		const timer = setTimeout(() => {
-			api(`${path(dataset.id)}/crops`, { json: { model: model || null, settings }, signal: stop.signal })
-				.then((plan) =>
-					desk.set({ crops: new Map(plan.pictures.map((/** @type {Crop} */ each) => [each.name, each])) }),
-				)
-				.catch((error) => !stop.signal.aborted && showError(error));
-		}, 400);
+			api(`${path(dataset.id)}/crops`, {json: {model: model || null, settings}, signal: stop.signal})
+				.then(plan => desk.set({crops: new Map(plan.pictures.map(each => [each.name, each]))}))
+				.catch(error => !stop.signal.aborted && showError(error))
+		}, 400)
 		return () => {
-			clearTimeout(timer);
-			stop.abort();
-		};
-	}, [key]);
+			clearTimeout(timer)
+			stop.abort()
+		}
+	}, [key])
 }
 
-/** @param {{ dataset: import("./state.js").Dataset }} props */
-export function Pictures({ dataset }) {
-	const crops = useStore(desk, (state) => state.crops);
-	const [limit, setLimit] = useState(PAGE);
-	const known = crops && dataset.pictures.every((each) => crops.has(each.name));
-	const groups = Map.groupBy(dataset.pictures, (each) => (known ? (crops.get(each.name)?.bucket ?? "") : "?"));
-	const sorted = [...groups].sort((a, b) => b[1].length - a[1].length || a[0].localeCompare(b[0]));
-	let left = limit;
+/** @param {{ dataset: Dataset }} props */
+export function Pictures({dataset}) {
+	const {crops} = useStore(desk)
+	const [limit, setLimit] = useState(PAGE)
+	const known = crops && dataset.pictures.every(each => crops.has(each.name))
+	const groups = Map.groupBy(dataset.pictures, each => (known ? (crops.get(each.name)?.bucket ?? "") : "?"))
+	const sorted = [...groups].sort((a, b) => b[1].length - a[1].length || a[0].localeCompare(b[0]))
+	let left = limit
 	return html`${sorted.map(([bucket, pictures]) => {
-		const shown = pictures.slice(0, Math.max(0, left));
-		left -= shown.length;
+		const shown = pictures.slice(0, Math.max(0, left))
+		left -= shown.length
 		return (
 			shown.length > 0 &&
 			html`<section key=${bucket} class="train-bucket">
-        <h3>${bucket === "?" ? t.train.planning : bucket ? t.train.bucket(bucket, pictures.length) : t.train.tooSmall(pictures.length)}</h3>
-        <ul class="train-pictures">
-          ${shown.map((each) => html`<${Card} key=${each.name} dataset=${dataset} picture=${each} crop=${known ? crops.get(each.name) : undefined} />`)}
-        </ul>
-      </section>`
-		);
+				<h3>${bucket === "?" ? t.planning : bucket ? t.bucket(bucket, pictures.length) : t.tooSmall(pictures.length)}</h3>
+				<ul class="train-pictures">
+					${shown.map(each => html`<${Card} key=${each.name} dataset=${dataset} picture=${each} crop=${known ? crops.get(each.name) : undefined} />`)}
+				</ul>
+			</section>`
+		)
 	})}
-  ${
-		dataset.pictures.length > limit &&
-		html`<${Button} onClick=${() => setLimit(limit + PAGE)}>${t.actions.more} (${dataset.pictures.length - limit})<//>`
-	}`;
+	${dataset.pictures.length > limit && html`<${Button} onClick=${() => setLimit(limit + PAGE)}>${texts.actions.more} (${dataset.pictures.length - limit})<//>`}`
 }
 
-/** @param {{ dataset: import("./state.js").Dataset, picture: Picture, crop: Crop | undefined }} props */
-function Card({ dataset, picture, crop }) {
-	const name = stem(picture.name);
-	const lost = crop?.bucket ? Math.round(100 * crop.cropped) : 0;
-	return html`<li class="card train-card">
-    <div class="train-frame" style=${{ "--ratio": `${picture.width} / ${picture.height}` }}>
-      <div class="train-crop">
-        <img src=${thumbnail(dataset.id, picture)} alt=${picture.caption || name} loading="lazy" decoding="async" />
-        ${crop?.bucket && html`<span class="train-window" style=${windowOf(crop)}></span>`}
-      </div>
-      ${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.train.remove(name)} onClick=${() => removePicture(picture.name).catch(showError)} />`}
-    </div>
-    ${lost > 0 && html`<span class=${lost > 25 ? "badge badge-warning" : "badge"}>${t.train.cropped(lost)}</span>`}
-    <textarea
-      class="input train-caption"
-      rows="2"
-      aria-label=${t.train.captionOf(name)}
-      placeholder=${t.train.noCaption}
-      readonly=${dataset.built_in}
-      value=${picture.caption}
-      onChange=${(/** @type {any} */ e) => {
-				const text = e.currentTarget.value;
-				if (text !== picture.caption) saveCaptions({ [picture.name]: text }, name).catch(showError);
+/** @param {CardProps} props */
+function Card({dataset, picture, crop}) {
+	const name = stem(picture.name)
+	const lost = crop?.bucket ? Math.round(100 * crop.cropped) : 0
+	return html`<li class="card stack stack-2 train-card">
+		<div class="train-frame" style=${{"--ratio": `${picture.width} / ${picture.height}`}}>
+			<div class="train-crop">
+				<img src=${thumbnail(dataset.id, picture)} alt=${picture.caption || name} loading="lazy" decoding="async" />
+				${crop?.bucket && html`<span class="train-window" style=${windowOf(crop)}></span>`}
+			</div>
+			${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.remove(name)} onClick=${() => removePicture(picture.name).catch(showError)} />`}
+		</div>
+		${lost > 0 && html`<span class=${lost > 25 ? "badge badge-warning" : "badge"}>${t.cropped(lost)}</span>`}
+		<textarea
+			class="input train-caption"
+			rows="2"
+			aria-label=${t.captionOf(name)}
+			placeholder=${t.noCaption}
+			readonly=${dataset.built_in}
+			value=${picture.caption}
+			onChange=${e => {
+				const text = e.currentTarget.value
+				if (text !== picture.caption) saveCaptions({[picture.name]: text}, name).catch(showError)
 			}}
-    ></textarea>
-  </li>`;
+		></textarea>
+	</li>`
 }
 
 /** @param {Crop} crop where the part that is left lies, in shares of the picture */
-const windowOf = ({ crop: [x, y, width, height], resized: [across, down] }) => ({
+const windowOf = ({crop: [x, y, width, height], resized: [across, down]}) => ({
 	insetInlineStart: `${(100 * x) / across}%`,
 	insetBlockStart: `${(100 * y) / down}%`,
 	inlineSize: `${(100 * width) / across}%`,
-	blockSize: `${(100 * height) / down}%`,
-});
+	blockSize: `${(100 * height) / down}%`
+})
 
 export function UploadProgress() {
-	const uploads = useStore(desk, (state) => state.uploads);
-	if (!uploads) return null;
-	const { total, done, failures } = uploads;
+	const {uploads} = useStore(desk)
+	if (!uploads) return null
+	const {total, done, failures} = uploads
 	return html`<div class="stack train-uploads" role="status">
-    ${done < total && html`<p class="small">${t.train.sending(done, total)}</p><${Thread} percent=${(100 * done) / total} label=${t.train.sending(done, total)} />`}
-    ${failures.length > 0 && html`<ul class="stack">${failures.map((each) => html`<li class="field-error row"><${Icon} name="warning" /><span>${each.name}: ${each.message}</span></li>`)}</ul>`}
-    ${done >= total && failures.length > 0 && html`<${Button} size="small" onClick=${() => desk.set({ uploads: null })}>${t.actions.dismiss}<//>`}
-  </div>`;
+		${done < total && html`<p class="small">${t.sending(done, total)}</p><${Thread} percent=${(100 * done) / total} label=${t.sending(done, total)} />`}
+		${failures.length > 0 && html`<ul class="stack">${failures.map(each => html`<li class="field-error row"><${Icon} name="warning" /><span>${each.name}: ${each.message}</span></li>`)}</ul>`}
+		${done >= total && failures.length > 0 && html`<${Button} size="small" onClick=${() => desk.set({uploads: null})}>${texts.actions.dismiss}<//>`}
+	</div>`
 }

@@ -1,211 +1,193 @@
 // The form of a run: name, base, preset, a few settings; its check, and the start.
+import {
+	api,
+	app,
+	Button,
+	bytes,
+	duration,
+	html,
+	Icon,
+	NumberField,
+	navigate,
+	Select,
+	showError,
+	submitJob,
+	submits,
+	Text,
+	texts,
+	useBusy,
+	useEffect,
+	useState,
+	useStore
+} from "../../kit.js"
 
-import { api } from "../../lib/api.js";
-import { html, useEffect, useState } from "../../lib/dom.js";
-import { bytes, duration } from "../../lib/format.js";
-import { submitJob } from "../../lib/jobs.js";
-import { navigate } from "../../lib/router.js";
-import { app } from "../../lib/state.js";
-import { useStore } from "../../lib/store.js";
-import { t } from "../../strings.js";
-import { Button } from "../../ui/button.js";
-import { Field, NumberField, Select } from "../../ui/field.js";
-import { Icon } from "../../ui/icons.js";
-import { showError } from "../../ui/toast.js";
-import { Text } from "./captions.js";
-import { changeForm, desk } from "./state.js";
+import {changeForm, desk} from "./state.js"
 
-/**
- * @typedef {import("./state.js").Dataset} Dataset
- * @typedef {import("./state.js").Form} Form
- * @typedef {{ own: Record<string, any>, presets: { name: string, settings: Record<string, any> }[], settings: { name: string, default: any, schema: any }[] }} Options
- */
-const CHART_POINTS = 200;
-let checks = 0;
+const t = texts.train
+const CHART_POINTS = 200
+let checks = 0
 const NUMBERS = [
-	{ name: "steps", min: 1 },
-	{ name: "rank", min: 1, max: 1024 },
-	{ name: "learning_rate", min: 0, step: "any" },
-	{ name: "batch_size", min: 1, max: 64 },
-	{ name: "resolution", min: 16, max: 8192 },
-	{ name: "save_every", min: 0 },
-	{ name: "sample_every", min: 0 },
-	{ name: "seed", min: 0 },
-];
-const CHOICES = ["network", "optimizer", "lr_scheduler"];
+	{name: "steps", min: 1},
+	{name: "rank", min: 1, max: 1024},
+	{name: "learning_rate", min: 0, step: "any"},
+	{name: "batch_size", min: 1, max: 64},
+	{name: "resolution", min: 16, max: 8192},
+	{name: "save_every", min: 0},
+	{name: "sample_every", min: 0},
+	{name: "seed", min: 0}
+]
+const CHOICES = ["network", "optimizer", "lr_scheduler"]
 
 /** @param {string} text a name that files can have */
-const fileName = (text) =>
+const fileName = text =>
 	text
 		.normalize("NFKD")
 		.replace(/[^A-Za-z0-9_.-]+/g, "-")
 		.replace(/^[^A-Za-z0-9]+|[-.]+$/g, "")
-		.slice(0, 60) || "lora";
+		.slice(0, 60) || "lora"
 
-/**
- * The form with what was left open.
- * @param {Dataset} dataset
- * @returns {Form}
- */
+/** The form with what was left open. @param {Dataset} dataset @returns {RunForm} */
 export function useForm(dataset) {
-	const form = useStore(desk, (state) => state.forms[dataset.id]);
-	const name = dataset.built_in ? `my-${dataset.id.replace(/.*\//, "")}` : dataset.name;
-	return { name: fileName(name), model: "", preset: "style", trigger: "", prompts: "", overrides: {}, ...form };
+	const form = useStore(desk).forms[dataset.id]
+	const name = dataset.built_in ? `my-${dataset.id.replace(/.*\//, "")}` : dataset.name
+	return {name: fileName(name), model: "", preset: "style", trigger: "", prompts: "", overrides: {}, ...form}
 }
 
-/**
- * What the trainer is told.
- * @param {Dataset} dataset
- * @param {Form} form
- * @param {Options | null} options
- */
-export function settingsOf(dataset, form, options) {
-	const preset = options?.presets.find((each) => each.name === form.preset)?.settings ?? {};
-	const settings = /** @type {Record<string, any>} */ ({ ...preset, ...form.overrides });
+/** What the trainer is told. @param {Dataset} dataset @param {RunForm} form @param {TrainOptions | null} options */
+function settingsOf(dataset, form, options) {
+	const preset = options?.presets.find(each => each.name === form.preset)?.settings ?? {}
+	const settings = /** @type {Record<string, any>} */ ({...preset, ...form.overrides})
 	if (form.overrides.steps) {
-		const every = Math.ceil(form.overrides.steps / 5);
-		for (const name of ["save_every", "sample_every"]) settings[name] = form.overrides[name] ?? every;
+		const every = Math.ceil(form.overrides.steps / 5)
+		for (const name of ["save_every", "sample_every"]) settings[name] = form.overrides[name] ?? every
 	}
-	const trigger = form.trigger.trim();
-	if (trigger) settings.trigger = trigger;
+	const trigger = form.trigger.trim()
+	if (trigger) settings.trigger = trigger
 	// a picture without a caption is still a picture of what the trigger word means
-	if (trigger && dataset.pictures.some((each) => !each.caption.trim())) settings.caption = trigger;
-	const lines = form.prompts.split("\n").filter((line) => line.trim());
-	const prompts = lines.length ? lines : samplePrompts(dataset, trigger);
-	if (settings.sample_every && prompts.length) settings.sample_prompts = prompts;
-	else settings.sample_every = 0;
-	settings.log_every = Math.max(1, Math.round((settings.steps ?? 2000) / CHART_POINTS));
-	return settings;
+	if (trigger && dataset.pictures.some(each => !each.caption.trim())) settings.caption = trigger
+	const lines = form.prompts.split("\n").filter(line => line.trim())
+	const prompts = lines.length ? lines : samplePrompts(dataset, trigger)
+	if (settings.sample_every && prompts.length) settings.sample_prompts = prompts
+	else settings.sample_every = 0
+	settings.log_every = Math.max(1, Math.round((settings.steps ?? 2000) / CHART_POINTS))
+	return settings
 }
 
-/**
- * @param {Dataset} dataset
- * @param {string} trigger
- */
+/** @param {Dataset} dataset */
 const samplePrompts = (dataset, trigger) =>
-	[...new Set(dataset.pictures.map((each) => each.caption.trim().split("\n")[0]).filter(Boolean))]
+	[...new Set(dataset.pictures.map(each => each.caption.trim().split("\n")[0]).filter(Boolean))]
 		.slice(0, 2)
-		.map((caption) => (trigger && !caption.includes(trigger) ? `${trigger}, ${caption}` : caption));
+		.map(caption => (trigger && !caption.includes(trigger) ? `${trigger}, ${caption}` : caption))
 
-/** @param {{ dataset: Dataset, form: Form }} props */
-export function Setup({ dataset, form }) {
-	const models = useStore(app, (state) => state.capabilities?.models) ?? [];
-	const report = useStore(desk, (state) => state.report);
-	const checking = useStore(desk, (state) => state.checking);
-	const [options, setOptions] = useState(/** @type {Options | null} */ (null));
-	const [starting, setStarting] = useState(false);
+/** @param {{ dataset: Dataset, form: RunForm }} props */
+export function Setup({dataset, form}) {
+	const models = useStore(app).capabilities?.models ?? []
+	const {report, checking} = useStore(desk)
+	const [options, setOptions] = useState(/** @type {TrainOptions | null} */ (null))
+	const [starting, during] = useBusy()
 	useEffect(() => {
-		api("/v1/train/options", { query: { model: form.model || null } })
+		api("/v1/train/options", {query: {model: form.model || null}})
 			.then(setOptions)
-			.catch(showError);
-	}, [form.model]);
-	const change = (/** @type {Partial<Form>} */ patch) => changeForm(dataset.id, patch);
-	const request = { dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options) };
-	const words = t.train.setup;
-	const check = () => {
-		const number = ++checks;
-		const answered = (/** @type {any} */ answer) =>
-			desk.get().checking === number && desk.set({ report: answer, checking: 0 });
-		desk.set({ checking: number, report: null });
-		api("/v1/train/check", { json: request })
-			.then(answered)
-			.catch((error) => answered({ ok: false, problems: error.problems?.length ? error.problems : [error.message] }));
-	};
-	const start = () => {
-		setStarting(true);
-		submitJob({ operation: "train", name: form.name, ...request })
-			.then((job) => navigate("train", { job }))
 			.catch(showError)
-			.finally(() => setStarting(false));
-	};
-	const preset = options?.presets.find((each) => each.name === form.preset);
+	}, [form.model])
+	const change = patch => changeForm(dataset.id, patch)
+	const request = {dataset: dataset.id, model: form.model || null, settings: settingsOf(dataset, form, options)}
+	const words = t.setup
+	const check = () => {
+		const number = ++checks
+		const answered = answer => desk.get().checking === number && desk.set({report: answer, checking: 0})
+		desk.set({checking: number, report: null})
+		api("/v1/train/check", {json: request})
+			.then(answered)
+			.catch(error => answered({ok: false, problems: error.problems?.length ? error.problems : [error.message]}))
+	}
+	const start = () => {
+		const job = submitJob({operation: "train", name: form.name, ...request})
+		during(job.then(id => navigate("train", {job: id})))
+	}
+	const preset = options?.presets.find(each => each.name === form.preset)
 	return html`<form
-    class="card panel stack train-setup"
-    onSubmit=${(/** @type {Event} */ event) => {
-			event.preventDefault();
-			report?.ok ? start() : check();
-		}}
-  >
-    <h2>${words.title}</h2>
-    <${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100" onChange=${(/** @type {string} */ name) => change({ name })} />
-    <${Select}
-      label=${words.base}
-      value=${form.model}
-      options=${models.map((each) => ({ value: each.default ? "" : each.name, label: each.name }))}
-      onChange=${(/** @type {string} */ model) => change({ model })}
-    />
-    <${Select}
-      label=${words.preset}
-      value=${form.preset}
-      options=${(options?.presets ?? [{ name: form.preset }]).map((each) => ({ value: each.name, label: words.presets[each.name] ?? each.name }))}
-      hint=${preset && words.presetHint(preset.settings.steps, preset.settings.rank)}
-      onChange=${(/** @type {string} */ value) => change({ preset: value, overrides: {} })}
-    />
-    <${Text} label=${words.trigger} hint=${words.triggerHint} value=${form.trigger} maxlength="200" onChange=${(/** @type {string} */ trigger) => change({ trigger })} />
-    <details class="fold">
-      <summary>${words.more}</summary>
-      <div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
-    </details>
-    ${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
-    <${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
-      ${checking ? words.checking : report?.ok ? words.start : words.check}
-    <//>
-  </form>`;
+		class="card panel stack train-setup"
+		onSubmit=${submits(() => (report?.ok ? start() : check()))}
+	>
+		<h2>${words.title}</h2>
+		<${Text} label=${words.name} value=${form.name} required pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*" maxlength="100" onChange=${name => change({name})} />
+		<${Select}
+			label=${words.base}
+			value=${form.model}
+			options=${models.map(each => [each.default ? "" : each.name, each.name])}
+			onChange=${model => change({model})}
+		/>
+		<${Select}
+			label=${words.preset}
+			value=${form.preset}
+			options=${(options?.presets ?? [{name: form.preset}]).map(({name}) => [name, words.presets[name] ?? name])}
+			hint=${preset && words.presetHint(preset.settings.steps, preset.settings.rank)}
+			onChange=${value => change({preset: value, overrides: {}})}
+		/>
+		<${Text} label=${words.trigger} hint=${words.triggerHint} value=${form.trigger} maxlength="200" onChange=${trigger => change({trigger})} />
+		<details class="fold">
+			<summary>${words.more}</summary>
+			<div class="stack"><${More} form=${form} options=${options} preset=${preset?.settings ?? {}} change=${change} /></div>
+		</details>
+		${report ? html`<${Report} report=${report} />` : html`<p class="field-hint">${words.checkHint}</p>`}
+		<${Button} kind="primary" size="large" type="submit" icon=${report?.ok ? "play" : "check"} busy=${checking > 0 || starting} disabled=${!dataset.pictures.length || !options}>
+			${checking ? words.checking : report?.ok ? words.start : words.check}
+		<//>
+	</form>`
 }
 
-/** @param {{ form: Form, options: Options | null, preset: Record<string, any>, change: (patch: Partial<Form>) => void }} props */
-function More({ form, options, preset, change }) {
-	const table = Object.fromEntries((options?.settings ?? []).map((each) => [each.name, each]));
-	const set = (/** @type {string} */ name, /** @type {any} */ value) => {
-		const { [name]: _, ...rest } = form.overrides;
-		change({ overrides: value === undefined ? rest : { ...rest, [name]: value } });
-	};
-	const words = t.train.setup;
-	const usual = (/** @type {string} */ name) => preset[name] ?? table[name]?.default;
-	return html`<div class="train-numbers">
-      ${NUMBERS.map(
-				({ name, ...limits }) => html`<${NumberField}
-          key=${name}
-          label=${words.settings[name]}
-          value=${form.overrides[name]}
-          placeholder=${String(usual(name) ?? words.own)}
-          onChange=${(/** @type {any} */ value) => set(name, value)}
-          ...${limits}
-        />`,
+/** @param {MoreProps} props */
+function More({form, options, preset, change}) {
+	const table = Object.fromEntries((options?.settings ?? []).map(each => [each.name, each]))
+	const set = (name, value) => {
+		const {[name]: _, ...rest} = form.overrides
+		change({overrides: value === undefined ? rest : {...rest, [name]: value}})
+	}
+	const words = t.setup
+	const usual = name => preset[name] ?? table[name]?.default
+	return html`<div class="field-pairs">
+			${NUMBERS.map(
+				({name, ...limits}) => html`<${NumberField}
+					key=${name}
+					label=${words.settings[name]}
+					value=${form.overrides[name]}
+					placeholder=${String(usual(name) ?? words.own)}
+					onChange=${value => set(name, value)}
+					...${limits}
+				/>`
 			)}
-    </div>
-    ${CHOICES.map(
-			(name) => html`<${Select}
-        key=${name}
-        label=${words.settings[name]}
-        value=${form.overrides[name] ?? usual(name) ?? ""}
-        options=${table[name]?.schema.enum ?? [usual(name) ?? ""]}
-        onChange=${(/** @type {string} */ value) => set(name, value === usual(name) ? undefined : value)}
-      />`,
+		</div>
+		${CHOICES.map(
+			name => html`<${Select}
+				key=${name}
+				label=${words.settings[name]}
+				value=${form.overrides[name] ?? usual(name) ?? ""}
+				options=${table[name]?.schema.enum ?? [usual(name) ?? ""]}
+				onChange=${value => set(name, value === usual(name) ? undefined : value)}
+			/>`
 		)}
-    <${Field} label=${words.prompts} hint=${words.promptsHint}>
-      ${(/** @type {string} */ id) => html`<textarea id=${id} class="input" rows="2" value=${form.prompts} onInput=${(/** @type {any} */ e) => change({ prompts: e.currentTarget.value })}></textarea>`}
-    <//>`;
+		<${Text} label=${words.prompts} hint=${words.promptsHint} rows="2" value=${form.prompts} onChange=${prompts => change({prompts})} />`
 }
 
 /** @param {{ report: any }} props what the trainer says before anything starts */
-function Report({ report }) {
-	const words = t.train.report;
-	const { estimate, device, dataset } = report;
-	return html`<section class="train-report" aria-label=${words.title} role="status">
-    ${report.problems?.map((/** @type {string} */ each) => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
-    ${
+function Report({report}) {
+	const words = t.report
+	const {estimate, device, dataset} = report
+	return html`<section class="stack stack-2 train-report" aria-label=${words.title} role="status">
+		${report.problems?.map(each => html`<p class="field-error row"><${Icon} name="warning" /><span>${each}</span></p>`)}
+		${
 			estimate &&
 			html`<dl>
-        <div><dt>${words.memory}</dt><dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
-        <div><dt>${words.time}</dt><dd>${words.about(duration(estimate.seconds))}</dd></div>
-        <div><dt>${words.steps}</dt><dd>${words.epochs(estimate.steps, estimate.steps / dataset.steps_per_epoch)}</dd></div>
-        <div><dt>${words.buckets}</dt><dd>${Object.entries(dataset.buckets)
+				<div><dt>${words.memory}</dt><dd>${words.of(bytes(estimate.total_bytes), bytes(device.total_bytes), device.name)}</dd></div>
+				<div><dt>${words.time}</dt><dd>${words.about(duration(estimate.seconds))}</dd></div>
+				<div><dt>${words.steps}</dt><dd>${words.epochs(estimate.steps, estimate.steps / dataset.steps_per_epoch)}</dd></div>
+				<div><dt>${words.buckets}</dt><dd>${Object.entries(dataset.buckets)
 					.map(([size, n]) => `${size.replace("x", "×")} (${n})`)
 					.join(", ")}</dd></div>
-      </dl>`
+			</dl>`
 		}
-    ${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map((/** @type {string} */ each) => html`<p class="train-warning row"><${Icon} name="info" /><span>${each}</span></p>`)}
-    ${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}
-  </section>`;
+		${[...(report.warnings ?? []), ...(estimate?.choices ?? [])].map(each => html`<p class="train-warning row"><${Icon} name="info" /><span>${each}</span></p>`)}
+		${report.ok && html`<p class="train-good row"><${Icon} name="check" /><span>${words.good}</span></p>`}
+	</section>`
 }

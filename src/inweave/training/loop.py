@@ -43,6 +43,7 @@ from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
+from inweave.training.memory.speed import SHORTEST_RECORDED_RUN
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.adapter_file import adapter_exists, prune_adapters, save_adapter
@@ -56,7 +57,6 @@ from inweave.training.step import DROPOUT, Step
 from inweave.training.tasks.base import Task, Tensors, generators_for, no_validation
 from inweave.training.tasks.evaluation import Sample, evaluation_mode, sample_events, weighted_mean
 
-SHORTEST_RECORDED_RUN = 20  # steps; recording takes about as long as two of them
 VALIDATION = -2  # in the place of an epoch
 
 

@@ -17,7 +17,7 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
-from inweave.ops.device import DTYPES, choose_device
+from inweave.ops.device import choose_device
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -26,10 +26,11 @@ from inweave.training.distributed.world import World, join
 from inweave.training.kernels import step_kernels
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.estimate import estimate, seconds_for
+from inweave.training.memory.estimate import estimate
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, remove_limit
+from inweave.training.memory.speed import speed_of
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
 from inweave.training.output.metadata import base_hashes
@@ -130,8 +131,7 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Report,
     report, notes = setup.report(config, processes)
     needs = dict(plan.estimate if plan is not None else estimate(setup.measurable, config, **setup.sizes()))
     needs["steps"] = report.total_steps
-    operations = needs["operations_per_step"] * report.total_steps
-    needs["seconds"] = seconds_for(operations, setup.device, DTYPES[config.precision])
+    needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)
     needs["choices"] = [*(plan.reasons if plan is not None else ()), *notes]
     needs["problems"] = [*setup.problems(config), *refusals(config)]
     return config, report, needs
@@ -149,7 +149,10 @@ def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | N
     if limit is None:
         return None
     limit = world.least(limit, setup.device)  # all processes plan alike, whatever is free on each of their devices
-    return plan_run(setup.measurable, setup.config, limit, resumed=resumed, processes=world.size, **setup.sizes())
+    speed = speed_of(setup.device, setup.config)
+    return plan_run(
+        setup.measurable, setup.config, limit, speed, resumed=resumed, processes=world.size, **setup.sizes()
+    )
 
 
 def check_libraries(config: TrainConfig) -> None:

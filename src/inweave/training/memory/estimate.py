@@ -1,4 +1,4 @@
-"""The memory a run needs, and the time it takes.
+"""The memory a run needs, and what it computes: how long that takes is in `inweave.training.memory.speed`.
 
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
                   + batch size * activation memory of one example
@@ -12,7 +12,6 @@ The activation memory of one example is measured on the meta device (`inweave.tr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,14 +27,12 @@ from inweave.ops.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import FusedAttention, Measured, measure
+from inweave.training.memory.speed import KERNELS, PASSES
 
 CONTEXT = 768 << 20  # what CUDA takes outside of the allocator: its context and kernels; 758 MiB on an H200
 RESERVE = CONTEXT + (256 << 20)  # and inside of it, besides activations: workspaces of cuBLAS and cuDNN
 GIB = 1 << 30
 
-#: how many forward passes a step costs: frozen weights need no gradients of their own
-_PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
-_UTILIZATION = 0.4  # of the speed of large products, that small and uneven operations reach
 #: per trained parameter; 8 of those that are not listed
 _STATE_BYTES = {
     "adamw8bit": 2.03, "prodigy": 16.0, "adafactor": 4.0, "lion": 4.0, "came": 5.0, "torch.optim.SGD": 4.0,
@@ -65,22 +62,6 @@ def estimate(
 ) -> dict[str, Any]:
     """Return bytes by kind and their sum at the peak of the run; ``side``, ``chunks``: as in `plan_memory`."""
     return sum_up(Measurements(model, config, side, chunks), config, staged=staged) | {"steps": steps}
-
-
-def seconds_for(operations: float, device: torch.device, dtype: torch.dtype) -> float:
-    """Estimate how long so many additions and multiplications take on a device, from a timed matrix product."""
-    side = 8192 if device.type == "cuda" else 768
-    factor = torch.randn(side, side, device=device).to(dtype)
-    best = float("inf")
-    for _ in range(5):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        factor @ factor
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return operations * best / (2 * side**3 * _UTILIZATION)
 
 
 class Measurements:
@@ -147,9 +128,12 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         "reserved_bytes": RESERVE,
         "operations_per_step": int(
             measured.operations
-            * _PASSES[config.gradient_checkpointing]
+            * PASSES[config.gradient_checkpointing]
             * config.batch_size
             * config.gradient_accumulation
+        ),
+        "launches_per_step": int(
+            measured.launches * KERNELS[config.gradient_checkpointing] * config.gradient_accumulation
         ),
         "total_bytes": max(training, caching) + RESERVE,
     }

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.layers import lora_layers
@@ -35,7 +37,7 @@ _META = torch.device("meta")
 class Measured:
     """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
-    ``operations``: additions and multiplications of one example, forward.
+    ``operations``: additions and multiplications of one example, forward; ``launches``: operations that make a tensor there.
     """
 
     weights: Mapping[str, int]
@@ -43,6 +45,7 @@ class Measured:
     activations: int
     encoding: int
     operations: int = 0
+    launches: int = 0
 
 
 def measure(
@@ -69,9 +72,9 @@ def measure(
     side = (config.resolution or model.size) // model.patch * model.patch
     everything = list(model.networks.values())
     encoding = _peak(lambda: _encode(model, side), everything)
-    counter = FlopCounterMode(display=False)
+    counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
-    return Measured(weights, parameters, activations, encoding, counter.get_total_flops())
+    return Measured(weights, parameters, activations, encoding, counter.operations, counter.launches)
 
 
 def measure_network(
@@ -86,14 +89,14 @@ def measure_network(
     """
     weights = {"model": _bytes(network)}
     parameters = _attach({"model": network}, config, checkpoint)
-    counter = FlopCounterMode(display=False)
+    counter = WorkCounter()
 
     def step() -> None:
         with counter:
             value = loss()
         torch.autograd.backward(value)
 
-    return Measured(weights, parameters, _peak(step, [network]), 0, counter.get_total_flops())
+    return Measured(weights, parameters, _peak(step, [network]), 0, counter.operations, counter.launches)
 
 
 def _bytes(network: nn.Module) -> int:
@@ -145,9 +148,7 @@ def _encode(model: Model, side: int) -> None:
     vae.encode_distribution(model.vae, torch.empty(1, 3, side, side, dtype=model.vae.dtype, device=_META))
 
 
-def _step(
-    model: Model, config: TrainConfig, sizes: tuple[int, int], counter: FlopCounterMode, *, backward: bool
-) -> None:
+def _step(model: Model, config: TrainConfig, sizes: tuple[int, int], counter: WorkCounter, *, backward: bool) -> None:
     side, chunks = sizes
     family = model.family
     latents = torch.empty(model.latent_space.shape(side, side), dtype=model.dtype, device=_META)
@@ -172,6 +173,35 @@ def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
     with FusedAttention(), memory:
         work()
     return memory.peak
+
+
+class WorkCounter(TorchDispatchMode):
+    """Counts additions and multiplications, and operations that make a tensor: views of others launch nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._flops = FlopCounterMode(display=False)
+        self.launches = 0
+
+    @property
+    def operations(self) -> int:
+        return self._flops.get_total_flops()
+
+    def __enter__(self) -> WorkCounter:
+        self._flops.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._flops.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        outputs = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+        self.launches += any(tensor.untyped_storage()._cdata not in known for tensor in outputs)
+        return result
 
 
 class FusedAttention(TorchFunctionMode):

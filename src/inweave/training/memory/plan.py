@@ -1,8 +1,9 @@
 """Staying within `vram`: what to change so that a run fits, without changing a run that is resumed.
 
-A plan changes as little as it can, in the order of what it costs: staging, batches computed in parts, gradient
-checkpointing, and last the precision, the only one that changes results beyond rounding. What cannot be made to fit is an
-error that says what would help.
+A run that fits is not changed. Otherwise encoders leave the device, and of all ways to split batches into parts and to
+checkpoint gradients that fit, the fastest is taken (`inweave.training.memory.speed`): few large parts that recompute, or many
+small ones that do not, whichever the device does sooner. Of those within 3 % of it, the one that changes least. Last comes the
+precision, the only change to results beyond rounding. What cannot be made to fit is an error that says what would help.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import torch
 from inweave.errors import MemoryBudgetError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.estimate import CONTEXT, GIB, RESERVE, Measurable, Measurements, sum_up
+from inweave.training.memory.speed import Speed
 
 MODES = ("off", "selective", "full")
+SAME_TIME = 1.03  # predictions this close are the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ def plan_run(
     model: Measurable,
     config: TrainConfig,
     limit: int,
+    speed: Speed,
     *,
     resumed: Mapping[str, Any] | None = None,
     processes: int = 1,
@@ -49,7 +53,7 @@ def plan_run(
 ) -> Plan:
     """Plan a new run, or one that is resumed with the settings ``resumed``: those that decide results stay.
 
-    ``limit``: the same on all processes, so that they plan alike. ``side``, ``chunks``: as in `plan_memory`.
+    ``limit``, ``speed``: the same on all processes, so that they plan alike. ``side``, ``chunks``: as in `plan_memory`.
     """
     settings = {name: resumed[name] for name in ("batch_size", "precision") if resumed and name in resumed}
     if resumed and "gradient_accumulation" in resumed:  # a checkpoint counts that of all processes
@@ -58,6 +62,7 @@ def plan_run(
         model,
         config.model_copy(update=settings),
         limit,
+        speed,
         split=None if resumed is None else resumed.get("split", 1),
         side=side,
         chunks=chunks,
@@ -72,12 +77,13 @@ def plan_memory(
     model: Measurable,
     config: TrainConfig,
     limit_bytes: int,
+    speed: Speed,
     *,
     split: int | None = None,
     side: int | None = None,
     chunks: int = 1,
 ) -> Plan:
-    """Return the configuration that stays within a limit and differs least from the original.
+    """Return the configuration that stays within a limit and takes least time.
 
     ``split``: that of the run that is resumed; nothing may then change results, not even by rounding.
     ``side``: of the largest images, where the dataset has others than the configuration says.
@@ -85,25 +91,26 @@ def plan_memory(
     """
     measurements = Measurements(model, config, side, chunks)
     original = sum_up(measurements, config, staged=False)
-    least = None
-    for chosen, staged, size in _candidates(measurements, config, split):
-        parts = -(-config.batch_size // size)
-        as_computed = {"batch_size": size, "gradient_accumulation": config.gradient_accumulation * parts}
-        needs = sum_up(measurements, chosen.model_copy(update=as_computed), staged=staged)
-        if needs["total_bytes"] <= limit_bytes:
+    least: Mapping[str, Any] | None = None
+    for group in _candidates(measurements, config, split):
+        fitting: list[tuple[float, TrainConfig, bool, int, dict[str, Any]]] = []
+        for chosen, staged, size in group:
+            parts = -(-config.batch_size // size)
+            as_computed = {"batch_size": size, "gradient_accumulation": config.gradient_accumulation * parts}
+            needs = sum_up(measurements, chosen.model_copy(update=as_computed), staged=staged)
+            if needs["total_bytes"] <= limit_bytes:
+                fitting.append((speed.seconds(needs), chosen, staged, size, needs))
+                if size == config.batch_size and chosen.gradient_checkpointing == config.gradient_checkpointing:
+                    break  # nothing is faster, and the others need not be measured
+            least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
+        if fitting:
+            fastest = min(seconds for seconds, *_ in fitting)
+            _, chosen, staged, size, needs = next(each for each in fitting if each[0] <= SAME_TIME * fastest)
             changes = {
                 n: getattr(chosen, n) for n in TrainConfig.model_fields if getattr(chosen, n) != getattr(config, n)
             }
-            return Plan(
-                chosen,
-                changes,
-                tuple(_reasons(config, chosen, original, needs, limit_bytes, staged, size)),
-                needs,
-                staged,
-                limit_bytes,
-                parts,
-            )
-        least = needs if least is None or needs["total_bytes"] < least["total_bytes"] else least
+            reasons = tuple(_reasons(config, chosen, original, needs, limit_bytes, staged, size))
+            return Plan(chosen, changes, reasons, needs, staged, limit_bytes, -(-config.batch_size // size))
     assert least is not None
     raise MemoryBudgetError(_refusal(config, least, limit_bytes, images=measurements.blueprint is not None))
 
@@ -138,11 +145,14 @@ def _device_number(device: torch.device) -> int:
 
 def _candidates(
     measurements: Measurements, config: TrainConfig, split: int | None
-) -> Iterator[tuple[TrainConfig, bool, int]]:
-    """Yield (configuration, staged, examples at a time) from the original to the smallest, in the order they are tried."""
+) -> Iterator[list[tuple[TrainConfig, bool, int]]]:
+    """Yield groups of (configuration, staged, examples at a time), each from the least change to the smallest need.
+
+    A group is tried only where nothing of those before it fits.
+    """
     whole = config.batch_size
     sizes = [size for size in range(whole, 0, -1) if whole % size == 0] if split is None else [-(-whole // split)]
-    yield config, False, sizes[0]
+    yield [(config, False, sizes[0])]
     staged = measurements.blueprint is not None  # a language model has nothing to offload
     cached: dict[str, Any] = {"cache_latents": True} if staged else {}
     if staged and not config.train_text_encoders:
@@ -151,10 +161,9 @@ def _candidates(
     if measurements.own == torch.float32 and split is None:
         precisions.append("bf16")
     for precision in precisions:
-        for mode in MODES[MODES.index(config.gradient_checkpointing) :]:
-            changes = cached | {"gradient_checkpointing": mode, "precision": precision}
-            for size in sizes:
-                yield config.model_copy(update=changes), staged, size
+        modes = MODES[MODES.index(config.gradient_checkpointing) :]
+        changes = [cached | {"gradient_checkpointing": mode, "precision": precision} for mode in modes]
+        yield [(config.model_copy(update=each), staged, size) for each in changes for size in sizes]
 
 
 def _reasons(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,16 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from inweave.bench.models import published_blueprint as published  # noqa: E402
 from inweave.errors import MemoryBudgetError  # noqa: E402
 from inweave.layers import AdapterSpec, inject  # noqa: E402
-from inweave.models import bundled  # noqa: E402
-from inweave.models.blueprint import Blueprint, Part  # noqa: E402
-from inweave.models.families import family_named  # noqa: E402
-from inweave.models.model import on_meta  # noqa: E402
-from inweave.models.variants import find_variant  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
 from inweave.training.memory.meta import Measured, blank  # noqa: E402
 from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
-from inweave.weights.source import DictSource  # noqa: E402
+from inweave.training.memory.speed import EAGER_LAUNCH, RECORDED_LAUNCH, Speed, is_recorded, speed_of  # noqa: E402
 from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 MODES = ("off", "selective", "full")
@@ -192,25 +187,6 @@ def test_gradient_checkpointing_of_language_models_disables_cache_and_dropout(mo
 # estimates, on the published models without their weights
 
 
-def tensors_of(folder: str, class_name: str, config: Mapping[str, Any]) -> DictSource:
-    """The names and sizes that the weight files hold, without numbers."""
-    enough = DictSource(dict.fromkeys(map(str, range(2000)), torch.empty(0)))  # so that no configuration is too large
-    return DictSource(on_meta(Part(folder, class_name, config, enough)).state_dict())
-
-
-@cache
-def published(variant: str) -> Blueprint:
-    known = find_variant(variant)
-    assert known is not None
-    configs = {folder: bundled.component_config(variant, folder) for folder in bundled.folders(variant)}
-    parts = {
-        folder: Part(folder, class_name, config, tensors_of(folder, class_name, config))
-        for folder, (class_name, config) in configs.items()
-        if not folder.startswith(("tokenizer", "scheduler"))
-    }
-    return Blueprint(variant, family_named(known.family), parts, {}, configs["scheduler"][1], Path(), known)
-
-
 def config(**settings: Any) -> TrainConfig:
     return TrainConfig.of(dataset="-", **{"rank": 32, "precision": "bf16", "targets": "attention", **settings})
 
@@ -231,6 +207,7 @@ def test_sdxl_takes_what_is_published() -> None:
         assert key in without
     assert without["trained_parameters"] == 46_448_640
     assert without["trained_bytes"] == 16 * 46_448_640
+    assert without["launches_per_step"] == pytest.approx(12_292, rel=0.1), "kernels of the real step on an H200"
 
 
 @pytest.mark.full
@@ -244,13 +221,15 @@ def test_sdxl_with_gradient_checkpointing_takes_what_is_published() -> None:
 
 
 def test_flux_needs_more_than_24_gb() -> None:
-    plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB)
+    plan = plan_memory(published("flux1-dev"), config(rank=16, gradient_checkpointing="full"), 32 * GIB, ARITHMETIC)
     assert plan.staged and plan.changes == {}, "with T5 on the device 34 would be needed"
     assert plan.estimate["weights_bytes"] == pytest.approx(23.8e9, rel=0.01)
     assert 24e9 < plan.estimate["total_bytes"] < 2 * 24e9
 
 
-# plans, on numbers that leave nothing to measure
+# plans, on numbers that leave nothing to measure: where launches cost nothing, what recomputes is slower
+
+ARITHMETIC = Speed(1e11)
 
 
 @pytest.fixture
@@ -262,7 +241,8 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         factor = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
         assert backward == (config.gradient_checkpointing == "full")
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
-        return Measured({n: size * times for n, size in weights.items()}, 1 << 20, factor * GIB * times, GIB // 4)
+        sizes = {n: size * times for n, size in weights.items()}
+        return Measured(sizes, 1 << 20, factor * GIB * times, GIB // 4, 6_760_000_000_000, 4654)
 
     monkeypatch.setattr("inweave.training.memory.estimate.measure", fake)
     return lambda: None
@@ -283,7 +263,7 @@ def test_a_plan_changes_as_little_as_it_can(
     sizes: Any, limit: float, split: int, changes: dict[str, Any], staged: bool
 ) -> None:
     requested = config(batch_size=4)
-    plan = plan_memory(published("sdxl"), requested, int(limit * GIB))
+    plan = plan_memory(published("sdxl"), requested, int(limit * GIB), ARITHMETIC)
     assert dict(plan.changes) == changes and plan.staged is staged and plan.split == split
     assert plan.estimate["total_bytes"] <= limit * GIB
     assert plan.config == requested.model_copy(update=changes)
@@ -292,23 +272,102 @@ def test_a_plan_changes_as_little_as_it_can(
     assert (f"batches of 4 are computed {4 // split} at a time" in reasons) == (split > 1)
 
 
+H200 = 0.4 * 132 * 6e12
+RECORDED, EAGER = Speed(H200, RECORDED_LAUNCH, recorded=True), Speed(H200, EAGER_LAUNCH)
+
+
+def sdxl_needs(batch: int, parts: int, mode: str) -> dict[str, Any]:
+    """Work of a step of SDXL at 1024 pixels: 6.76 Tera-operations per image, and 4,654 tensors made, in a forward pass."""
+    passes, kernels = {"off": (2.0, 2.6), "selective": (2.3, 3.2), "full": (3.0, 3.6)}[mode]
+    return {"operations_per_step": 6.76e12 * passes * batch, "launches_per_step": 4654 * kernels * parts}
+
+
+@pytest.mark.parametrize(
+    ("speed", "batch", "parts", "mode", "measured"),
+    [
+        (RECORDED, 1, 1, "off", 0.092),
+        (RECORDED, 4, 1, "off", 0.221),
+        (EAGER, 1, 1, "off", 0.357),
+        (EAGER, 4, 1, "off", 0.390),
+        (EAGER, 4, 4, "off", 1.33),
+        (EAGER, 4, 2, "full", 1.15),
+    ],
+)
+def test_predicted_seconds_are_those_of_the_benchmarks(
+    speed: Speed, batch: int, parts: int, mode: str, measured: float
+) -> None:
+    """docs/benchmarks.md: SDXL at full size on an H200; the host of an eager step may be a fifth slower or faster."""
+    predicted = speed.seconds(sdxl_needs(batch, parts, mode))
+    assert predicted == pytest.approx(measured, rel=0.03 if speed.recorded else 0.2)
+
+
+@pytest.mark.parametrize(
+    ("speed", "limit", "split", "mode"),
+    [
+        # 4.5 GiB are left: four parts without recomputation, two with selective, one with full
+        (ARITHMETIC, 6.5, 4, "off"),
+        (RECORDED, 6.5, 2, "selective"),  # 0.37, 0.31 and 0.32 s
+        (EAGER, 6.5, 1, "full"),  # 1.45, 0.89 and 0.50 s
+        # 9: two parts without recomputation, or one with
+        (ARITHMETIC, 11.0, 2, "off"),
+        (RECORDED, 11.0, 1, "selective"),  # 0.27 and 0.26 s
+        (EAGER, 11.0, 1, "selective"),  # 0.73 and 0.45 s
+        # 2: four parts with selective recomputation, or two with full
+        (ARITHMETIC, 4.5, 4, "selective"),
+        (RECORDED, 4.5, 2, "full"),  # 0.44 and 0.39 s
+        (EAGER, 4.5, 2, "full"),  # 1.79 and 1.01 s
+    ],
+)
+def test_a_plan_is_the_fastest_that_fits(sizes: Any, speed: Speed, limit: float, split: int, mode: str) -> None:
+    plan = plan_memory(published("sdxl"), config(batch_size=4), int(limit * GIB), speed)
+    assert (plan.split, plan.config.gradient_checkpointing) == (split, mode)
+    assert plan.estimate["total_bytes"] <= limit * GIB
+    every = [
+        (speed.seconds(sdxl_needs(4, parts, each)), parts, each)
+        for factor, each in ((4, "off"), (2, "selective"), (1, "full"))
+        for parts in (1, 2, 4)
+        if factor * 4 // parts <= limit - 2
+    ]
+    assert speed.seconds(plan.estimate) <= 1.03 * min(every)[0]
+
+
+def test_what_is_recorded_is_what_a_run_records() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    assert is_recorded(config(), cuda) and is_recorded(config(steps=20), cuda) and is_recorded(config(epochs=2), cuda)
+    assert is_recorded(config(steps=2, graph="on"), cuda)
+    for settings in ({"graph": "off"}, {"steps": 19}, {"optimizer": "prodigy"}, {"shard": True}):
+        assert not is_recorded(config(**settings), cuda), settings
+    assert not is_recorded(config(), cpu)
+    assert speed_of(cpu, config()) == Speed(0.4 * 1e11) and speed_of(cpu, config(), measured=True).rate > 1e8
+
+
 def test_batches_are_split_evenly_and_choices_are_kept(sizes: Any) -> None:
-    plan = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB))
+    plan = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), int(14.5 * GIB), ARITHMETIC)
     assert (plan.config.batch_size, plan.config.gradient_accumulation, plan.split) == (6, 2, 2)
-    resumed = plan_memory(published("sdxl"), config(batch_size=6, gradient_accumulation=2), 64 * GIB, split=2)
+    resumed = plan_memory(
+        published("sdxl"), config(batch_size=6, gradient_accumulation=2), 64 * GIB, ARITHMETIC, split=2
+    )
     assert resumed.split == 2 and resumed.estimate["activation_bytes"] == plan.estimate["activation_bytes"]
-    full = plan_memory(published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB))
+    full = plan_memory(
+        published("sdxl"), config(batch_size=2, gradient_checkpointing="full"), int(3.2 * GIB), ARITHMETIC
+    )
     assert full.config.gradient_checkpointing == "full" and full.split == 2
-    loose = plan_memory(published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB))
+    loose = plan_memory(
+        published("sdxl"), config(batch_size=1, cache_latents=False, cache_text=False), int(6.5 * GIB), ARITHMETIC
+    )
     assert loose.config.cache_latents and loose.config.cache_text, "what leaves the device is cached"
-    text = plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB))
+    text = plan_memory(
+        published("sdxl"), config(train_text_encoders=True, cache_text=False), int(6.9 * GIB), ARITHMETIC
+    )
     assert not text.config.cache_text and text.estimate["weights_bytes"] == 1.75 * GIB, "encoders that are trained stay"
 
 
 def test_precision_is_the_last_resort(sizes: Any) -> None:
     wide = config(precision="fp32", batch_size=1)
-    assert plan_memory(published("sdxl"), wide, int(5.2 * GIB)).changes == {"gradient_checkpointing": "full"}
-    plan = plan_memory(published("sdxl"), wide, int(4.5 * GIB))
+    assert plan_memory(published("sdxl"), wide, int(5.2 * GIB), ARITHMETIC).changes == {
+        "gradient_checkpointing": "full"
+    }
+    plan = plan_memory(published("sdxl"), wide, int(4.5 * GIB), ARITHMETIC)
     assert plan.changes == {
         "precision": "bf16",
         "gradient_checkpointing": "selective",
@@ -317,13 +376,13 @@ def test_precision_is_the_last_resort(sizes: Any) -> None:
 
 def test_a_plan_that_cannot_fit_suggests_what_would_help(sizes: Any) -> None:
     with pytest.raises(MemoryBudgetError, match=r"2\.00 GiB is not enough.*lower resolution.*raise the limit"):
-        plan_memory(published("sdxl"), config(batch_size=4), 2 * GIB)
+        plan_memory(published("sdxl"), config(batch_size=4), 2 * GIB, ARITHMETIC)
     with pytest.raises(MemoryBudgetError, match="the weights alone are too large"):
-        plan_memory(published("sdxl"), config(), int(1.5 * GIB))
+        plan_memory(published("sdxl"), config(), int(1.5 * GIB), ARITHMETIC)
     with pytest.raises(MemoryBudgetError, match=r"CUDA and its libraries 1\.00 GiB\); CUDA .* alone take more"):
-        plan_memory(published("sdxl"), config(), GIB)
+        plan_memory(published("sdxl"), config(), GIB, ARITHMETIC)
     with pytest.raises(MemoryBudgetError, match="train_text_encoders = false"):
-        plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(2.9 * GIB))
+        plan_memory(published("sdxl"), config(train_text_encoders=True, cache_text=False), int(2.9 * GIB), ARITHMETIC)
 
 
 def test_limits() -> None:

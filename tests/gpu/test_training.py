@@ -153,7 +153,8 @@ def test_a_memory_limit_is_planned_enforced_measured_and_removed(precision: str,
     report = in_subprocess(config)
     records = report["records"]
     assert len(report["losses"]) == 3 and all(loss == loss for loss in report["losses"])
-    assert any("batches of 8 are computed" in str(record.get("text")) for record in records)
+    changes = ("batches of 8 are computed", "gradient_checkpointing")  # whichever is faster here
+    assert any(change in str(record.get("text")) for record in records for change in changes)
     measured = next(record for record in records if "measured_bytes" in record)
     assert measured["measured_bytes"] == pytest.approx(measured["expected_bytes"], rel=0.15)
     assert report["peak"] <= limit - CONTEXT

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,14 +26,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from inweave.bench.models import published_blueprint, random_batch, random_model
 from inweave.bench.report import Row
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
-from inweave.errors import ConfigError
 from inweave.layers import lora_layers
+from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
+from inweave.training.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import FusedAttention, blank
 from inweave.training.optim.flat import FlatParameters
@@ -56,16 +58,18 @@ class StepCase:
     size: int = 1024
     targets: str = "attention"
     graph: str = "on"
-    compiled: bool = False
+    compile: str = "off"
     checkpointing: str = "off"
     quantize: str | None = None
+    deterministic: bool = True
 
     @property
     def name(self) -> str:
         parts = [self.model, f"batch {self.batch}", f"{self.size} pixels", f"rank {self.rank} on {self.targets}"]
         parts += [f"checkpointing {self.checkpointing}"] if self.checkpointing != "off" else []
         parts += [f"{self.quantize} base"] if self.quantize else []
-        parts += ["compiled"] if self.compiled else []
+        parts += ["compiled"] if self.compile == "on" else []
+        parts += [] if self.deterministic else ["not deterministic"]
         return ", ".join([*parts, "CUDA graph" if self.graph == "on" else "eager"])
 
 
@@ -164,7 +168,8 @@ def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> Tra
     """The settings of a run like this."""
     settings: dict[str, Any] = {
         "dataset": "-", "rank": case.rank, "targets": case.targets, "batch_size": case.batch, "resolution": case.size,
-        "gradient_checkpointing": case.checkpointing, "graph": case.graph, "learning_rate": RATE, "max_grad_norm": 1.0,
+        "gradient_checkpointing": case.checkpointing, "graph": case.graph, "compile": case.compile,
+        "deterministic": case.deterministic, "learning_rate": RATE, "max_grad_norm": 1.0,
         "precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"), "device": str(device),
     }  # fmt: skip
     if case.quantize is not None:
@@ -183,11 +188,13 @@ def our_step(
         trainable = attach_adapters(task.networks, config)
         flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
         step = Step(task, flat, config, World())
-        if config.graph == "on" and step.capture_problems:
-            raise ConfigError([f"--graph on: {problem}" for problem in step.capture_problems])
-        apply_checkpointing(task.networks, config.gradient_checkpointing, random=False)
-        if case.compiled:
-            compile_blocks(model.denoiser)
+        step.require_choices()
+        step.compile(model, 0, before=None)
+        if device.type == "cuda":
+            for network in task.networks.values():
+                fuse_blocks(network)
+        kernels = partial(step_kernels, device, deterministic=config.deterministic)
+        apply_checkpointing(task.networks, config.gradient_checkpointing, kernels, random=False)
         batches = [random_batch(model, case.batch, case.size)]
         numbers = iter(range(1_000_000))
 
@@ -197,8 +204,7 @@ def our_step(
         update()
         first = float(step.loss)
         samples = wall_seconds(update, device, runs=runs, warmup=warmup)
-        notes = [f"the step was not recorded: {step.graphs.problem}"] if step.graphs.problem else []
-        notes += [f"micro-batches were split into {step.split} parts: memory ran out"] if step.split > 1 else []
+        notes = [event["text"] for event in step.new_events(1)]
         notes += [] if bool(step.loss.isfinite()) else ["the loss is not finite"]
         modules = [name for network in task.networks.values() for name in lora_layers(network)]
         return StepFigures(*quantiles(samples), peak_bytes(device), first, tuple(notes)), modules

@@ -65,7 +65,9 @@ def kernels(
     context: typer.Context,
     groups: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[GROUP]...", help="Which kernels: lora, merge.", show_default="all"),
+        typer.Argument(
+            metavar="[GROUP]...", help="Which kernels: lora, norm, activation, attention, merge.", show_default="all"
+        ),
     ] = None,
     tiny: Annotated[bool, typer.Option("--tiny", help="The same rows at sizes for a test.")] = False,
     replays: Annotated[int, typer.Option("--replays", min=1, help="How often a CUDA graph is replayed.")] = 200,
@@ -77,7 +79,8 @@ def kernels(
     Example: inweave bench kernels lora --json kernels.json
     """
     with measuring("kernels", context, device, report) as bench:
-        from inweave.bench.kernels import GROUPS, measure_kernels
+        from inweave.bench.kernel_cases import GROUPS
+        from inweave.bench.kernels import measure_kernels
 
         chosen = groups or list(GROUPS)
         bench.rows = measure_kernels(
@@ -97,6 +100,10 @@ def step(
         typer.Option("--graph", help="Record the step as CUDA graphs: off, on.", show_default="on on a GPU"),
     ] = None,
     compiled: Annotated[Switch, typer.Option("--compile", help="Compile the model's blocks: off, on.")] = Switch.off,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic/--no-deterministic", help="Give the same bits in every run, as training does."),
+    ] = True,
     checkpointing: Annotated[
         Checkpointing, typer.Option("--gradient-checkpointing", help="off, selective or full.")
     ] = Checkpointing.off,
@@ -122,8 +129,8 @@ def step(
         name, pixels = bench.model(model, size)
         recorded = graph or (Switch.on if bench.device.type == "cuda" else Switch.off)
         case = StepCase(
-            name, batch, rank, pixels, targets, recorded.value, compiled is Switch.on, checkpointing.value, quantize
-        )
+            name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize, deterministic
+        )  # fmt: skip
         kinds = peer_kinds(bench.device, compiled=peers_compiled) if peers else []
         bench.rows, bench.notes = measure_step(
             case, bench.device, bench.dtype, bench.rates, runs=steps, warmup=warmup, peers=kinds, progress=bench.progress

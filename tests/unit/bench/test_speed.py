@@ -14,7 +14,8 @@ pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
 from inweave.bench import step as stepping  # noqa: E402
-from inweave.bench.kernels import GROUPS, KernelCase, largest_error  # noqa: E402
+from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
+from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
 from inweave.bench.step import PEER, StepCase, measure_step, our_step, peer_step, step_operations  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
@@ -47,7 +48,7 @@ def test_kernels_print_a_table_and_write_a_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_kernel_computes_what_its_peer_computes(group: str) -> None:
     for case in GROUPS[group](CPU, torch.float32, tiny=True):
-        assert isinstance(case, KernelCase) and case.exact is not None and case.traffic > 0 and case.operations > 0
+        assert isinstance(case, KernelCase) and case.traffic > 0
         exact = case.exact()
         for outputs in case.outputs.values():
             assert largest_error(outputs(), exact) < 1e-5, case.name
@@ -106,6 +107,7 @@ def test_bad_requests_are_one_line() -> None:
         (["--model", "sdlx"], "no model of this name can be measured: 'sdlx'"),
         (["--size", "61"], "multiples of 8"),
         (["--graph", "on"], "only CUDA devices have graphs"),
+        (["--compile", "on"], "blocks are compiled for CUDA devices"),
         (["--targets", "to_z"], "to_z"),
     ):
         code, output = run("step", "--device", "cpu", "--no-peers", *arguments)

@@ -17,6 +17,7 @@ from torch.nn import functional  # noqa: E402
 import inweave  # noqa: E402
 from inweave.layers import fused, lora_layers  # noqa: E402
 from inweave.ops.linear import Rounded, lora_backward, lora_linear, reference  # noqa: E402
+from inweave.training.optim.flat import FlatParameters  # noqa: E402
 
 CUDA = torch.device("cuda")
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
@@ -176,3 +177,50 @@ def test_layers_are_as_good_as_the_general_path(
         exact = work(wide, x.detach().double().requires_grad_())
     assert_as_good(ours, theirs, exact)
     assert_as_good(compiled, theirs, exact)
+
+
+def test_compiled_layers_add_to_float32_buffers_in_a_graph() -> None:
+    model = network("a", dtype=torch.bfloat16)
+    x = torch.randn(2, 77, 320, device=CUDA, dtype=torch.bfloat16, requires_grad=True)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    branches = [layer.branch("a").float() for layer in lora_layers(model).values()]
+    flat = FlatParameters({name: parameter for name, parameter in model.named_parameters() if name in parameters})
+    names = {id(parameter): name for name, parameter in flat.parameters.items()}
+    grads, values = flat.gradients(), flat.rounded(torch.bfloat16)
+    for branch in branches:
+        branch.rounded = {
+            role: Rounded(values[flat.segments[names[id(factor)]].place].view(factor.shape), grads[names[id(factor)]])
+            for role, factor in branch.roles().items()
+        }
+
+    def step(function: nn.Module) -> None:
+        flat.rounded(torch.bfloat16)
+        function(x).float().square().mean().backward()
+
+    compiled = torch.compile(model, fullgraph=True)
+    results = []
+    for function in (model, compiled):
+        step(function)  # libraries and compilers get ready
+        flat.grads.zero_()
+        step(function)
+        step(function)
+        results.append(flat.grads.clone())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(compiled)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(compiled)
+    flat.grads.zero_()
+    graph.replay()
+    graph.replay()
+    assert torch.equal(flat.grads, results[1])
+    assert (results[0] - results[1]).norm() <= 2.0**-7 * results[0].norm()
+    assert bool(results[0].any())
+    before = flat.grads.clone()
+    flat.values.mul_(2)  # the next replay rounds the new values
+    flat.grads.zero_()
+    graph.replay()
+    assert not torch.equal(flat.grads * 2, before)

@@ -92,7 +92,8 @@ class Step:
             if branch.dropout:
                 branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
         self.blocks = CompiledBlocks(task.networks)
-        self._copies: list[tuple[Branch, Mapping[str, Rounded]]] | None = None
+        halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
+        self._copies = self._branch_copies(flat.rounded(self._dtype)) if halves else []
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
         self.encoder_steps: int | None = None  # updates that train text encoders; None: all
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
@@ -158,12 +159,8 @@ class Step:
 
         Gradients of the factors are added to the flat gradients; the parameters must not change inside.
         """
-        if self._dtype not in (torch.bfloat16, torch.float16) or self.task.device.type not in fused.DEVICES:
-            yield
-            return
-        values = self.flat.rounded(self._dtype)
-        if self._copies is None:
-            self._copies = self._branch_copies(values)
+        if self._copies:
+            self.flat.rounded(self._dtype)
         for branch, copies in self._copies:
             branch.rounded = copies
         try:

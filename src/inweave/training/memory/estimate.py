@@ -1,6 +1,7 @@
 """The memory a run needs, and what it computes: how long that takes is in `inweave.training.memory.speed`.
 
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
+                  + 2 bytes per trainable parameter on a GPU, for its copy in the model's precision of 16 bits
                   + batch size * activation memory of one example
     caching     = weights + what the VAE needs to encode one image
     total       = the larger of the two + what CUDA and its libraries reserve
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.layers.fused import DEVICES
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
@@ -112,9 +114,9 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
         working = (
             weights[measurements.blueprint.denoiser.folder] + needed + (0 if config.cache_latents else weights["vae"])
         )
-    trained = int(
-        parameters * (8 + _STATE_BYTES.get(config.optimizer, 8.0)) + (4 * parameters if config.ema_decay else 0)
-    )
+    copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
+    per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
+    trained = int(parameters * per_parameter)
     activations = measured.activations * config.batch_size
     vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)

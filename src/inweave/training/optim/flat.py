@@ -102,8 +102,8 @@ class FlatParameters:
         self._attach()
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients by name, as views of `grads`."""
-        return dict(self._grads)
+        """The gradients by name: the memory of `grads`, with a version counter for each, so that none is a change of another."""
+        return {name: view.data for name, view in self._grads.items()}
 
     @torch.no_grad()
     def rounded(self, dtype: torch.dtype) -> torch.Tensor:

@@ -39,7 +39,14 @@ class Stack(NamedTuple):
     down: torch.Tensor
     up: torch.Tensor
     scale: float
-    source: tuple[object, ...]
+    source: list[tuple[torch.Tensor, int, int]]  # factor, address, version
+
+    def is_of(self, factors: list[torch.Tensor], dtype: torch.dtype) -> bool:
+        """Whether these factors, unchanged, are what it was made from."""
+        return (self.down.dtype, len(self.source)) == (dtype, len(factors)) and all(
+            factor is source and factor.data_ptr() == address and factor._version == version
+            for factor, (source, address, version) in zip(factors, self.source, strict=True)
+        )
 
 
 def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
@@ -101,9 +108,10 @@ class FusedLinear:
             self.stack = None
             down, up, scale = _stacked(acting)
             return down.to(x.dtype), up.to(x.dtype), scale
-        source = (x.dtype, *(_version(factor) for branch, _ in acting for factor in (branch.down, branch.up)))
-        if self.stack is None or self.stack.source != source:
+        factors = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
+        if self.stack is None or not self.stack.is_of(factors, x.dtype):
             down, up, scale = _stacked(acting)
+            source = [(factor, factor.data_ptr(), factor._version) for factor in factors]
             # copies: where nothing is rounded, a stack of one would hold the parameter itself
             self.stack = Stack(down.to(x.dtype, copy=True), up.to(x.dtype, copy=True), scale, source)
         return self.stack.down, self.stack.up, self.stack.scale
@@ -162,7 +170,3 @@ def _has_versions(entry: tuple[LoraBranch, float]) -> bool:
         factor.is_inference() or factor.untyped_storage().nbytes() != factor.numel() * factor.itemsize
         for factor in (entry[0].down, entry[0].up)
     )
-
-
-def _version(factor: torch.Tensor) -> tuple[object, ...]:
-    return id(factor), factor.data_ptr(), factor._version, factor.device

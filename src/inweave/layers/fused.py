@@ -108,7 +108,7 @@ class FusedLinear:
             self.stack = None
             down, up, scale = _stacked(acting)
             return down.to(x.dtype), up.to(x.dtype), scale
-        factors = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
+        factors: list[torch.Tensor] = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
         if self.stack is None or not self.stack.is_of(factors, x.dtype):
             down, up, scale = _stacked(acting)
             source = [(factor, factor.data_ptr(), factor._version) for factor in factors]

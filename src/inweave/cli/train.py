@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 HARDWARE, IMPORT, RUN = "Hardware", "Configurations of other trainers", "Checkpoints and checks"
 
 #: events worth a line where there is no progress display: decisions made for the user, and what went wrong
-_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "compile",
+_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "compile",
            "compile failed", "graph failed")  # fmt: skip
 
 

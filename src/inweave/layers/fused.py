@@ -22,6 +22,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
@@ -73,7 +74,7 @@ class FusedLinear:
             return None
         if torch.is_grad_enabled():
             self.may_train = True  # not read before: a compiled block would be compiled again for the other value
-        weight, bias = self.base._parameters["weight"], self.base._parameters.get("bias")
+        weight, bias = self.base._parameters.get("weight"), self.base._parameters.get("bias")
         if not _unchanged(self.base) or x.dtype not in DTYPES or torch.is_autocast_enabled(x.device.type):
             return None
         for parameter in (weight, bias):
@@ -84,14 +85,28 @@ class FusedLinear:
         for branch, _ in acting:
             if not _is_plain_lora(branch, training):
                 return None
-        assert weight is not None
         loras = cast("tuple[tuple[LoraBranch, float], ...]", acting)
+        if weight is None:
+            return self._added(x, loras)
         if torch.is_grad_enabled():
             return _with_gradients(x, weight, bias, loras)
         down, up, scale = self._inference_factors(x, loras)
         y = functional.linear(x, weight, bias)
         hidden = functional.linear(x, down).view(-1, down.shape[0])
         return y.view(-1, y.shape[-1]).addmm_(hidden, up.T, alpha=scale).view(y.shape)
+
+    def _added(self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]) -> torch.Tensor | None:
+        """On a layer that was quantized since (`inweave.ops.fp8`): its own output, and the LoRAs added in place, by a product.
+
+        Not where a compiler fuses the addition with what follows, or where selective checkpointing has stored that output.
+        """
+        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+            return None
+        rows = x.reshape(-1, x.shape[-1])
+        down, up, scale = _stacked(acting)
+        y: torch.Tensor = self.base(rows)
+        hidden = functional.linear(rows, down.to(x.dtype))
+        return y.addmm_(hidden, up.to(x.dtype).T, alpha=scale).view(*x.shape[:-1], y.shape[-1])
 
     def _inference_factors(
         self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]

@@ -224,6 +224,10 @@ class LoraLayer(nn.Module):
             raise AlreadyMerged(f"{self.label}: its adapters are merged already")
         if self._off:
             raise MergeStateError(f"{self.label}: cannot merge while its adapters are disabled")
+        if "weight" not in self._parameters:
+            raise MergeStateError(
+                f"{self.label}: its weight is quantized for training; load the model again to merge into the original weight"
+            )
         woven = None
         if self._live:
             if self._custom and not adds_to_output(self.base, self.kind):

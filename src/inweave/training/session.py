@@ -30,6 +30,7 @@ from inweave.training.memory.estimate import estimate
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, remove_limit
+from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.memory.speed import speed_of
 from inweave.training.optim.third_party import require_library
 from inweave.training.output.log import OnRecord
@@ -97,6 +98,8 @@ def prepare(
         with oom_hint("hold the adapter and its optimizer", 'lower `rank`, or set optimizer = "adamw8bit"'):
             run = Run(loaded.task, loaded.model, loaded.index, config, world)
             run.step.split = plan.split if plan is not None else 1  # a checkpoint brings its own
+            if config.quantize != "off":
+                run.notes.append(("quantize", quantize_denoiser(loaded.model, setup.device)))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)

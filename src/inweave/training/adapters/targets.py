@@ -21,7 +21,7 @@ from torch import nn
 
 from inweave.adapter.components import FOLDERS
 from inweave.errors import ConfigError
-from inweave.layers import lora_layers
+from inweave.layers import LoraLayer, lora_layers
 from inweave.layers.match import nearest
 from inweave.models.families import FAMILIES
 from inweave.models.model import Model
@@ -95,6 +95,14 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
             f"targets: {targets} matches none of the {len(names)} linear and convolution layers of {component}"
         )
     return [name for name in names if name in selected]
+
+
+def token_layers(network: nn.Module) -> dict[str, nn.Module]:
+    """The layers of attention and feed-forward parts, which see every token, by name; those with adapters as they were."""
+    pairs = (
+        (name, module.base if isinstance(module, LoraLayer) else module) for name, module in network.named_modules()
+    )
+    return {name: module for name, module in pairs if _ATTENTION.fullmatch(name) or _MLP.fullmatch(name)}
 
 
 def check_targets(networks: Mapping[str, nn.Module], config: TrainConfig) -> None:

@@ -225,6 +225,13 @@ class Settings(CheckedModel):
         "give the same bits in every run on the same GPU, and after resuming; slower: the fastest attention kernels add gradients "
         "in any order",
     )
+    quantize: Literal["off", "fp8"] = _memory(
+        "off",
+        "fp8: multiply with the denoiser's frozen weights in 8-bit floating point, where they are large enough; faster, and "
+        "less exact",
+        task="image",
+        resume="same",
+    )
     shard: bool = _memory(False, "shard the frozen base model over all GPUs (FSDP); needs --gpus 2 or more")
     cache_latents: bool = _memory(True, "encode images once and cache the latents", task="image")
     cache_text: bool = _memory(

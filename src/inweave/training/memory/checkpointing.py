@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 #: what selective stores -> which argument is the weight, where it has one
 _STORED = {
-    "mm": 1, "addmm": 2, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "mm": 1, "addmm": 2, "_scaled_mm": 1, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip

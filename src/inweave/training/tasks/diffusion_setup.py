@@ -39,6 +39,7 @@ from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.memory.meta import blank
 from inweave.training.memory.oom import oom_hint
+from inweave.training.memory.quantization import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler
 from inweave.training.tasks.base import no_validation
@@ -79,7 +80,8 @@ class DiffusionSetup:
         validation = held_out(examples, places, config)
         repeats = [0 if number in validation else count for number, count in enumerate(order.repeats)]
         missing = [no_validation(config)] if config.validation_split and not validation else []
-        return [*missing, *batch_problems(model, config, examples, places, repeats)]
+        quantized = quantize_problems(model.denoiser, config, self.device)
+        return [*missing, *quantized, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
         model = self._blank(config)

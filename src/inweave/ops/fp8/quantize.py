@@ -1,0 +1,18 @@
+"""Which implementation runs: where torch.compile traces the call plain operations, which Inductor fuses with what made x; else one
+kernel on a GPU, and plain operations everywhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from inweave.ops.fp8 import reference
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3, scales): (M, K) of the same shape, and (M, 1) in float32; the formula is `reference`'s."""
+    if x.is_cuda and not torch.compiler.is_compiling():
+        from inweave.ops.fp8 import triton as kernel
+
+        return kernel.quantize_rows(x.contiguous())
+    return reference.quantize_rows(x)

@@ -1,0 +1,24 @@
+"""Rows in e4m3, with one scale each.
+
+    scale_i = max_k |x_ik| / 448              448: the largest number of e4m3
+    q_ik    = e4m3(x_ik * (448 / max_k |x_ik|))        x_ik ~ q_ik * scale_i
+
+e4m3 has 4 significant bits, so |x - q * scale| <= |x| / 16 down to its smallest normal number, 2**-6, and half of its smallest step,
+2**-10 * scale, below. A row of zeros stays zero. A row with a number that is not finite becomes NaN, and whoever
+looks at the result sees it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+LARGEST = 448.0
+#: a row whose numbers are all smaller becomes zero: the scale of such a row would leave the normal numbers of float32
+SMALLEST = 2.0**-100
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(e4m3, scales): (M, K) of the same shape, and (M, 1) in float32."""
+    wide = x.float()
+    largest = wide.abs().amax(-1, keepdim=True).clamp_min(SMALLEST)
+    return (wide * (LARGEST / largest)).to(torch.float8_e4m3fn), largest / LARGEST

@@ -1,0 +1,46 @@
+"""The denoiser's frozen weights in 8-bit floating point (`quantize = "fp8"`).
+
+    which      the linear layers of attention and feed-forward parts, which see every token, where both sides are large enough
+               (`inweave.ops.fp8`); with and without an adapter
+    when       after adapters are attached: their factors start from, and stay in, full precision
+    memory     both copies of a weight in 8 bits have the bytes of one in 16: a plan is the same with and without
+
+What is trained is relative to the original weights, and files are as ever. The run itself, with its samples and validation, computes
+with the quantized ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.ops.fp8 import device_problems, fits, quantize_linear
+from inweave.training.adapters.targets import token_layers
+from inweave.training.config.schema import TrainConfig
+
+
+def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.device) -> list[str]:
+    """Why a run cannot have what `quantize` asks for; the denoiser needs no weights."""
+    if config.quantize == "off":
+        return []
+    problems = device_problems(device)
+    if config.precision != "bf16":
+        problems.append(
+            f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
+        )
+    if not any(map(fits, token_layers(denoiser).values())):
+        problems.append(f"no linear layer of {type(denoiser).__name__} is large enough to be faster; leave it out")
+    return [f'quantize = "{config.quantize}": {problem}' for problem in problems]
+
+
+def quantize_denoiser(model: Any, device: torch.device) -> str:
+    """Quantize a loaded model's denoiser in place; returns what to report."""
+    model.release_weaver()  # it holds the original weights
+    layers = token_layers(model.denoiser)
+    chosen = [layer for layer in layers.values() if fits(layer)]
+    for layer in chosen:
+        assert isinstance(layer, nn.Linear)
+        quantize_linear(layer, device)
+    return f"{len(chosen)} of {len(layers)} linear layers of the denoiser are multiplied in 8 bits (fp8), the others are small"

@@ -1,0 +1,100 @@
+"""Products in 8 bits on a GPU: the kernel against its formula, `_scaled_mm` against float64, and a run with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytestmark = pytest.mark.gpu
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device on this machine", allow_module_level=True)
+
+from tests.gpu.test_training import settings  # noqa: E402
+from tests.unit.ops.test_fp8 import error_bound, numbers  # noqa: E402
+from torch import nn  # noqa: E402
+
+import inweave  # noqa: E402
+from inweave.ops.fp8 import Fp8Linear, device_problems, linear, quantize_linear, quantize_rows  # noqa: E402
+from inweave.ops.fp8.reference import quantize_rows as reference  # noqa: E402
+from inweave.training.session import prepare  # noqa: E402
+
+if problems := device_problems(torch.device("cuda")):
+    pytest.skip("; ".join(problems), allow_module_level=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (77, 768), (4608, 3072), (3, 12288), (5, 15360)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_kernel_gives_the_bits_of_the_formula(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = numbers(*shape, dtype=dtype).cuda()
+    x[0, shape[1] // 2] = float("nan")
+    if shape[0] > 2:
+        x[1], x[2, 0] = 0, float("inf")
+    for one, two in zip(quantize_rows(x), reference(x), strict=True):
+        assert torch.equal(one.float().nan_to_num(-1e9), two.float().nan_to_num(-1e9))
+
+
+@pytest.mark.parametrize("shape", [(4608, 3072, 3072), (512, 3072, 12288), (77, 2048, 2048), (1, 2048, 4096)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, int], compiled: bool) -> None:
+    rows, into, out = shape
+    sizes = ((rows, into), (out, into), (rows, out))
+    x, weight, dy = (numbers(*size, seed=seed, dtype=torch.bfloat16).cuda() for seed, size in enumerate(sizes))
+    layer = nn.Linear(into, out, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    layer.weight.data = weight.clone()
+    quantize_linear(layer)
+    assert isinstance(layer, Fp8Linear)
+    x.requires_grad_()
+    y = (torch.compile(layer, fullgraph=True) if compiled else layer)(x)
+    y.backward(dy)
+    assert x.grad is not None and y.dtype == x.grad.dtype == torch.bfloat16
+
+    def room(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Both errors and their product; 14 bits of fast accumulation over 128 terms at a time; the result in bf16."""
+        big_a, big_b, off_a, off_b = a.double().abs(), b.double().abs(), error_bound(a), error_bound(b)
+        whole = big_a @ big_b.T
+        return big_a @ off_b.T + off_a @ big_b.T + off_a @ off_b.T + whole * (2.0**-7 + 2.0**-8)
+
+    plain = x.detach()
+    assert (
+        (y.detach().double() - plain.double() @ weight.double().T - layer.bias.double())
+        .abs()
+        .le(room(plain, weight) + 2.0**-8 * y.detach().double().abs())
+        .all()
+    )
+    assert (
+        (x.grad.double() - dy.double() @ weight.double())
+        .abs()
+        .le(room(dy, weight.T.contiguous()) + 2.0**-8 * x.grad.double().abs())
+        .all()
+    )
+    exact = plain.double() @ weight.double().T + layer.bias.double()
+    typical = (y.detach().double() - exact).norm() / exact.norm()
+    assert 0.005 < float(typical) < 0.06, "the error of 8 bits, no more and no less"
+
+
+@pytest.mark.parametrize("compile_", ["off", "on"])
+def test_a_run_with_a_quantized_base(compile_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled model is narrow: its layers are quantized for the test alone."""
+    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+    common = {
+        "precision": "bf16",
+        "steps": 20,
+        "graph": "on",
+        "deterministic": True,
+        "compile": compile_,
+        "targets": "attention-mlp",
+    }
+    plain = inweave.train(settings(tmp_path / "plain", tmp_path / "cache", **common))
+    losses = []
+    for name in ("one", "two"):
+        records: list[dict[str, object]] = []
+        run, _ = prepare(settings(tmp_path / name, tmp_path / "cache", quantize="fp8", **common))
+        result = run.train(on_record=records.append)
+        events = [record.get("event") for record in records]
+        assert "quantize" in events and "graph failed" not in events and "compile failed" not in events, records
+        losses.append(result.losses)
+    assert losses[0] == losses[1], "the same bits twice"
+    assert losses[0] == pytest.approx(plain.losses, rel=0.1) and losses[0] != plain.losses

@@ -1,0 +1,101 @@
+"""Training with a base in 8 bits: which runs may have it, what it changes, and that files and checkpoints know.
+
+The CPU multiplies what a GPU would, in float32; only tests let it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from inweave.errors import ConfigError  # noqa: E402
+from inweave.layers import lora_layers  # noqa: E402
+from inweave.models.model import file_index  # noqa: E402
+from inweave.ops.fp8 import Fp8Linear, linear  # noqa: E402
+from inweave.training.checkpoint.resume import ensure_resumable  # noqa: E402
+from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.loop import Run  # noqa: E402
+from inweave.training.memory import quantization  # noqa: E402
+from inweave.training.memory.quantization import quantize_denoiser, quantize_problems  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU and the narrow layers of tiny models will do."""
+    monkeypatch.setattr(quantization, "device_problems", lambda device: [])
+    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+
+
+def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
+    data, model = make_set(folder / "set"), fresh_model("flux1-dev")
+    settings = {
+        "targets": "attention-mlp",
+        "steps": 3,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 0,
+        "output": str(folder / "out"),
+    }
+    task = task_on(data, model=model, quantize=quantize, **settings)
+    task.prepare()
+    same = sample_inputs(task)
+    task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
+    run = Run(task, model, file_index(model), task.config)
+    if quantize != "off":
+        assert "are multiplied in 8 bits" in quantize_denoiser(model, CPU)
+    return run, run.train()
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_quantized_base_trains_nearly_what_the_original_does(tmp_path: Path) -> None:
+    _, plain = trained(tmp_path / "plain", quantize="off")
+    run, quantized = trained(tmp_path / "fp8", quantize="fp8")
+    denoiser = run.model.denoiser
+    bases = [layer.base for layer in lora_layers(denoiser).values()]
+    assert bases and all(isinstance(base, Fp8Linear) for base in bases)
+    assert not any(isinstance(module, Fp8Linear) for module in denoiser.x_embedder.modules()), (
+        "only what sees every token"
+    )
+    assert all(
+        p.dtype == torch.float32 for layer in lora_layers(denoiser).values() for p in layer.adapters.parameters()
+    )
+    assert quantized.losses == pytest.approx(plain.losses, rel=0.05) and quantized.losses != plain.losses
+    assert quantized.losses[-1] < quantized.losses[0]
+    one, two = load_file(plain.path), load_file(quantized.path)
+    assert one.keys() == two.keys() and all(one[key].shape == two[key].shape for key in one)
+    with safe_open(quantized.path, "pt") as opened:
+        assert 'quantize = "fp8"' in opened.metadata()["inweave.config"]
+
+
+def test_a_run_is_refused_with_every_reason(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        small, large = (
+            torch.nn.ModuleDict({"to_q": torch.nn.Linear(64, 64)}),
+            torch.nn.ModuleDict({"to_q": torch.nn.Linear(3072, 3072)}),
+        )
+    config = TrainConfig.of(dataset="-", quantize="fp8", precision="fp32")
+    reasons = "; ".join(quantize_problems(small, config, CPU))
+    for word in ("device cpu", 'set precision = "bf16"', "large enough"):
+        assert word in reasons
+    assert len(quantize_problems(large, config.model_copy(update={"precision": "bf16"}), CPU)) == 1
+    assert quantize_problems(small, TrainConfig.of(dataset="-"), CPU) == []
+    with pytest.raises(ConfigError, match="shard: shards weights of 16 or 32 bits"):
+        TrainConfig.of(dataset="-", quantize="fp8", shard=True)
+
+
+def test_a_resumed_run_keeps_it() -> None:
+    before = TrainConfig.of(dataset="-", steps=5, quantize="fp8")
+    now = TrainConfig.of(dataset="-", steps=5)
+    facts = [{"config": each.model_dump(mode="json"), "data": "", "base": ""} for each in (before, now)]
+    with pytest.raises(ConfigError, match="quantize: this run was started with 'fp8', now it is 'off'"):
+        ensure_resumable(facts[0], facts[1], now, 3)

@@ -1,0 +1,215 @@
+"""Rows in e4m3: how far they are from the numbers, what a product of them may be off by, and the layer that uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import inweave
+from inweave.errors import MergeStateError
+from inweave.layers import fused, lora_layers
+from inweave.ops.fp8 import Fp8Linear, Fp8Weight, device_problems, fits, linear, quantize_linear, quantize_rows
+from inweave.ops.fp8.reference import LARGEST
+from inweave.ops.fp8.reference import quantize_rows as reference
+from inweave.training.memory import checkpointing
+
+HALF_STEP = 2.0**-4  # of four significant bits
+EPS = 2.0**-24
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal numbers in rows of very different sizes."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=generator) * 10.0 ** torch.randn(shape[0], 1, generator=generator)).to(dtype)
+
+
+def error_bound(x: torch.Tensor) -> torch.Tensor:
+    """Half a step of e4m3, relative above its smallest normal number and absolute below, and three roundings in float32."""
+    exact = x.double().abs()
+    scale = exact.amax(-1, keepdim=True) / LARGEST
+    return exact * (HALF_STEP + 4 * EPS) + scale * 2.0**-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_are_within_half_a_step(dtype: torch.dtype) -> None:
+    x = numbers(64, 257, dtype=dtype)
+    q, scales = quantize_rows(x)
+    assert q.dtype == torch.float8_e4m3fn and q.shape == x.shape and scales.shape == (64, 1)
+    error = (q.double() * scales.double() - x.double()).abs()
+    assert error.le(error_bound(x)).all()
+    assert error.gt(0.9 * error_bound(x)).any(), "the bound must be able to fail"
+    assert q.float().abs().amax(-1).eq(LARGEST).all(), "every row uses the whole range"
+
+
+def test_rows_of_zeros_and_numbers_that_are_not_finite() -> None:
+    x = torch.ones(5, 32)
+    x[0], x[1, 3], x[2, 4], x[3] = 0.0, float("nan"), float("-inf"), 1e-38
+    q, scales = quantize_rows(x)
+    back = q.float() * scales
+    assert back[0].eq(0).all() and back[4].sub(1).abs().max() < 1e-6
+    assert back[1].isnan().all() and back[2].isnan().any(), "a bad number is seen, not replaced"
+    assert scales[3].isfinite().all() and back[3].abs().max() < 1e-30
+
+
+def test_products_forward_and_backward_are_within_the_errors_of_their_factors() -> None:
+    x, weight, dy = numbers(24, 96), numbers(64, 96, seed=1), numbers(24, 64, seed=2)
+    bias = numbers(1, 64, seed=3)[0]
+    layer = nn.Linear(96, 64)
+    layer.weight.data, layer.bias.data = weight.clone(), bias
+    layer.requires_grad_(False)
+    quantize_linear(layer)
+    assert isinstance(layer, Fp8Linear) and "weight" not in dict(layer.named_parameters())
+    x.requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+
+    def room(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Of a @ b.T: both errors, their product, and the additions in float32."""
+        big_a, big_b, off_a, off_b = a.double().abs(), b.double().abs(), error_bound(a), error_bound(b)
+        ideal = big_a @ off_b.T + off_a @ big_b.T + off_a @ off_b.T
+        return ideal + a.shape[1] * 2 * EPS * (1 + HALF_STEP) ** 2 * (big_a @ big_b.T)
+
+    plain = x.detach()
+    forward = (y.detach().double() - plain.double() @ weight.double().T - bias.double()).abs()
+    assert forward.le(room(plain, weight) + EPS * 2 * y.detach().abs()).all()
+    assert x.grad is not None
+    backward = (x.grad.double() - dy.double() @ weight.double()).abs()
+    assert backward.le(room(dy, weight.T.contiguous())).all()
+    assert forward.max() > 1e-4 and backward.max() > 1e-4, "8 bits cost something"
+
+
+def test_the_layer_multiplies_with_the_weight_it_shows() -> None:
+    layer = nn.Linear(64, 48, bias=False).requires_grad_(False)
+    original = layer.weight.detach().clone()
+    quantize_linear(layer)
+    assert layer.weight.shape == (48, 64) and (layer.weight - original).abs().max() > 0
+    q, scales = quantize_rows(torch.eye(64))
+    torch.testing.assert_close(layer(torch.eye(64)), (q.float() * scales) @ layer.weight.T)
+    assert torch.equal(layer.weight, Fp8Weight.of(original).dequantized(torch.float32))
+
+
+@pytest.mark.parametrize("network", ["lora", "fused lora", "loha", "lokr"])
+def test_an_adapter_is_added_to_the_quantized_layer(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``fused lora``: as a GPU computes it, with the branch added by the product itself."""
+    if network == "fused lora":
+        monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
+    model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
+    inweave.inject(model, rank=4, alpha=8, targets=["0"], network=network.removeprefix("fused "))
+    layer = lora_layers(model)["0"]
+    for parameter in layer.branch("default").parameters():
+        nn.init.normal_(parameter, std=0.3)
+    x = numbers(6, 32).view(2, 3, 32).requires_grad_()
+    change = (layer.branch("default").product() * layer.branch("default").scale).detach()
+    base = layer.base
+    assert isinstance(base, nn.Linear)
+    quantize_linear(base)
+    assert layer.base is base and isinstance(layer.base, Fp8Linear)
+    output, plain = model(x), base(x)
+    torch.testing.assert_close(output - plain, x @ change.T, rtol=1e-4, atol=1e-4 * float(output.detach().abs().max()))
+    dy = numbers(6, 48, seed=5).view(2, 3, 48)
+    (whole,) = torch.autograd.grad(output, x, dy, retain_graph=True)
+    (own,) = torch.autograd.grad(plain, x, dy)
+    torch.testing.assert_close(whole - own, dy @ change, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+    output.backward(dy)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.branch("default").parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), output)
+    with pytest.raises(MergeStateError, match="quantized for training"):
+        layer.merge()
+    assert not layer.merged
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_gradient_checkpointing_of_a_quantized_layer_with_a_lora(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
+    model = nn.Sequential(nn.Linear(32, 48), nn.Tanh(), nn.Linear(48, 32)).requires_grad_(False)
+    inweave.inject(model, rank=4, alpha=4, targets=["0", "2"])
+    for layer in lora_layers(model).values():
+        nn.init.normal_(layer.branch("default").up, std=0.3)
+        assert isinstance(layer.base, nn.Linear)
+        quantize_linear(layer.base)
+    x = numbers(6, 32)
+
+    def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        model.zero_grad()
+        run(x).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    plain = gradients(model)
+    contexts = partial(checkpointing._contexts, mode, nullcontext)
+    again = gradients(lambda x: checkpoint(model, x, use_reentrant=False, context_fn=contexts))
+    assert len(plain) == 4
+    for one, two in zip(plain, again, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_torch_compile_traces_it_whole() -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(32, 48).requires_grad_(False)
+    quantize_linear(layer)
+    x = numbers(6, 32).requires_grad_()
+    eager = layer(x)
+    (plain,) = torch.autograd.grad(eager.square().sum(), x)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    (traced,) = torch.autograd.grad(compiled.square().sum(), x)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(traced, plain)
+
+
+def test_only_large_layers_of_even_sizes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        assert fits(nn.Linear(3072, 12288)) and fits(nn.Linear(2048, 2048))
+        assert not fits(nn.Linear(1280, 10240)) and not fits(nn.Linear(3072, 64)) and not fits(nn.Linear(3080, 3072))
+        assert not fits(nn.Conv2d(3072, 3072, 1))
+    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+    small = nn.Linear(16, 32)
+    assert fits(small)
+    quantize_linear(small)
+    assert not fits(small), "once"
+
+
+def test_a_device_without_such_products_says_so() -> None:
+    assert device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need a CUDA device"]
+
+
+def interpreted() -> None:
+    """In a process of its own: the kernel against the formula, bit for bit.
+
+    Triton's interpreter loses the carry where rounding reaches the next power of two, and NaN: those are left to a GPU.
+    """
+    from inweave.ops.fp8 import triton as kernel
+
+    differing = {}
+    for rows, columns in ((3, 16), (5, 2048), (2, 8192 + 48), (1, 20000)):
+        x = numbers(rows, columns, seed=columns)
+        x[0, columns // 2] = float("nan") if rows > 1 else 0.0
+        (q, scales), (expected, expected_scales) = kernel.quantize_rows(x), reference(x)
+        exact, rounded = (x / expected_scales).abs(), expected.float().abs()
+        comparable = ~((torch.frexp(rounded).mantissa == 0.5) & (exact < rounded)) & ~rounded.isnan()
+        assert comparable.float().mean() > 0.4
+        same = torch.equal(q.float()[comparable], expected.float()[comparable])
+        same_scales = torch.equal(scales.nan_to_num(-1), expected_scales.nan_to_num(-1))
+        differing[f"{rows}x{columns}"] = ["q"] * (not same) + ["scales"] * (not same_scales)
+    print(json.dumps(differing))
+
+
+def test_kernel_agrees_with_the_formula_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_fp8 import interpreted; interpreted()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])
+    assert len(rows) == 4 and not any(rows.values()), rows

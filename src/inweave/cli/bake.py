@@ -13,6 +13,8 @@ from inweave.cli.options import JSON, Alpha, Dtype, RankAlpha, supplied_alphas, 
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors
 from inweave.cli.outputs import Force, ensure_new
 from inweave.cli.progress import display
+from inweave.errors import ConfigError
+from inweave.files.paths import is_folder, printable_path
 
 
 def bake(
@@ -45,12 +47,14 @@ def bake(
     require("torch", as_json)
     with reporting_errors(as_json, target_code=PROBLEMS), display(as_json, plain=True) as progress:
         ensure_new(out, force)
+        if is_folder(out) and not force:
+            raise ConfigError(f"{printable_path(out)}: already exists; replace it with --force, or choose another name")
         progress.start("merging")
         from inweave.weights.offline import commands
 
         done = commands.bake(
             weights_path(base), located_stack(lora, lora_dir), out, dtype=None if dtype is Dtype.keep else dtype.value,
-            alpha=supplied_alphas(alpha, rank_alpha), progress=progress.byte_counter("merging"),
+            alpha=supplied_alphas(alpha, rank_alpha), replace=force, progress=progress.byte_counter("merging"),
         )  # fmt: skip
     if as_json:
         print_json({

@@ -97,12 +97,14 @@ def generate(
             model_warnings,
             with_possible_sampler,
         )
+        from inweave.models.samplers import ensure_schedule
 
         source = _source(repeat)
         settings, model = source.config, model or model_of(source) or MODEL
         if prompt == "-":
             options["prompt"] = sys.stdin.read().strip()
         user_options = {name: value for name, value in options.items() if value is not None}
+        repeats_schedule = "schedule" in settings and "schedule" not in user_options
         settings = settings | user_options
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
@@ -115,6 +117,8 @@ def generate(
         ):  # decided now, since files are named after it, and a grid has one for all its cells
             config = config.model_copy(update={"seed": secrets.randbits(32)})
         output = ImageOutput(out, config, bool(grid or compare), force, saved)
+        if config.sampler is not None and "sampler" in user_options and not repeats_schedule:
+            ensure_schedule(config.sampler, config.schedule)
         axes = _axes(grid or [], compare)
         _check_inputs(config)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inweave.cli.adapters import locate
 from inweave.cli.extras import require
 from inweave.cli.launch import LOST, launch
 from inweave.cli.options import JSON
@@ -101,6 +102,9 @@ def train(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             complete = TrainConfig.of(**overrides) if config is None else TrainConfig.load(config, **overrides)
+        if complete.start_from is not None:  # a file, or the name or hash of a LoRA
+            adapter = str(locate(Path(complete.start_from), None))
+            complete = complete.model_copy(update={"start_from": adapter})
         notes = [f"note: {warning.message}" for warning in caught]
         for note in notes if not as_json else ():
             typer.echo(printable(note), err=True)

@@ -53,15 +53,12 @@ class AdapterLookup:
         """The file that an argument means: a path where something is, else a name or a hash."""
         path = expand_home(text)
         name = os.fspath(text)
-        if (
-            occupied(path)
-            or "/" in name
-            or "\\" in name
-            or name.endswith((".safetensors", ".json", ".bin", ".pt", ".ckpt"))
-        ):
+        if occupied(path):
             return path
         if (match := self.match_name(name)) is not None:
             return match
+        if "/" in name or "\\" in name or name.endswith((".safetensors", ".json", ".bin", ".pt", ".ckpt")):
+            return path  # whoever opens it says that there is none
         hint = self._hint(name, self.files())
         raise FormatError(f"{printable_path(name)}: no such file or directory, and no LoRA has this name; {hint}")
 

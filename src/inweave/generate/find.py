@@ -47,6 +47,8 @@ class LoraFinder(AdapterLookup):
         if choice.path is not None:
             path = expand_home(choice.path)
             if not is_file(path) and not is_folder(path):
+                if (match := self.match_name(choice.path)) is not None:  # `styles/pixel` looks like a path
+                    return match
                 ensure_strength(choice.path)
                 near = did_you_mean(path.name, names_beside(path))
                 raise ConfigError(f"LoRA {printable_path(choice.path)}: no such file{near}")

@@ -159,6 +159,13 @@ def schedules_of(sampler: str) -> tuple[str, ...]:
     return tuple(schedule for schedule in offered_schedules() if schedule not in missing)
 
 
+def ensure_schedule(sampler: str, schedule: str) -> None:
+    """Refuse a schedule that a sampler does not have, whatever the model."""
+    if schedule in SCHEDULES and schedule not in schedules_of(sampler):
+        offered = ", ".join(schedules_of(sampler))
+        raise ConfigError(f"schedule: {sampler} has no {schedule} schedule; it has {offered}")
+
+
 def offered_samplers() -> tuple[str, ...]:
     """The samplers whose libraries are installed."""
     return tuple(name for name, entry in TABLE.items() if not entry.scipy or _has_scipy())

@@ -22,7 +22,7 @@ from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig, LoraChoice
 from inweave.library import Entry, Library
 from inweave.models import embedded
-from inweave.models.samplers import schedules_of
+from inweave.models.samplers import ensure_schedule
 from inweave.models.variants import find_variant
 from inweave.serve.checker import Checker
 from inweave.serve.conversions import ConversionStore
@@ -268,9 +268,8 @@ class Service:
         config = request.settings
         if config.count > self.settings.max_images:
             raise ConfigError(f"count: at most {self.settings.max_images} images in one job, got {config.count}")
-        if config.sampler is not None and config.schedule not in schedules_of(config.sampler):
-            offered = ", ".join(schedules_of(config.sampler))
-            raise ConfigError(f"schedule: {config.sampler} has no {config.schedule} schedule; it has {offered}")
+        if config.sampler is not None:
+            ensure_schedule(config.sampler, config.schedule)
         if (config.width or 0) * (config.height or 0) > self.settings.image_pixels:
             raise ConfigError(f"width x height: at most {self.settings.image_pixels:,} pixels")
         choices = (*config.loras, *config.tagged_loras())

@@ -126,6 +126,41 @@ def test_names_and_hashes_in_every_command(folder: Path) -> None:
     assert "no LoRA" in run("inspect", "0123456789ab")[1]
 
 
+def test_names_below_the_lora_folder_in_every_command(folder: Path) -> None:
+    (folder / "loras" / "styles").mkdir(parents=True)
+    shutil.copy(PIXEL, folder / "loras" / "styles" / "mine.safetensors")
+    emoji, dataset = ["--model", "inweave/emoji"], ["--dataset", "inweave/pixel"]
+    for reference in ("styles/mine", "styles/mine.safetensors", "mine.safetensors"):
+        assert json.loads(run("inspect", reference, "--json")[1])["path"] == "loras/styles/mine.safetensors"
+        assert run("hash", reference)[0] == 0
+        assert run("check", reference, "--base", "inweave/emoji")[0] == 0
+        assert run("convert", reference, "a.safetensors", "--to", "comfy", "--force")[0] == 0
+        assert run("resize", f"{reference}:0.5", "--rank", "1", "-o", "b.safetensors", "--force")[0] == 0
+        assert run("bake", "--base", "inweave/emoji", "--lora", reference, "-o", "c", "--force")[0] == 0
+        sampler = ["--sampler", "lcm", "--schedule", "karras"]  # what is refused after the LoRA was looked up
+        assert "no such file" not in run("generate", "x", "--lora", f"{reference}:0.5", *sampler)[1]
+        checked = json.loads(run("train", *emoji, *dataset, "--set", f"start_from={reference}", "--check", "--json")[1])
+        assert checked["config"]["start_from"] == "loras/styles/mine.safetensors"
+    code, output = run("inspect", "styles/gone")
+    assert code == 2 and "styles/gone: no such file" in output
+    code, output = run("train", *emoji, *dataset, "--set", "start_from=mien", "--check")
+    assert code == 2 and "did you mean 'mine'" in output
+
+
+def test_a_model_folder_is_replaced_with_force_alone_and_another_folder_never(folder: Path) -> None:
+    bake = ["bake", "--base", "inweave/emoji", "--lora", "pixel", "-o"]
+    assert run(*bake, "model")[0] == 0
+    (folder / "model" / "stale.txt").write_text("of the model before")
+    code, output = run(*bake, "model")
+    assert code == 2 and "replace it with --force" in output and "merging" not in output
+    assert run(*bake, "model", "--force")[0] == 0 and not (folder / "model" / "stale.txt").exists()
+    (folder / "photos").mkdir()
+    (folder / "photos" / "a.txt").write_text("mine")
+    code, output = run(*bake, "photos", "--force")
+    assert code == 2 and "holds no model" in output and (folder / "photos" / "a.txt").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
 def test_any_file_has_hashes_and_a_picture_is_called_one(folder: Path) -> None:
     (folder / "any.bin").write_bytes(b"x" * 100)
     Image.new("RGB", (8, 8)).save(folder / "a.png")
@@ -151,6 +186,9 @@ def test_inspect_looks_into_folders_of_folders(folder: Path) -> None:
 
 
 def test_what_is_wrong_is_said_before_a_model_is_loaded(folder: Path) -> None:
-    for arguments in (["--grid", "strengt=1"], ["--grid", "seed=1", "--compare"], ["--init", "gone.png"]):
+    for arguments in (
+        ["--grid", "strengt=1"], ["--grid", "seed=1", "--compare"], ["--init", "gone.png"],
+        ["--sampler", "lcm", "--schedule", "karras"], ["--sampler", "Euler a Karras"],
+    ):  # fmt: skip
         code, output = run("generate", "x", *arguments)
         assert code == 2 and "loading" not in output, output

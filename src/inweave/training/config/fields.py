@@ -90,7 +90,9 @@ class Settings(CheckedModel):
     rules: tuple[Rule, ...] = _adapter((), "rank, alpha, learning rate or skip for the modules that match a pattern")
     train_denoiser: bool = _adapter(True, "train the UNet or transformer", task="image")
     train_text_encoders: bool = _adapter(False, "train the text encoders too")
-    start_from: str | None = _adapter(None, "adapter file, in any dialect, to continue training from")
+    start_from: str | None = _adapter(
+        None, "adapter file, in any dialect, to continue training from; the command takes names and hashes too"
+    )
     scale_weight_norms: NonNegativeFloat = _adapter(
         0.0, "max-norm regularization: largest norm of a module's change, 1 is usual; 0 disables it"
     )

@@ -30,7 +30,7 @@ from inweave.errors import ConfigError, FormatError, TargetError
 from inweave.files.documents import read_json
 from inweave.files.paths import exists, is_file, is_folder
 from inweave.files.reading import open_regular
-from inweave.files.writing import make_folder, new_folder, write_atomic
+from inweave.files.writing import make_folder, new_folder, remove_folder, write_atomic
 from inweave.formats.gate import parse_header
 from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
@@ -202,15 +202,17 @@ def write_merged(
     index: ModelIndex,
     folders: Mapping[str, str] | None = None,
     dtype: torch.dtype | None = None,
+    replace: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Baked:
     """Write ``base`` with ``stack`` merged to ``out``, in ``dtype`` (None: every tensor in its own).
 
     ``folders``: which sub-folders of a diffusers model hold which components of ``index``. ``progress``: done, total.
+    ``replace``: whether a folder of a model may be there already.
     """
     source, target, done = Path(base), Path(out), Baked(os.fspath(out))
     one_file = is_file(source) and not source.name.endswith(".index.json")
-    _check_target(source, target, one_file)
+    _check_target(source, target, one_file, replace)
     whole, copies = is_folder(source), list[Path]()
     networks = _scan(source, folders or {}, done, copies, dtype is not None) if whole else [network_at(source)]
     with ExitStack() as opened:
@@ -264,17 +266,25 @@ def _write_folder(target: Path, root: Path, jobs: Sequence[_Job], copies: Sequen
         for path in copies:
             with open_regular(path) as file:
                 write_atomic(at(path), iter(lambda: file.read(PIECE), b""))
+        if exists(target):
+            remove_folder(target)
         hidden.replace(target)
 
 
-def _check_target(source: Path, target: Path, one_file: bool) -> None:
+def _check_target(source: Path, target: Path, one_file: bool, replace: bool) -> None:
     if one_file != (target.suffix == ".safetensors"):
         form = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
         raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
         raise ConfigError(f"{target}: this is the base itself; write the result elsewhere")
-    if not one_file and exists(target):
-        raise ConfigError(f"{target}: already exists; an existing folder is never replaced")
+    if one_file or not exists(target):
+        return
+    if not replace:
+        raise ConfigError(f"{target}: already exists; write the result elsewhere, or replace it (--force)")
+    if not any(target.glob("model_index.json")) and not any(target.glob("*.safetensors*")):
+        raise ConfigError(
+            f"{target}: holds no model, and only the folder of a model is replaced; write the result elsewhere"
+        )
 
 
 def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:

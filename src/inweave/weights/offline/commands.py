@@ -64,13 +64,15 @@ def bake(
     *,
     dtype: torch.dtype | str | None = None,
     alpha: Alphas | None = None,
+    replace: bool = False,
     progress: Progress = _no_progress,
 ) -> Baked:
     """Write the checkpoint ``base`` with ``loras`` merged in to ``out``: same names, same layout.
 
     ``base``: a file, an index of shards or a model folder. ``out``: a .safetensors file, or a new folder for shards
     and folders. ``dtype``: of the result, a torch dtype or "fp32", "fp16", "bf16"; None keeps each tensor's own.
-    ``alpha``: for files among ``loras`` that do not state theirs, as `load` takes it.
+    ``alpha``: for files among ``loras`` that do not state theirs, as `load` takes it. ``replace``: whether a folder of a
+    model may be there already.
     """
     expect_callable("progress", progress)
     index = open_weights(base)
@@ -85,8 +87,9 @@ def bake(
             raise ConfigError(f"{target}: that is one of the adapters; write the result elsewhere")
         layers.append(_layer(adapter, strength, index, warnings, scaled))
     done = baking.write_merged(
-        base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress
-    )
+        base, layers, target, index=index, folders=component_folders(Path(base)), dtype=_dtype(dtype), progress=progress,
+        replace=replace,
+    )  # fmt: skip
     done.base = index.base
     done.loras = [baking.record(layer.name, layer.sha256, layer.strength) for layer in layers]
     done.warnings = warnings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from torch import nn  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.fused_blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks  # noqa: E402
 from inweave.ops.frozen_conv import frozen_conv2d  # noqa: E402
+from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -184,3 +187,30 @@ def test_compiled_blocks_compute_the_same() -> None:
     block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     unet.mid_block.resnets[0].compile(backend="aot_eager", fullgraph=True, dynamic=False)
     assert largest_gap(gradients(unet, inputs), plain) < 1e-6
+
+
+@pytest.mark.parametrize("variant", ["sd3.5-medium", "z-image-turbo", "qwen-image", "flux1-dev"])
+def test_transformers_train_as_before(variant: str, tmp_path: Path) -> None:
+    """A loss of the training task: their norms of queries and keys are fused, where diffusers' own class computes them."""
+    task = task_on(make_set(tmp_path / "set"), model=fresh_model(variant), targets="attention", rank=2)
+    trained = attach_adapters(task.networks, task.config)
+    for number, parameter in enumerate(trained.parameters.values()):
+        parameter.data = 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    inputs = sample_inputs(task)
+
+    def results() -> dict[str, torch.Tensor]:
+        for parameter in trained.parameters.values():
+            parameter.grad = None
+        loss = task.loss(inputs)
+        loss.backward()
+        grads = {name: p.grad for name, p in trained.parameters.items() if p.grad is not None}
+        return {"loss": loss.detach()} | grads
+
+    plain = results()
+    changed = sum(fuse_blocks(module) for module in task.networks.values())
+    kinds = {type(module).__name__ for module in task.networks["unet"].modules()}
+    assert changed == 0 if variant == "flux1-dev" else "FusedRMSNorm" in kinds
+    again = results()
+    scale = max(float(grad.norm()) for name, grad in plain.items() if name != "loss")
+    assert again.keys() == plain.keys() and float(again["loss"]) == pytest.approx(float(plain["loss"]), rel=1e-5)
+    assert max(float((again[name] - plain[name]).norm()) for name in plain if name != "loss") < 1e-5 * scale

@@ -204,6 +204,24 @@ def test_row_norms_agree_with_autograd_and_store_the_sum_alone() -> None:
     assert len([tensor for tensor in stored if tensor.numel() == x.numel()]) == 1
 
 
+def test_row_norms_keep_the_layout_of_heads() -> None:
+    """Queries are (batch, heads, tokens, width) in memory (batch, tokens, heads, width): nothing is copied or turned."""
+    heads = values(2, 5, 3, 8, dtype=torch.float32, seed=1).transpose(1, 2).requires_grad_()
+    weight = values(8, dtype=torch.float32, seed=2)
+    y = rms_norm(heads, weight, 1e-5)
+    assert y.stride() == heads.stride()
+    assert next(tensor.data_ptr() for tensor in stored_for(lambda: rms_norm(heads, weight, 1e-5))) == heads.data_ptr()
+    plain = functional.rms_norm(heads, (8,), weight, 1e-5)
+    torch.testing.assert_close(y, plain)
+    dy = values(2, 3, 5, 8, dtype=torch.float32, seed=3)  # a gradient in another layout
+    one, two = (torch.autograd.grad(each, heads, dy)[0] for each in (y, plain))
+    torch.testing.assert_close(one, two)
+    single = values(8, dtype=torch.float32, seed=4)
+    torch.testing.assert_close(rms_norm(single, weight, 1e-5), functional.rms_norm(single, (8,), weight, 1e-5))
+    slices = values(4, 6, 16, dtype=torch.float32, seed=5)[:, ::2, :8]
+    torch.testing.assert_close(rms_norm(slices, weight, 1e-5), functional.rms_norm(slices, (8,), weight, 1e-5))
+
+
 @pytest.mark.parametrize("trained", ["weight", "bias"])
 def test_a_trained_norm_has_its_gradients(trained: str) -> None:
     i = image_inputs((1, 8, 3, 3, 2), torch.float32)

@@ -58,13 +58,14 @@ class _RowNorm(torch.autograd.Function):
         rms: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.set_materialize_grads(False)
-        summand = None if added is None else _rows(added)
+        layout = _Layout(x)
+        summand = None if added is None else layout.rows(added)
         work = implementation(__package__, x)
         with on_device_of(x):
-            total, y, mean, rstd = work.row_norm(_rows(x), summand, weight, bias, eps, rms)
+            total, y, mean, rstd = work.row_norm(layout.rows(x), summand, weight, bias, eps, rms)
         ctx.save_for_backward(total, weight, mean, rstd)
-        ctx.rms = rms
-        return x if added is None else total.view(x.shape), y.view(x.shape)
+        ctx.rms, ctx.layout = rms, layout
+        return x if added is None else layout.whole(total), layout.whole(y)
 
     @staticmethod
     @once_differentiable
@@ -72,12 +73,27 @@ class _RowNorm(torch.autograd.Function):
         dx = more
         if dy is not None:
             total, weight, mean, rstd = ctx.saved_tensors
-            residual = None if more is None else _rows(more)
+            residual = None if more is None else ctx.layout.rows(more)
             work = implementation(__package__, total)
             with on_device_of(total):
-                dx = work.row_norm_backward(_rows(dy), total, weight, mean, rstd, ctx.rms, residual).view(dy.shape)
+                dx = work.row_norm_backward(ctx.layout.rows(dy), total, weight, mean, rstd, ctx.rms, residual)
+            dx = ctx.layout.whole(dx)
         return dx if ctx.needs_input_grad[0] else None, dx if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
+class _Layout:
+    """Rows in the order of memory: heads of attention are a transposed view, and stay one without a copy."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        last = x.dim() - 1
+        self._order = [*sorted(range(last), key=lambda axis: -x.stride(axis)), last]
+        self._back = [self._order.index(axis) for axis in range(x.dim())]
+        self._shape = [x.shape[axis] for axis in self._order]
+
+    def rows(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, width), contiguous; a view if ``x`` lies in memory as the tensor this was made from."""
+        return x.permute(self._order).contiguous().view(-1, self._shape[-1])
+
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """The way back, always a view."""
+        return rows.view(self._shape).permute(self._back)

@@ -85,8 +85,8 @@ class _Layout:
     """Rows in the order of memory: heads of attention are a transposed view, and stay one without a copy."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        last = x.dim() - 1
-        self._order = [*sorted(range(last), key=lambda axis: -x.stride(axis)), last]
+        last, steps = x.dim() - 1, x.stride()
+        self._order = [*sorted(range(last), key=lambda axis: -steps[axis]), last]
         self._back = [self._order.index(axis) for axis in range(x.dim())]
         self._shape = [x.shape[axis] for axis in self._order]
 

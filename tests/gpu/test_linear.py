@@ -37,6 +37,11 @@ def exact_float32() -> object:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    torch._dynamo.reset()  # torch gives up on a function that was compiled for many shapes
+
+
 def numbers(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
     """x, W, b, down, up, dY"""
     m, k, n, r = shape
@@ -117,17 +122,18 @@ def test_float32_gradients_of_rounded_factors(shape: tuple[int, int, int, int], 
     y = lora_linear(x, weight, bias, *masters, 0.7, rounded_down=copies[0], rounded_up=copies[1])
     assert torch.equal(y, returned)
     y.backward(grad)
-    exact = [torch.full_like(master, 0.0).double() for master in masters]
     wide = [tensor.detach().double() for tensor in (grad, x, down, up)]
-    # dS is kept in 16 bits, as it is in plain torch; nothing else is
+    # S and dS are kept in 16 bits, as in plain torch; nothing else is rounded to them
     inner = (0.7 * wide[0] @ wide[3]).to(dtype).double()
     hidden = (wide[1] @ wide[2].T).to(dtype).double()
     exact = [inner.T @ wide[1], 0.7 * wide[0].T @ hidden]
     for master, buffer, right in zip(masters, buffers, exact, strict=True):
-        size = float(right.norm()) + 3.0 * right.numel() ** 0.5
-        # another order of the same sums moves dS and S by one rounding here and there
-        assert float((buffer - 3.0 - right).norm()) <= 2.0**-9 * float(right.norm()) + 1e-6 * size
-        assert float((master.grad - right).norm()) <= 2.0**-9 * float(right.norm()) + 1e-6 * size
+        assert master.grad is not None
+        # another order of the same sums moves dS and S to a neighboring number here and there
+        room = torch.finfo(dtype).eps * float(right.norm()) + 1e-5 * right.numel() ** 0.5
+        assert float((buffer - 3.0 - right).norm()) <= room
+        assert float((master.grad - right).norm()) <= room
+        assert not torch.equal(master.grad, master.grad.to(dtype).float())
 
 
 def test_reference_agrees() -> None:

@@ -91,9 +91,9 @@ class FusedLinear:
         if torch.is_grad_enabled():
             return _with_gradients(x, weight, bias, loras)
         down, up, scale = self._inference_factors(x, loras)
-        y = functional.linear(x, weight, bias)
-        hidden = functional.linear(x, down).view(-1, down.shape[0])
-        return y.view(-1, y.shape[-1]).addmm_(hidden, up.T, alpha=scale).view(y.shape)
+        rows = x.reshape(-1, x.shape[-1])
+        y = functional.linear(rows, weight, bias)
+        return y.addmm_(functional.linear(rows, down), up.T, alpha=scale).view(*x.shape[:-1], y.shape[-1])
 
     def _added(self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]) -> torch.Tensor | None:
         """On a layer that was quantized since (`inweave.ops.fp8`): its own output, and the LoRAs added in place, by a product.

@@ -21,6 +21,7 @@ WIDTH = 8
 @pytest.fixture(autouse=True)
 def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
+    torch._dynamo.reset()  # torch gives up on a function that was compiled for many shapes
 
 
 def network(*names: str, dtype: torch.dtype = torch.float64, **options: object) -> nn.Sequential:

@@ -38,7 +38,7 @@ def backward(
         grad_up.add_((grad_out.to(wide).T @ hidden.to(wide)).to(grad_up.dtype), alpha=scale)
     if grad_down is None and not grad_x:
         return None
-    inner = (grad_out @ up) * scale
+    inner = (grad_out.to(wide) @ up.to(wide) * scale).to(grad_out.dtype)
     if grad_down is not None:
         grad_down.add_((inner.to(wide).T @ x.to(wide)).to(grad_down.dtype))
     if not grad_x:

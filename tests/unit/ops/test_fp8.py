@@ -153,14 +153,19 @@ def test_gradient_checkpointing_of_a_quantized_layer_with_a_lora(mode: str, monk
         torch.testing.assert_close(one, two)
 
 
-def test_torch_compile_traces_it_whole() -> None:
+def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
     torch._dynamo.reset()
-    layer = nn.Linear(32, 48).requires_grad_(False)
-    quantize_linear(layer)
+    model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
+    inweave.inject(model, rank=4, alpha=4, targets=["0"])
+    layer = lora_layers(model)["0"]
+    nn.init.normal_(layer.branch("default").up, std=0.3)
+    assert isinstance(layer.base, nn.Linear)
+    quantize_linear(layer.base)
     x = numbers(6, 32).requires_grad_()
-    eager = layer(x)
+    eager = model(x)
     (plain,) = torch.autograd.grad(eager.square().sum(), x)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
     (traced,) = torch.autograd.grad(compiled.square().sum(), x)
     torch.testing.assert_close(compiled, eager)
     torch.testing.assert_close(traced, plain)

@@ -98,7 +98,7 @@ def select_modules(component: str, network: nn.Module, config: TrainConfig) -> l
 
 
 def token_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """The layers of attention and feed-forward parts, which see every token, by name; those with adapters as they were."""
+    """The modules of attention and feed-forward parts, which see every token, by name; those with adapters as they were."""
     pairs = (
         (name, module.base if isinstance(module, LoraLayer) else module) for name, module in network.named_modules()
     )

@@ -38,9 +38,9 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
 def quantize_denoiser(model: Any, device: torch.device) -> str:
     """Quantize a loaded model's denoiser in place; returns what to report."""
     model.release_weaver()  # it holds the original weights
-    layers = token_layers(model.denoiser)
-    chosen = [layer for layer in layers.values() if fits(layer)]
+    layers = [layer for layer in token_layers(model.denoiser).values() if isinstance(layer, nn.Linear)]
+    chosen = [layer for layer in layers if fits(layer)]
     for layer in chosen:
-        assert isinstance(layer, nn.Linear)
         quantize_linear(layer, device)
-    return f"{len(chosen)} of {len(layers)} linear layers of the denoiser are multiplied in 8 bits (fp8), the others are small"
+    rest = "" if len(chosen) == len(layers) else "; the others are small"
+    return f"{len(chosen)} of the {len(layers)} linear layers that see every token are multiplied in 8 bits (fp8){rest}"

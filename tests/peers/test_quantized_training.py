@@ -20,11 +20,13 @@ from inweave.errors import ConfigError  # noqa: E402
 from inweave.layers import lora_layers  # noqa: E402
 from inweave.models.model import file_index  # noqa: E402
 from inweave.ops.fp8 import Fp8Linear, linear  # noqa: E402
+from inweave.training.adapters.targets import token_layers  # noqa: E402
 from inweave.training.checkpoint.resume import ensure_resumable  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.loop import Run  # noqa: E402
 from inweave.training.memory import quantization  # noqa: E402
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems  # noqa: E402
+from inweave.training.session import check, prepare, train  # noqa: E402
 from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -99,3 +101,32 @@ def test_a_resumed_run_keeps_it() -> None:
     facts = [{"config": each.model_dump(mode="json"), "data": "", "base": ""} for each in (before, now)]
     with pytest.raises(ConfigError, match="quantize: this run was started with 'fp8', now it is 'off'"):
         ensure_resumable(facts[0], facts[1], now, 3)
+
+
+def session_config(folder: Path) -> TrainConfig:
+    """One picture and one step on the bundled model."""
+    make_set(folder / "set", {"one": "a cat"})
+    return TrainConfig.of(
+        dataset=str(folder / "set"), output=str(folder / "out"), cache_dir=str(folder / "cache"), device="cpu", steps=1,
+        resolution=64, precision="bf16", quantize="fp8", targets="attention",
+    )  # fmt: skip
+
+
+def test_a_device_without_such_products_is_refused_before_weights_are_read(tmp_path: Path) -> None:
+    config = session_config(tmp_path)
+    for refuse in (prepare, train):
+        with pytest.raises(ConfigError, match='quantize = "fp8": device cpu: 8-bit products need a CUDA device'):
+            refuse(config)
+    assert any("8-bit products" in problem for problem in check(config)[2]["problems"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("allowed")
+def test_a_session_quantizes_what_it_loads_and_says_so(tmp_path: Path) -> None:
+    records: list[Any] = []
+    run, sample = prepare(session_config(tmp_path))
+    result = run.train(sample=sample, on_record=records.append)
+    (text,) = [record["text"] for record in records if record.get("event") == "quantize"]
+    count = sum(isinstance(layer, Fp8Linear) for layer in token_layers(run.model.denoiser).values())
+    assert text.startswith(f"{count} of the {count} linear layers") and count == 70
+    assert all(loss == loss for loss in result.losses) and result.skipped_steps == 0

@@ -139,9 +139,13 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
                 hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, timestep,
                 cross_attention_kwargs, class_labels, added_cond_kwargs,
             )  # fmt: skip
-        stream, h = layer_norm_and_input(hidden_states, *_affine(self.norm1))
-        context = encoder_hidden_states if self.only_cross_attention else None
-        h = self.attn1(h, encoder_hidden_states=context, attention_mask=attention_mask)
+        if self.only_cross_attention or attention_mask is not None or type(self.attn1) is not FusedAttention:
+            stream, h = layer_norm_and_input(hidden_states, *_affine(self.norm1))
+            context = encoder_hidden_states if self.only_cross_attention else None
+            h = self.attn1(h, encoder_hidden_states=context, attention_mask=attention_mask)
+        else:
+            stream, *inputs = layer_norm_and_input(hidden_states, *_affine(self.norm1), uses=3)
+            h = self.attn1(tuple(inputs))
         stream, h = add_layer_norm(stream, h, *_affine(self.norm2))
         h = self.attn2(h, encoder_hidden_states=encoder_hidden_states, attention_mask=encoder_attention_mask)
         stream, h = add_layer_norm(stream, h, *_affine(self.norm3))
@@ -151,19 +155,23 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
 class FusedAttention(Attention):
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: torch.Tensor | tuple[torch.Tensor, ...],
         encoder_hidden_states: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         **cross_attention_kwargs: Any,
     ) -> torch.Tensor:
+        """``hidden_states``: a tuple of three, of equal values, has a gradient each for queries, keys and values."""
+        inputs = hidden_states if isinstance(hidden_states, tuple) else (hidden_states,)
+        hidden_states = inputs[0]
         processor: Any = self.processor
         plain = type(processor) is AttnProcessor2_0 and attention_mask is None and not cross_attention_kwargs
         if not plain or hidden_states.dim() != 3:
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
         context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        _, for_keys, for_values = inputs if len(inputs) == 3 else (hidden_states, context, context)
         q, k, v = (
             projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for projected in (self.to_q(hidden_states), self.to_k(context), self.to_v(context))
+            for projected in (self.to_q(hidden_states), self.to_k(for_keys), self.to_v(for_values))
         )
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         for module in self.to_out:

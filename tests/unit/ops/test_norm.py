@@ -82,7 +82,7 @@ def rows_by_torch(i: dict[str, Any], rms: bool, added: bool) -> list[torch.Tenso
 def rows_by_work(work: Any, i: dict[str, Any], rms: bool, added: bool) -> list[torch.Tensor]:
     bias = None if rms else i["bias"]
     total, y, mean, rstd = work.row_norm(i["x"], i["added"] if added else None, i["weight"], bias, 1e-5, rms)
-    return [total, y, work.row_norm_backward(i["dy"], total, i["weight"], mean, rstd, rms, i["more"])]
+    return [total, y, work.row_norm_backward([i["dy"]], total, i["weight"], mean, rstd, rms, i["more"])]
 
 
 def row_inputs(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Any]:
@@ -144,6 +144,15 @@ def interpreted() -> None:
     # a mean a thousand standard deviations from zero: single sums of squares would leave three digits
     inputs = image_inputs(IMAGES[-1], torch.float32, mean=1000.0)
     compare(lambda *a: by_work(images, *a), by_torch, inputs, True, True)
+    rows_of = row_inputs((33, 40), torch.float32)
+    for uses in (1, 2, 3):
+        dys = [values(33, 40, dtype=torch.float32, seed=20 + number) for number in range(uses)]
+        _, _, mean, rstd = rows.row_norm(rows_of["x"], None, rows_of["weight"], None, 1e-5, False)
+        summed, fused = (
+            rows.row_norm_backward(each, rows_of["x"], rows_of["weight"], mean, rstd, False, rows_of["more"])
+            for each in ([sum(dys)], dys)
+        )
+        torch.testing.assert_close(fused, summed, rtol=1e-5, atol=1e-5)
     twice = [by_work(images, inputs, True, True) for _ in range(2)]
     assert all(torch.equal(one, two) for one, two in zip(*twice, strict=True))
     print(json.dumps(count))
@@ -199,7 +208,16 @@ def test_row_norms_agree_with_autograd_and_store_the_sum_alone() -> None:
         return same.sin() + y + rms_norm(x, i["weight"], 1e-5) + rms_norm(x, None, 1e-5)
 
     assert torch.autograd.gradcheck(summed, [x, added], fast_mode=True)
-    assert torch.autograd.gradcheck(unsummed, [x], fast_mode=True)
+
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        same, one, two, three = layer_norm_and_input(x, i["weight"], i["bias"], 1e-5, uses=3)
+        return same + one.sin() + two.cos() * three
+
+    def partly(x: torch.Tensor) -> torch.Tensor:
+        return layer_norm_and_input(x, i["weight"], i["bias"], 1e-5, uses=3)[2].sin()
+
+    for function in (unsummed, thrice, partly):
+        assert torch.autograd.gradcheck(function, [x], fast_mode=True)
     stored = stored_for(lambda: add_layer_norm(x, added, i["weight"], i["bias"], 1e-5))
     assert len([tensor for tensor in stored if tensor.numel() == x.numel()]) == 1
 
@@ -303,4 +321,4 @@ def test_kernels_compile_for_a_gpu() -> None:
         assert compiled_size(kernel, tiling.shape | options) > 1000
     common = {"WIDTH": 128, "ROWS": 2, "RMS": False, "WEIGHT": True}
     assert compiled_size(rows._norm_kernel, {**common, "ADD": True, "BIAS": True}) > 1000
-    assert compiled_size(rows._gradient_kernel, {**common, "MORE": True}) > 1000
+    assert compiled_size(rows._gradient_kernel, {**common, "MORE": True, "USES": 3}) > 1000

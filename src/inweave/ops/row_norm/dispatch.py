@@ -22,23 +22,26 @@ def add_layer_norm(
     if _plain(weight, bias):
         total = x + added
         return total, functional.layer_norm(total, total.shape[-1:], weight, bias, eps)
-    return _RowNorm.apply(x, added, weight, bias, eps, False)  # type: ignore[no-any-return, no-untyped-call]
+    return _RowNorm.apply(x, added, weight, bias, eps, False, 1)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def layer_norm_and_input(
-    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, its layer normalization): whoever uses this x has its gradient added in the backward kernel."""
+    x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float, uses: int = 1
+) -> tuple[torch.Tensor, ...]:
+    """(x, its layer normalization ``uses`` times): gradients of all of them are added in the one backward kernel.
+
+    ``uses``: one to three, such as queries, keys and values.
+    """
     if _plain(weight, bias):
-        return x, functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    return _RowNorm.apply(x, None, weight, bias, eps, False)  # type: ignore[no-any-return, no-untyped-call]
+        return x, *[functional.layer_norm(x, x.shape[-1:], weight, bias, eps)] * uses
+    return _RowNorm.apply(x, None, weight, bias, eps, False, uses)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """x / sqrt(average(x^2) + eps) * weight, in float32 and rounded once."""
     if _plain(weight):
         return functional.rms_norm(x, x.shape[-1:], weight, eps)
-    _, y = _RowNorm.apply(x, None, weight, None, eps, True)  # type: ignore[no-untyped-call]
+    _, y = _RowNorm.apply(x, None, weight, None, eps, True, 1)  # type: ignore[no-untyped-call]
     return y  # type: ignore[no-any-return]
 
 
@@ -56,7 +59,8 @@ class _RowNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         eps: float,
         rms: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        uses: int,
+    ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         layout = _Layout(x)
         summand = None if added is None else layout.rows(added)
@@ -65,20 +69,20 @@ class _RowNorm(torch.autograd.Function):
             total, y, mean, rstd = work.row_norm(layout.rows(x), summand, weight, bias, eps, rms)
         ctx.save_for_backward(total, weight, mean, rstd)
         ctx.rms, ctx.layout = rms, layout
-        return x if added is None else layout.whole(total), layout.whole(y)
+        return x if added is None else layout.whole(total), *(layout.whole(y) for _ in range(uses))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, more: torch.Tensor | None, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, more: torch.Tensor | None, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         dx = more
-        if dy is not None:
+        if dys := [ctx.layout.rows(grad) for grad in grads if grad is not None]:
             total, weight, mean, rstd = ctx.saved_tensors
             residual = None if more is None else ctx.layout.rows(more)
             work = implementation(__package__, total)
             with on_device_of(total):
-                dx = work.row_norm_backward(ctx.layout.rows(dy), total, weight, mean, rstd, ctx.rms, residual)
+                dx = work.row_norm_backward(dys, total, weight, mean, rstd, ctx.rms, residual)
             dx = ctx.layout.whole(dx)
-        return dx if ctx.needs_input_grad[0] else None, dx if ctx.needs_input_grad[1] else None, None, None, None, None
+        return dx if ctx.needs_input_grad[0] else None, dx if ctx.needs_input_grad[1] else None, *[None] * 5
 
 
 class _Layout:

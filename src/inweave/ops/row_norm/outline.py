@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -19,7 +21,7 @@ def row_norm(
 
 
 def row_norm_backward(
-    dy: torch.Tensor,
+    dys: Sequence[torch.Tensor],
     x: torch.Tensor,
     weight: torch.Tensor | None,
     mean: torch.Tensor,

@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -34,7 +36,7 @@ def row_norm(
 
 
 def row_norm_backward(
-    dy: torch.Tensor,
+    dys: Sequence[torch.Tensor],
     x: torch.Tensor,
     weight: torch.Tensor | None,
     mean: torch.Tensor,
@@ -42,9 +44,10 @@ def row_norm_backward(
     rms: bool,
     more: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gradient of x, the sum that was normalized."""
+    """The gradient of x, the sum that was normalized; ``dys``: of y, one to three that are added first."""
     n = (_wide(x) - mean[:, None]) * rstd[:, None]
-    g = _wide(dy) if weight is None else _wide(dy) * weight
+    g = torch.stack([_wide(dy) for dy in dys]).sum(0)
+    g = g if weight is None else g * weight
     dx = g - n * (g * n).mean(1, keepdim=True)
     dx = (dx if rms else dx - g.mean(1, keepdim=True)) * rstd[:, None]
     return (dx if more is None else dx + more).to(x.dtype)

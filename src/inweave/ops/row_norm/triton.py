@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -40,8 +42,9 @@ def _norm_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    dy, x, weight, means, rstds, more, dx, rows, width,
+    dy, second, third, x, weight, means, rstds, more, dx, rows, width,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, RMS: tl.constexpr, WEIGHT: tl.constexpr, MORE: tl.constexpr,
+    USES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -50,6 +53,10 @@ def _gradient_kernel(
     at = row[:, None].to(tl.int64) * width + column[None, :]
     n = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(dy + at, mask=inside, other=0.0).to(tl.float32)
+    if USES > 1:
+        g += tl.load(second + at, mask=inside, other=0.0).to(tl.float32)
+    if USES > 2:
+        g += tl.load(third + at, mask=inside, other=0.0).to(tl.float32)
     rstd = tl.load(rstds + row, mask=row < rows, other=0.0)[:, None]
     if not RMS:
         n = n - tl.load(means + row, mask=row < rows, other=0.0)[:, None]
@@ -95,7 +102,7 @@ def row_norm(
 
 
 def row_norm_backward(
-    dy: torch.Tensor,
+    dys: Sequence[torch.Tensor],
     x: torch.Tensor,
     weight: torch.Tensor | None,
     mean: torch.Tensor,
@@ -108,7 +115,8 @@ def row_norm_backward(
     columns, count, tiles = _tiling(rows, width)
     dx = torch.empty_like(x)
     _gradient_kernel[(tiles,)](
-        dy, x, x if weight is None else weight, mean, rstd, x if more is None else more, dx, rows, width,
+        dys[0], dys[min(1, len(dys) - 1)], dys[-1], x, x if weight is None else weight, mean, rstd, x if more is None else more, dx, rows, width,
         WIDTH=columns, ROWS=count, RMS=rms, WEIGHT=weight is not None, MORE=more is not None,
+        USES=len(dys),
     )  # fmt: skip
     return dx

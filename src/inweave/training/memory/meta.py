@@ -23,7 +23,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from inweave.layers import lora_layers
 from inweave.models import vae
 from inweave.models.blueprint import Blueprint
-from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model, on_meta
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
@@ -67,6 +66,8 @@ def measure(
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
     if fused:
+        from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks
+
         for network in trained.values():
             fuse_blocks(network)
     side = (config.resolution or model.size) // model.patch * model.patch

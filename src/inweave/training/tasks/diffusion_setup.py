@@ -15,7 +15,6 @@ from inweave.errors import ConfigError
 from inweave.files.paths import exists, is_file
 from inweave.models import embedded
 from inweave.models.blueprint import Blueprint
-from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model, file_index, load_model
 from inweave.models.open import open_model
 from inweave.ops.device import DTYPES, choose_dtype
@@ -147,6 +146,8 @@ class LoadedDiffusionModel:
         return shard_model(self.model, self.task.networks, world)
 
     def fuse_blocks(self) -> None:
+        from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks, for seconds
+
         for network in self.task.networks.values():
             fuse_blocks(network)
 

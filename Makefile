@@ -113,8 +113,19 @@ $(PEERS)/site:
 test-gpu: $(SITE)
 	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider tests/gpu
 
+# figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`
+FIGURES := build/bench
+ON_GPU  := PYTHONPATH=src:.:$(SITE) python3 -m inweave
+
 bench-gpu: $(SITE) $(PEERS)/site
-	PYTHONPATH=src:.:$(SITE) python3 bench/weaving.py
+	mkdir -p $(FIGURES)
+	$(ON_GPU) bench kernels --json $(FIGURES)/kernels.json
+	$(ON_GPU) bench swap --json $(FIGURES)/swap.json
+	$(ON_GPU) bench step --model sdxl --batch 1 --peers-compiled --json $(FIGURES)/step-sdxl-1.json
+	$(ON_GPU) bench step --model sdxl --batch 4 --peers-compiled --json $(FIGURES)/step-sdxl-4.json
+	$(ON_GPU) bench step --model sd3.5-large --rank 16 --json $(FIGURES)/step-sd3.5-large.json
+	$(ON_GPU) bench step --model flux1-dev --rank 16 --peers-compiled --json $(FIGURES)/step-flux1-dev.json
+	$(ON_GPU) bench memory --model sdxl --json $(FIGURES)/memory-sdxl.json
 	PYTHONPATH=src:.:$(SITE):$(PEERS)/site python3 bench/optimizers.py
 	PYTHONPATH=src:.:$(SITE) python3 bench/training.py
 

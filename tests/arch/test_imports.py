@@ -60,7 +60,7 @@ ALLOWED = {
     "training": {"torch", "numpy", "PIL", "pydantic", "safetensors", "yaml", "accelerate"},
     "library": set(),
     "serve": {"PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"},
-    "bench": {"numpy", "PIL", "torch", "peft"},
+    "bench": {"numpy", "PIL", "torch", "peft", "safetensors"},
     "demo": {"PIL"},
     "cli": {"typer", "rich"},
     "__main__": set(),

@@ -31,6 +31,7 @@ from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
+from inweave.training.compilation import repeated_blocks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
@@ -177,80 +178,109 @@ def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> Tra
     return TrainConfig.of(**settings)
 
 
-def our_step(
-    case: StepCase, device: torch.device, dtype: torch.dtype, *, runs: int, warmup: int
-) -> tuple[StepFigures, list[str]]:
-    """Figures of this package, and the names of the modules that are trained."""
+@dataclass(frozen=True, slots=True)
+class ReadyStep:
+    """A step that can be done any number of times; ``loss``: of the last one; ``modules``: those with an adapter."""
+
+    update: Callable[[], None]
+    loss: Callable[[], float]
+    modules: Sequence[str]
+    notes: Callable[[], list[str]] = list
+
+
+def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> ReadyStep:
+    """This package's step, set up in the order of `inweave.training.session.prepare`."""
     config = step_config(case, device, dtype)
-    with fresh_memory(device):
-        model = random_model(case.model, device, dtype)
-        task = RandomTask(model, config)
-        trainable = attach_adapters(task.networks, config)
-        flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
-        step = Step(task, flat, config, World())
-        step.require_choices()
-        step.compile(model, 0, before=None)
-        if device.type == "cuda":
-            for network in task.networks.values():
-                fuse_blocks(network)
-        kernels = partial(step_kernels, device, deterministic=config.deterministic)
-        apply_checkpointing(task.networks, config.gradient_checkpointing, kernels, random=False)
-        batches = [random_batch(model, case.batch, case.size)]
-        numbers = iter(range(1_000_000))
+    model = random_model(case.model, device, dtype)
+    task = RandomTask(model, config)
+    trainable = attach_adapters(task.networks, config)
+    flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
+    step = Step(task, flat, config, World())
+    step.require_choices()
+    step.compile(model, 0, before=None)
+    if device.type == "cuda":
+        for network in task.networks.values():
+            fuse_blocks(network)
+    kernels = partial(step_kernels, device, deterministic=config.deterministic)
+    apply_checkpointing(task.networks, config.gradient_checkpointing, kernels, random=False)
+    batches = [random_batch(model, case.batch, case.size)]
+    numbers = iter(range(1_000_000))
 
-        def update() -> None:
-            step.run(next(numbers), RATE, batches)
+    def notes() -> list[str]:
+        events = [event["text"] for event in step.new_events(1)]
+        return events if bool(step.loss.isfinite()) else [*events, "the loss is not finite"]
 
-        update()
-        first = float(step.loss)
-        samples = wall_seconds(update, device, runs=runs, warmup=warmup)
-        notes = [event["text"] for event in step.new_events(1)]
-        notes += [] if bool(step.loss.isfinite()) else ["the loss is not finite"]
-        modules = [name for network in task.networks.values() for name in lora_layers(network)]
-        return StepFigures(*quantiles(samples), peak_bytes(device), first, tuple(notes)), modules
+    modules = [name for network in task.networks.values() for name in lora_layers(network)]
+    return ReadyStep(lambda: step.run(next(numbers), RATE, batches), lambda: float(step.loss), modules, notes)
 
 
-def peer_step(
-    case: StepCase, device: torch.device, dtype: torch.dtype, modules: list[str], kind: str, *, runs: int, warmup: int
-) -> StepFigures:
-    """The training step of diffusers' example scripts, with PEFT's layers on ``modules``."""
+def ready_peer(
+    case: StepCase, device: torch.device, dtype: torch.dtype, modules: Sequence[str], kind: str
+) -> ReadyStep:
+    """The step of diffusers' example scripts, with PEFT's layers on ``modules``; it recomputes everything or nothing."""
     from peft import LoraConfig
 
     captured = "captured" in kind
-    config = step_config(case, device, dtype)
+    model = random_model(case.model, device, dtype)
+    denoiser = model.denoiser
+    denoiser.add_adapter(
+        LoraConfig(r=case.rank, lora_alpha=case.rank, init_lora_weights="gaussian", target_modules=list(modules))
+    )
+    trainable = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
+    for parameter in trainable:
+        parameter.data = parameter.data.float()
+    if case.checkpointing != "off":
+        denoiser.enable_gradient_checkpointing()
+    denoiser.train()
+    if "compiled" in kind:
+        for block in repeated_blocks(denoiser):
+            block.compile(fullgraph=False)
+    task = RandomTask(model, step_config(case, device, dtype))
+    batch = random_batch(model, case.batch, case.size)
+    options: dict[str, Any] = {"fused": True, "capturable": True} if captured else {}
+    optimizer = torch.optim.AdamW(trainable, lr=RATE, **options)
+    losses: list[torch.Tensor] = []
+
+    def update() -> None:
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not captured):
+            loss = task.loss(batch)
+        losses[:] = [loss.detach()]
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(trainable, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=not captured)
+
+    return ReadyStep(update, lambda: float(losses[0]), modules)
+
+
+def our_step(
+    case: StepCase, device: torch.device, dtype: torch.dtype, *, runs: int, warmup: int
+) -> tuple[StepFigures, Sequence[str]]:
+    """Figures of this package, and the names of the modules that are trained."""
+    with fresh_memory(device):
+        step = ready_step(case, device, dtype)
+        step.update()
+        first = step.loss()
+        samples = wall_seconds(step.update, device, runs=runs, warmup=warmup)
+        return StepFigures(*quantiles(samples), peak_bytes(device), first, tuple(step.notes())), step.modules
+
+
+def peer_step(
+    case: StepCase,
+    device: torch.device,
+    dtype: torch.dtype,
+    modules: Sequence[str],
+    kind: str,
+    *,
+    runs: int,
+    warmup: int,
+) -> StepFigures:
+    """Figures of the peer; ``kind``: eager, compiled, captured, or compiled+captured."""
     with fresh_memory(device), without_cudnn_attention():
-        model = random_model(case.model, device, dtype)
-        denoiser = model.denoiser
-        denoiser.add_adapter(
-            LoraConfig(r=case.rank, lora_alpha=case.rank, init_lora_weights="gaussian", target_modules=modules)
-        )
-        trainable = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
-        for parameter in trainable:
-            parameter.data = parameter.data.float()
-        if case.checkpointing != "off":
-            denoiser.enable_gradient_checkpointing()
-        denoiser.train()
-        if "compiled" in kind:
-            compile_blocks(denoiser)
-        task = RandomTask(model, config)
-        batch = random_batch(model, case.batch, case.size)
-        options: dict[str, Any] = {"fused": True, "capturable": True} if captured else {}
-        optimizer = torch.optim.AdamW(trainable, lr=RATE, **options)
-
-        losses: list[torch.Tensor] = []
-
-        def update() -> None:
-            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32, cache_enabled=not captured):
-                loss = task.loss(batch)
-            losses[:] = [loss.detach()]
-            loss.backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(trainable, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=not captured)
-
-        update()
-        first = float(losses[0])
-        work = capture(update, device).replay if captured else update
+        step = ready_peer(case, device, dtype, modules, kind)
+        step.update()
+        first = step.loss()
+        work = capture(step.update, device).replay if "captured" in kind else step.update
         samples = wall_seconds(work, device, runs=runs, warmup=warmup)
         return StepFigures(*quantiles(samples), peak_bytes(device), first)
 
@@ -282,14 +312,6 @@ def step_operations(case: StepCase, dtype: torch.dtype) -> float:
 
 
 # the device
-
-
-def compile_blocks(network: Any) -> None:
-    """Compile the blocks a model repeats, where it names any; otherwise all of it."""
-    if getattr(network, "_repeated_blocks", None):
-        network.compile_repeated_blocks(fullgraph=False)
-    else:
-        network.compile()
 
 
 @contextmanager

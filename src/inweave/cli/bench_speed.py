@@ -137,7 +137,59 @@ def step(
         )  # fmt: skip
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"kernels": kernels, "step": step}
+def swap(
+    context: typer.Context,
+    model: ModelName = None,
+    rank: Rank = 32,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="How often each is timed.")] = 7,
+    peers: Peers = True,
+    device: DeviceName = None,
+    report: Report = None,
+) -> None:
+    """Measure swapping LoRAs in a full-size model with random weights, from memory and from files.
+
+    Example: inweave bench swap --model sdxl --json swap.json
+    """
+    with measuring("swap", context, device, report) as bench:
+        from inweave.bench.step import peer_kinds
+        from inweave.bench.swap import measure_swap
+
+        name, _ = bench.model(model, None)
+        beside = peers and bool(peer_kinds(bench.device, compiled=False))
+        bench.rows, bench.notes = measure_swap(
+            name, rank, bench.device, bench.dtype, bench.rates, runs=runs, peers=beside, progress=bench.progress
+        )
+
+
+def memory(
+    context: typer.Context,
+    model: ModelName = None,
+    batch: Batch = 1,
+    rank: Rank = 32,
+    size: PixelSize = None,
+    targets: Targets = "attention",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed.")] = 5,
+    peers: Peers = True,
+    device: DeviceName = None,
+    report: Report = None,
+) -> None:
+    """Measure the activation memory of a training step, and what gradient checkpointing saves and costs.
+
+    Example: inweave bench memory --model sdxl --batch 2 --json memory.json
+    """
+    with measuring("memory", context, device, report) as bench:
+        from inweave.bench.memory import measure_memory
+        from inweave.bench.step import StepCase, peer_kinds
+
+        name, pixels = bench.model(model, size)
+        beside = peers and bool(peer_kinds(bench.device, compiled=False))
+        bench.rows, bench.notes = measure_memory(
+            StepCase(name, batch, rank, pixels, targets), bench.device, bench.dtype, runs=steps, peers=beside,
+            progress=bench.progress,
+        )  # fmt: skip
+
+
+COMMANDS: dict[str, Callable[..., None]] = {"kernels": kernels, "step": step, "swap": swap, "memory": memory}
 
 
 @contextmanager

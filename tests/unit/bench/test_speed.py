@@ -16,8 +16,10 @@ pytest.importorskip("peft")
 from inweave.bench import step as stepping  # noqa: E402
 from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
 from inweave.bench.kernels import largest_error  # noqa: E402
+from inweave.bench.memory import measure_memory  # noqa: E402
 from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
 from inweave.bench.step import PEER, StepCase, measure_step, our_step, peer_step, step_operations  # noqa: E402
+from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
 from inweave.cli.app import app  # noqa: E402
 from inweave.errors import ConfigError, FormatError  # noqa: E402
@@ -123,6 +125,22 @@ def test_operations_of_a_step_are_those_of_the_layers() -> None:
     assert step_operations(StepCase("inweave/emoji", size=128), torch.float32) == pytest.approx(
         2 * forward_at_128_pixels, rel=0.2
     )
+
+
+def test_swaps_restore_the_base_and_are_compared_with_the_peers() -> None:
+    rows, notes = measure_swap("inweave/emoji", 2, CPU, torch.float32, Rates(1e12, 1e10), runs=1)
+    assert len(rows) == 7 and all(row.ours > 0 and row.peers[PEER] > 0 for row in rows)
+    assert all(row.limit for row in rows[:5])
+    assert "inweave/emoji: rank 2 on 56 weights, 1.137 M numbers, float32" in notes
+    assert any("afterwards, inweave: 0 of 7,366,440" in note for note in notes), notes
+
+
+def test_activation_memory_is_predicted_and_checkpointing_saves_some() -> None:
+    case = StepCase("inweave/emoji", rank=2, size=64)
+    (off, full), notes = measure_memory(case, CPU, torch.float32, runs=1, modes=("off", "full"), peers=False)
+    assert not notes and full.ours < 0.6 * off.ours and full.details["saved"] == pytest.approx(1 - full.ours / off.ours)
+    for row in (off, full):
+        assert row.details["predicted"] == pytest.approx(row.ours, rel=0.15) and row.unit == "GiB"
 
 
 def test_rows_and_figures() -> None:

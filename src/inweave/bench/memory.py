@@ -1,0 +1,84 @@
+"""Activation memory of a step: as planned, as measured, and what gradient checkpointing saves of it and costs in time.
+
+predicted   `inweave.training.memory.estimate`, from the meta device: what `--vram` plans with
+measured    the most bytes at once during a step, above what was there before it; as training itself measures its second step
+time        of an eager step, since a recorded one allocates nothing when it is replayed
+saved       the part of the memory of mode "off" that a mode does without; slower: its time over that of "off"
+peer        the same measurement of diffusers + PEFT, whose checkpointing is full or none
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from inweave.bench.models import published_blueprint
+from inweave.bench.report import Row
+from inweave.bench.step import (
+    GIB,
+    PEER,
+    ReadyStep,
+    StepCase,
+    fresh_memory,
+    ready_peer,
+    ready_step,
+    step_config,
+    without_cudnn_attention,
+)
+from inweave.bench.timing import wall_seconds
+from inweave.training.memory.estimate import estimate
+from inweave.training.memory.meter import StepMeter
+from inweave.training.memory.plan import MODES
+
+
+def measure_memory(
+    case: StepCase,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    runs: int = 5,
+    modes: Sequence[str] = MODES,
+    peers: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[list[Row], list[str]]:
+    """A row per mode of gradient checkpointing, in GiB, and notes."""
+    rows: list[Row] = []
+    notes: list[str] = []
+    first: tuple[int, float] | None = None
+    for mode in modes:
+        chosen = replace(case, checkpointing=mode, graph="off")
+        if progress is not None:
+            progress(chosen.name)
+        predicted = estimate(published_blueprint(case.model), step_config(chosen, device, dtype))["activation_bytes"]
+        with fresh_memory(device):
+            step = ready_step(chosen, device, dtype)
+            measured, seconds = _measure(step, device, runs)
+            modules, found = step.modules, step.notes()
+            del step
+        notes += [f"{mode}: {note}" for note in found]
+        first = first or (measured, seconds)
+        theirs: dict[str, float] = {}
+        if peers and mode != "selective":
+            try:
+                with fresh_memory(device), without_cudnn_attention():
+                    theirs[PEER] = _measure(ready_peer(chosen, device, dtype, modules, "eager"), device, 1)[0] / GIB
+            except Exception as error:  # a peer that fails is a result too
+                notes.append(f"{PEER}, {mode}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        details = {
+            "predicted": predicted / GIB, "predicted / measured": predicted / measured, "ms": seconds * 1e3,
+            "saved": 1 - measured / first[0], "slower": seconds / first[1],
+        }  # fmt: skip
+        rows.append(Row(f"activation memory, {chosen.name}", "GiB", measured / GIB, theirs, None, details))
+    return rows, notes
+
+
+def _measure(step: ReadyStep, device: torch.device, runs: int) -> tuple[int, float]:
+    """(bytes of the second step, median seconds of later ones)"""
+    meter = StepMeter(device, 0)
+    meter(step.update)
+    record = meter(step.update)
+    assert record is not None, "the second step is measured"
+    return int(record["measured_bytes"]), statistics.median(wall_seconds(step.update, device, runs=runs))

@@ -56,9 +56,9 @@ def measure_memory(
         with fresh_memory(device):
             step = ready_step(chosen, device, dtype)
             measured, seconds = _measure(step, device, runs)
-            modules, found = step.modules, step.notes()
+            modules, remarks = step.modules, step.notes()
             del step
-        notes += [f"{mode}: {note}" for note in found]
+        notes += [f"{mode}: {note}" for note in remarks]
         first = first or (measured, seconds)
         theirs: dict[str, float] = {}
         if peers and mode != "selective":

@@ -26,6 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from inweave.bench.models import published_blueprint, random_batch, random_model
 from inweave.bench.report import Row
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
+from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model
@@ -38,6 +39,7 @@ from inweave.training.distributed.world import World
 from inweave.training.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.meta import FusedAttention, blank
+from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
 from inweave.training.tasks.base import Tensors
@@ -61,16 +63,16 @@ class StepCase:
     graph: str = "on"
     compile: str = "off"
     checkpointing: str = "off"
-    quantize: str | None = None
-    deterministic: bool = True
+    quantize: str = "off"
+    deterministic: bool = False
 
     @property
     def name(self) -> str:
         parts = [self.model, f"batch {self.batch}", f"{self.size} pixels", f"rank {self.rank} on {self.targets}"]
         parts += [f"checkpointing {self.checkpointing}"] if self.checkpointing != "off" else []
-        parts += [f"{self.quantize} base"] if self.quantize else []
+        parts += [f"{self.quantize} base"] if self.quantize != "off" else []
         parts += ["compiled"] if self.compile == "on" else []
-        parts += [] if self.deterministic else ["not deterministic"]
+        parts += ["deterministic"] if self.deterministic else []
         return ", ".join([*parts, "CUDA graph" if self.graph == "on" else "eager"])
 
 
@@ -170,11 +172,9 @@ def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> Tra
     settings: dict[str, Any] = {
         "dataset": "-", "rank": case.rank, "targets": case.targets, "batch_size": case.batch, "resolution": case.size,
         "gradient_checkpointing": case.checkpointing, "graph": case.graph, "compile": case.compile,
-        "deterministic": case.deterministic, "learning_rate": RATE, "max_grad_norm": 1.0,
+        "deterministic": case.deterministic, "quantize": case.quantize, "learning_rate": RATE, "max_grad_norm": 1.0,
         "precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"), "device": str(device),
     }  # fmt: skip
-    if case.quantize is not None:
-        settings["quantize"] = case.quantize
     return TrainConfig.of(**settings)
 
 
@@ -197,6 +197,9 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     flat = FlatParameters(trainable.parameters, trainable.multipliers, device)
     step = Step(task, flat, config, World())
     step.require_choices()
+    if problems := quantize_problems(model.denoiser, config, device):
+        raise ConfigError(problems)
+    remarks = [quantize_denoiser(model, device)] if config.quantize != "off" else []
     step.compile(model, 0, before=None)
     if device.type == "cuda":
         for network in task.networks.values():
@@ -207,7 +210,7 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     numbers = iter(range(1_000_000))
 
     def notes() -> list[str]:
-        events = [event["text"] for event in step.new_events(1)]
+        events = [*remarks, *(event["text"] for event in step.new_events(1))]
         return events if bool(step.loss.isfinite()) else [*events, "the loss is not finite"]
 
     modules = [name for network in task.networks.values() for name in lora_layers(network)]

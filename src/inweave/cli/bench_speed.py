@@ -37,6 +37,13 @@ class Checkpointing(StrEnum):
     full = "full"
 
 
+class Quantize(StrEnum):
+    """What the frozen base is multiplied in."""
+
+    off = "off"
+    fp8 = "fp8"
+
+
 Report = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write the figures to this file as JSON.", show_default="none"),
@@ -102,14 +109,14 @@ def step(
     compiled: Annotated[Switch, typer.Option("--compile", help="Compile the model's blocks: off, on.")] = Switch.off,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic/--no-deterministic", help="Give the same bits in every run, as training does."),
-    ] = True,
+        typer.Option("--deterministic/--no-deterministic", help="Give the same bits in every run."),
+    ] = False,
     checkpointing: Annotated[
         Checkpointing, typer.Option("--gradient-checkpointing", help="off, selective or full.")
     ] = Checkpointing.off,
     quantize: Annotated[
-        str | None, typer.Option("--quantize", help="Quantize the frozen base, as in training.", show_default="no")
-    ] = None,
+        Quantize, typer.Option("--quantize", help="Quantize the frozen base: off, fp8.")
+    ] = Quantize.off,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed.")] = 10,
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them.")] = 4,
     peers: Peers = True,
@@ -129,7 +136,7 @@ def step(
         name, pixels = bench.model(model, size)
         recorded = graph or (Switch.on if bench.device.type == "cuda" else Switch.off)
         case = StepCase(
-            name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize, deterministic
+            name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize.value, deterministic
         )  # fmt: skip
         kinds = peer_kinds(bench.device, compiled=peers_compiled) if peers else []
         bench.rows, bench.notes = measure_step(
@@ -155,9 +162,9 @@ def swap(
         from inweave.bench.swap import measure_swap
 
         name, _ = bench.model(model, None)
-        beside = peers and bool(peer_kinds(bench.device, compiled=False))
+        with_peers = peers and bool(peer_kinds(bench.device, compiled=False))
         bench.rows, bench.notes = measure_swap(
-            name, rank, bench.device, bench.dtype, bench.rates, runs=runs, peers=beside, progress=bench.progress
+            name, rank, bench.device, bench.dtype, bench.rates, runs=runs, peers=with_peers, progress=bench.progress
         )
 
 
@@ -182,9 +189,9 @@ def memory(
         from inweave.bench.step import StepCase, peer_kinds
 
         name, pixels = bench.model(model, size)
-        beside = peers and bool(peer_kinds(bench.device, compiled=False))
+        with_peers = peers and bool(peer_kinds(bench.device, compiled=False))
         bench.rows, bench.notes = measure_memory(
-            StepCase(name, batch, rank, pixels, targets), bench.device, bench.dtype, runs=steps, peers=beside,
+            StepCase(name, batch, rank, pixels, targets), bench.device, bench.dtype, runs=steps, peers=with_peers,
             progress=bench.progress,
         )  # fmt: skip
 

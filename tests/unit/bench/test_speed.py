@@ -110,6 +110,7 @@ def test_bad_requests_are_one_line() -> None:
         (["--size", "61"], "multiples of 8"),
         (["--graph", "on"], "only CUDA devices have graphs"),
         (["--compile", "on"], "blocks are compiled for CUDA devices"),
+        (["--quantize", "fp8"], 'quantize = "fp8"'),
         (["--targets", "to_z"], "to_z"),
     ):
         code, output = run("step", "--device", "cpu", "--no-peers", *arguments)

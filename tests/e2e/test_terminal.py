@@ -81,6 +81,27 @@ def test_off_a_terminal_there_is_a_line(tmp_path: Path) -> None:
     assert (plain.returncode, plain.stderr) == (0, "resizing\n"), plain.stderr
 
 
+def test_a_slow_reader_says_so_off_a_terminal_and_a_quick_one_is_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from inweave.cli import progress
+
+    for wait, expected in ((30.0, ""), (0.05, "reading files\nreading files: 3/9\n")):
+        monkeypatch.setattr(progress, "EVERY", wait)
+        with progress.display(delay=progress.LATE) as lines:
+            lines.start("reading files")
+            deadline = time.monotonic() + 10
+            while wait < 1 and not lines._printed and time.monotonic() < deadline:
+                time.sleep(0.02)
+            time.sleep(0.1)
+            lines.update("reading files", 3, 9)
+        assert capsys.readouterr().err == expected
+    with progress.display(True, delay=progress.LATE) as lines:  # --json
+        lines.start("reading files")
+        time.sleep(0.2)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_slow_reader_shows_a_bar_and_a_quick_one_does_not() -> None:
     """The timer shows what is being done although nothing reports progress."""
     from inweave.cli.progress import Display

@@ -51,7 +51,7 @@ def embedded(
     Example: inweave bench embedded --captions 64
     """
     require("generate", as_json)
-    with reporting_errors(as_json), display(as_json) as progress:
+    with reporting_errors(as_json), display(as_json, plain=True) as progress:
         started = time.perf_counter()
         loras = dict(_style_and_file(text) for text in lora) if lora else None
         progress.start("loading inweave/emoji")
@@ -102,7 +102,7 @@ def lora_cost(
     Example: inweave bench lora --lora pixel:0.8
     """
     require("generate", as_json)
-    with reporting_errors(as_json), display(as_json) as progress:
+    with reporting_errors(as_json), display(as_json, plain=True) as progress:
         progress.start("loading inweave/emoji")
         from inweave.bench.cost import measure_cost
         from inweave.generate.pipeline import pipeline

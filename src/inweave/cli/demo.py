@@ -30,7 +30,7 @@ def demo(
     Example: inweave demo --out demo
     """
     require("generate", as_json)
-    with reporting_errors(as_json), display(as_json) as progress:
+    with reporting_errors(as_json), display(as_json, plain=True) as progress:
         ensure_new(out / "index.html", force)
         progress.start("starting")
         from inweave.demo.page import write_page

@@ -4,8 +4,8 @@
 
 The bar is on the screen before libraries are imported, so no command starts in silence. A narrow terminal gets a short bar;
 NO_COLOR is honored. Elsewhere (a pipe, a log file, a dumb terminal, --json) there is no bar: `line` prints plain lines, and where
-``plain`` is set so do activities, when they start and every few seconds. Commands that read files show a bar only if they
-take long (``delay``), so that they need not wait for rich: a timer shows what they do if nothing else did by then.
+``plain`` is set so do activities, when they start and every few seconds. Commands that read files show a bar, or such lines,
+only if they take long (``delay``), so that they need not wait for rich: a timer shows what they do if nothing else did by then.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ EVERY = 2.0  #: seconds between plain lines about one activity
 class Display:
     """A bar that shows one activity at a time, with lines above it; without a terminal, the lines only."""
 
-    def __init__(self, bar: Progress | None = None, *, plain: bool = False, delay: float | None = None) -> None:
+    def __init__(
+        self, bar: Progress | None = None, *, plain: bool = False, delay: float | None = None, lines_after: float = 0.0
+    ) -> None:
         self._bar = bar
         self._plain = plain
+        self._lines_after = lines_after  # seconds before which there are no plain lines
         self._delay = delay  # seconds after which a bar is made; None: there is one, or never will be
         self._started = time.monotonic()
         self._task: TaskID | None = None
@@ -52,17 +55,18 @@ class Display:
         """Show what is being done now, of which nobody knows how long it takes."""
         with self._lock:
             self.update(activity, 0, None, detail="")
-            if self._delay is not None:
-                if self._timer is not None:
-                    self._timer.cancel()
-                left = max(self._started + self._delay - time.monotonic(), 0.0)
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._delay is not None or self._lines_after:
+                wait = self._delay if self._delay is not None else self._lines_after
+                left = max(self._started + wait - time.monotonic(), 0.0)
                 self._timer = threading.Timer(left + 0.01, self._show_late, (activity,))
                 self._timer.daemon = True
                 self._timer.start()
 
     def _show_late(self, activity: str) -> None:
         with self._lock:
-            if self._delay is not None:  # no bar so far, and not stopped
+            if self._delay is not None or self._lines_after:  # nothing so far, and not stopped
                 self.update(activity, 0, None, detail="")
 
     def update(self, activity: str, done: int, total: int | None, detail: str | None = None) -> None:
@@ -105,12 +109,16 @@ class Display:
             if self._bar is not None:
                 self._bar.stop()
                 self._bar = None
-            self._delay = None
+            self._delay, self._lines_after = None, 0.0
 
     def _print(self, activity: str, done: int, total: int | None, detail: str | None) -> None:
         """The same as a plain line, if it is time for one."""
         now = time.monotonic()
-        if not self._plain or (activity == self._activity and now - self._printed < EVERY):
+        if (
+            not self._plain
+            or now - self._started < self._lines_after
+            or (activity == self._activity and now - self._printed < EVERY)
+        ):
             return
         self._activity, self._printed = activity, now
         figures = (f"{done}/{total}" if total is not None else "") if detail is None else detail
@@ -125,7 +133,13 @@ def display(quiet: bool = False, *, plain: bool = False, delay: float | None = N
     """
     watched = sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
     if quiet or not watched:
-        yield Display(plain=plain and not quiet)
+        lines = Display(
+            plain=not quiet and (plain or delay is not None), lines_after=EVERY if delay is not None else 0.0
+        )
+        try:
+            yield lines
+        finally:
+            lines.stop()
         return
     screen = Display(delay=delay) if delay is not None else Display(_new_bar())
     if screen._bar is not None:

@@ -133,7 +133,7 @@ def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
     from inweave.training.distributed.env import launched
 
     first = launched()[1] == 0
-    with display(quiet=as_json or not first) as progress:
+    with display(quiet=as_json or not first, plain=True) as progress:
         progress.start("starting")
         from inweave.training.output.log import finite
         from inweave.training.output.result import STOPPED
@@ -193,7 +193,7 @@ def record_figures(record: Mapping[str, Any]) -> str:
 
 
 def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) -> None:
-    with display(as_json) as progress:
+    with display(as_json, plain=True) as progress:
         progress.start("checking the dataset")
         from inweave.training.session import check
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from inweave.cli.app import app
@@ -192,3 +193,23 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(folder: Path) -> None:
     ):  # fmt: skip
         code, output = run("generate", "x", *arguments)
         assert code == 2 and "loading" not in output, output
+
+
+def test_inspect_shows_dates_repeats_tags_steps_and_clip_skip_as_people_read_them(folder: Path) -> None:
+    metadata = {
+        "ss_training_started_at": "1700000000.5", "ss_training_finished_at": "soon", "modelspec.date": "2024-05-01T10:00:00",
+        "ss_dataset_dirs": json.dumps({"10_dog": {"n_repeats": 10, "img_count": 15}}), "ss_steps": "1500", "ss_clip_skip": "None",
+        "ss_tag_frequency": json.dumps({"10_dog": {"dog": 15, "grass": 4}}),
+    }  # fmt: skip
+    save_file(load_file(PIXEL), folder / "a.safetensors", metadata)
+    page = run("inspect", "a.safetensors")[1]
+    for text in (
+        "2023-11-14 22:13:20 UTC", "soon", "2024-05-01T10:00:00", "10_dog: 15 images x 10 repeats", "dog (15), grass (4)", "1500",
+    ):  # fmt: skip
+        assert text in page, text
+    settings = json.loads(run("inspect", "a.safetensors", "--json")[1])["training"]
+    assert (settings["started_at"], settings["clip_skip"], settings["steps"]) == (
+        "2023-11-14 22:13:20 UTC",
+        "1",
+        "1500",
+    )

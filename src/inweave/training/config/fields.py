@@ -153,7 +153,7 @@ class Settings(CheckedModel):
     caption_extensions: tuple[str, ...] = _captions(
         (".txt", ".caption"), "extensions of caption files next to images, in order of preference"
     )
-    caption: str | None = _captions(None, "one caption for all images")
+    caption: str | None = _captions(None, "one caption for all images that have none, which may be empty")
     caption_dropout: Fraction = _captions(
         0.0, "probability of an empty caption, which keeps classifier-free guidance working"
     )

@@ -89,7 +89,7 @@ def read_dataset(
         if isinstance(info, str) or each.path in mask_problems or each.mask in unusable:
             continue
         mask = "alpha" if each.mask is None and info.has_alpha and each.subset.alpha_mask else each.mask
-        captions = each.captions or ((caption,) if caption and not each.regularization else ())
+        captions = each.captions or ((caption,) if caption is not None and not each.regularization else ())
         example = replace(each, size=info.size, sha256=info.sha256, mask=mask, captions=captions)
         if mask == "alpha":
             example = replace(example, mask_is_black=info.black)

@@ -93,6 +93,17 @@ def test_the_loss_of_sd3_and_its_alpha() -> None:
     assert (c.timestep_sampling, c.timestep_shift, c.sigma_weighting) == ("uniform", 3.0, 0)
 
 
+def test_which_captions_dreambooth_uses() -> None:
+    script = "dreambooth/train_dreambooth_lora_sdxl"
+    c = command(script, '--instance_data_dir=x --instance_prompt=""').config
+    assert (c.caption, c.caption_extensions) == ("", (".no-captions",)), "text files beside images are not read"
+    hub = "--dataset_name=a/b --instance_prompt=temp"
+    assert command(script, hub, dataset="x").config.caption == "temp"
+    result = command(script, f"{hub} --caption_column=text", dataset="x")
+    assert result.config.caption is None
+    assert "instance_prompt: the captions in caption_column are used instead" in result.notes
+
+
 def test_dreambooth_on_qwen_image_and_z_image() -> None:
     result = command("dreambooth/train_dreambooth_lora_qwen_image", f"{DOG} --rank=16 --mixed_precision=bf16")
     c = result.config

@@ -69,6 +69,8 @@ def test_a_caption_for_all_fills_only_what_is_missing(tmp_path: Path) -> None:
     picture(tmp_path / "reg" / "c.png")
     result = read_dataset(tmp_path, caption="default")
     assert [example.captions for example in result.examples] == [("own",), ("default",), ()]
+    empty = read_dataset(tmp_path, caption="")
+    assert ("",) in [each.captions for each in empty.examples], "one that is empty was asked for"
 
 
 def test_numbered_folders_repeat_and_name_their_class(tmp_path: Path) -> None:

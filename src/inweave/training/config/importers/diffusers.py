@@ -146,6 +146,13 @@ def _finish(out: Translation, settings: OtherSettings, task: str, implied: Other
         settings.get("upcast_before_saving") or False
     )
     fields["save_dtype"] = fields["precision"] if half else "fp32"
+    if task == "dreambooth" and settings.get("dataset_name") and settings.get("caption_column"):
+        fields.pop("caption", None)  # every image has one of its own
+        out.mapping.pop("instance_prompt", None)
+        out.note("instance_prompt", "the captions in caption_column are used instead")
+    elif task == "dreambooth":
+        fields.setdefault("caption", "")
+        fields["caption_extensions"] = [".no-captions"]  # text files beside images are not read there
     _dataset(out, settings, task)
     _times(out, settings)
     if trained and task == "dreambooth" and out.family != "sd" and settings.get("adam_weight_decay_text_encoder") != 0:

@@ -41,6 +41,7 @@ def test_text_to_image_on_sd() -> None:
     assert re.fullmatch(c.targets[0], "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_out.0")
     assert not re.fullmatch(c.targets[0], "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.2")
     assert [line.partition(":")[0] for line in result.no_equivalent] == ["dataset_name"]
+    assert (c.sample_prompts, c.sample_every_epochs) == (("a robot",), 1)
 
 
 def test_dreambooth_on_sdxl_with_a_prior() -> None:

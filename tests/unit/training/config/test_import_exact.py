@@ -65,7 +65,7 @@ def refusal(error: pytest.ExceptionInfo[ConfigError]) -> str:
 
 
 def test_every_trainer_has_a_table_of_defaults_with_its_version() -> None:
-    assert trainers().keys() == {"kohya", "kohya_ss", "onetrainer", "ai_toolkit", "simpletuner", "models"}
+    assert trainers().keys() == {"kohya", "kohya_ss", "onetrainer", "ai_toolkit", "simpletuner", "diffusers", "models"}
     assert all(len(version) > 10 for version in trainers().values())
     kohya = defaults("kohya", "values")
     assert (kohya["network_dim"], kohya["network_alpha"], kohya["learning_rate"], kohya["max_train_steps"]) == (

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
+from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.config.importers.optimizers import SCHEDULES, optimizer, with_library_defaults
 from inweave.training.config.importers.targets import FLOW
@@ -52,27 +53,6 @@ _FAMILIES: Final = {
     "": "sd", "sdxl": "sdxl", "flux": "flux", "sd3": "sd3", "qwen_image": "qwen_image", "z_image": "z_image",
 }  # fmt: skip
 
-#: what the scripts do where an option is not given, as of diffusers 0.35 (2025-08), Z-Image of 0.36; the later tables over the
-#: earlier ones. Without `lora_alpha` the alpha is the rank.
-_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
-    "": {"rank": 4, "learning_rate": 1e-4, "gradient_accumulation_steps": 1, "gradient_checkpointing": False,
-         "mixed_precision": "no", "lr_scheduler": "constant", "lr_warmup_steps": 500, "adam_beta1": 0.9, "adam_beta2": 0.999,
-         "adam_epsilon": 1e-8, "adam_weight_decay": 1e-2, "max_grad_norm": 1.0, "checkpointing_steps": 500, "center_crop": False,
-         "random_flip": False, "train_text_encoder": False, "resolution": 512, "optimizer": "AdamW"},
-    "text_to_image": {"train_batch_size": 16, "num_train_epochs": 100},
-    "dreambooth": {"train_batch_size": 4, "num_train_epochs": 1, "prior_loss_weight": 1.0, "with_prior_preservation": False},
-    "dreambooth sd": {"learning_rate": 5e-4},
-    "text_to_image sdxl": {"resolution": 1024},
-    "dreambooth sdxl": {"resolution": 1024, "text_encoder_lr": 5e-6, "adam_weight_decay": 1e-4},
-    "dreambooth flux": {"text_encoder_lr": 5e-6, "adam_weight_decay": 1e-4, "guidance_scale": 3.5, "weighting_scheme": "none",
-                        "logit_mean": 0.0, "logit_std": 1.0, "lora_alpha": 4},
-    "dreambooth sd3": {"text_encoder_lr": 5e-6, "adam_weight_decay": 1e-4, "weighting_scheme": "logit_normal",
-                       "logit_mean": 0.0, "logit_std": 1.0, "precondition_outputs": 1},
-    "dreambooth qwen_image": {"adam_weight_decay": 1e-4, "weighting_scheme": "none", "logit_mean": 0.0, "logit_std": 1.0,
-                              "lora_alpha": 4},
-    "dreambooth z_image": {"adam_weight_decay": 1e-4, "weighting_scheme": "none", "logit_mean": 0.0, "logit_std": 1.0,
-                           "lora_alpha": 4},
-}  # fmt: skip
 _ATTENTION = r".*\.(to_q|to_k|to_v|to_out\.0)"
 _JOINT = r"to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out"
 _TARGETS: Final = {
@@ -100,9 +80,7 @@ def import_diffusers(settings: Mapping[str, Any], out: Translation) -> dict[str,
         name: value for name, value in settings.items() if value is not None and value != "" and name != "script"
     }
     ensure_plain_base(entries.get("pretrained_model_name_or_path", ""), "pretrained_model_name_or_path")
-    values: dict[str, Any] = {}
-    for section in ("", task, f"{task} {out.family}"):
-        values |= _DEFAULTS.get(section, {})
+    values = defaults("diffusers", "values", task, f"{task} {out.family}")
     if "lora_rank" in entries:
         values.pop("rank")
     if parse_bool(entries.get("use_8bit_adam") or False) and "optimizer" not in entries:

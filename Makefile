@@ -91,7 +91,7 @@ BUNDLE := .gpu-bundle
 SITE   := $(BUNDLE)/site
 PEERS  := $(BUNDLE)/peers
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
-	markdown-it-py mdurl pygments click
+	markdown-it-py mdurl pygments click pytest-xdist execnet
 
 gpu-bundle: $(VENV)/.base
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
@@ -111,7 +111,7 @@ $(PEERS)/site:
 	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
 
 test-gpu: $(SITE)
-	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider tests/gpu
+	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 8 --dist worksteal --durations=20 tests/gpu
 
 # figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`
 FIGURES := build/bench

@@ -236,31 +236,3 @@ def test_layers_of_equal_blocks_share_one_compiled_program() -> None:
                 }
             block(x).sum().backward()
     assert counter.frame_count == 1
-
-
-@pytest.mark.parametrize("of_x", [True, False])
-def test_compiled_layers_add_to_the_same_buffers(of_x: bool) -> None:
-    model = network("a", dtype=torch.bfloat16)
-    x = torch.randn(3, WIDTH).bfloat16().requires_grad_(of_x)
-    flat = torch.zeros(1000)
-    buffers, start = [], 0
-    for layer in layers(model):
-        branch = layer.branch("a").float()
-        copies = {}
-        for role, factor in branch.roles().items():
-            buffers.append(flat[start : start + factor.numel()].view(factor.shape).data)
-            copies[role] = Rounded(factor.detach().bfloat16(), buffers[-1])
-            start += 64
-        branch.rounded = copies
-    results = []
-    for function in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-        flat.fill_(1)
-        x.grad = None
-        for _ in range(2):
-            y = function(x)
-            y.float().square().sum().backward()
-        results.append([y.detach(), flat.clone(), *([x.grad] if of_x else [])])
-        assert all(parameter.grad is None for parameter in model.parameters())
-    assert bool((results[0][1] != 1).any())
-    for eager, compiled in zip(*results, strict=True):
-        assert torch.equal(eager, compiled)

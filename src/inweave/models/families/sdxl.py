@@ -52,7 +52,6 @@ class StableDiffusionXL(UNetFamily):
             "text_encoder_learning_rate": 1e-5,
         }
     }
-    compile_saving = 0.007
     pipeline = "StableDiffusionXLPipeline"
     inpaint_pipeline = "StableDiffusionXLInpaintPipeline"
     index_options: ClassVar[Mapping[str, Any]] = {

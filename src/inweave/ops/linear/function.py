@@ -1,10 +1,9 @@
 """The operation for autograd: a function for eager mode and CUDA graphs, an operator for compiled regions.
 
-    eager      `autograd.Function`
-    compiled   `torch.ops.inweave.lora_linear`, with a gradient of its own
+    eager      `autograd.Function`: gradients of the factors go straight into the buffers of `Rounded.grads`
+    compiled   `torch.ops.inweave.lora_linear` with its own gradient; the factors' gradients are returned
 
-With `Rounded.grads` the factors' gradients are added to these buffers by the products themselves, and autograd is told of
-none. Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
+Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
 needs is not computed: no dX where x needs no gradient, nothing for frozen factors. A second derivative raises an error.
 """
 
@@ -21,8 +20,7 @@ from inweave.ops.linear.dispatch import backward, forward
 class Rounded(NamedTuple):
     """A factor's copy in the dtype of the inputs, valid for one forward and backward pass.
 
-    ``grads``: a buffer like the factor, float32: the backward pass adds to it and leaves the factor's `.grad` alone. It needs
-    a version counter of its own (`.data` of a view): a compiled program would take a neighbor's gradient for a change of it.
+    ``grads``: a buffer like the factor, float32: eager backward passes add to it and leave the factor's `.grad` alone.
     """
 
     values: torch.Tensor
@@ -45,11 +43,9 @@ def lora_linear(
     x, W and b have one dtype; the factors are rounded to it, once, unless `Rounded` copies are given.
     """
     if torch.compiler.is_compiling():
-        low_down, into_down = (None, None) if rounded_down is None else rounded_down
-        low_up, into_up = (None, None) if rounded_up is None else rounded_up
-        y: torch.Tensor = torch.ops.inweave.lora_linear(
-            x, weight, bias, down, up, scale, low_down, low_up, into_down, into_up
-        )[0]
+        low_down = None if rounded_down is None else rounded_down.values
+        low_up = None if rounded_up is None else rounded_up.values
+        y: torch.Tensor = torch.ops.inweave.lora_linear(x, weight, bias, down, up, scale, low_down, low_up)[0]
         return y
     result: torch.Tensor = _LoraLinear.apply(x, weight, bias, down, up, scale, rounded_down, rounded_up)  # type: ignore[no-untyped-call]
     return result
@@ -72,7 +68,7 @@ class _LoraLinear(torch.autograd.Function):
         low_up = up.to(x.dtype) if rounded_up is None else rounded_up.values
         with torch._C._AutoDispatchBelowAutograd():  # gradients are this function's
             y: torch.Tensor
-            y, hidden = torch.ops.inweave.lora_linear(x, weight, bias, low_down, low_up, scale, None, None, None, None)
+            y, hidden = torch.ops.inweave.lora_linear(x, weight, bias, low_down, low_up, scale, None, None)
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
         ctx.save_for_backward(
             x if of_down else None, hidden if of_up else None, weight if of_x else None, low_down, low_up
@@ -108,14 +104,13 @@ class _LoraLinear(torch.autograd.Function):
 
 torch.library.define(
     "inweave::lora_linear",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down, Tensor? low_up,"
-    " Tensor? into_down, Tensor? into_up) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down, Tensor? low_up)"
+    " -> (Tensor, Tensor)",
 )
 torch.library.define(
     "inweave::lora_linear_backward",
     "(Tensor grad_out, Tensor x, Tensor hidden, Tensor weight, Tensor down, Tensor up, float scale, Tensor? low_down,"
-    " Tensor? low_up, Tensor(a!)? into_down, Tensor(b!)? into_up, bool of_x, bool of_down, bool of_up)"
-    " -> (Tensor, Tensor, Tensor)",
+    " Tensor? low_up, bool of_x, bool of_down, bool of_up) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -129,8 +124,6 @@ def _forward(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    into_down: torch.Tensor | None,
-    into_up: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return forward(
         x, weight, bias,
@@ -147,8 +140,6 @@ def _forward_shapes(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    into_down: torch.Tensor | None,
-    into_up: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = x.shape[:-1].numel()
     return x.new_empty(*x.shape[:-1], weight.shape[0]), x.new_empty(rows, down.shape[0])
@@ -165,23 +156,15 @@ def _backward(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    into_down: torch.Tensor | None,
-    into_up: torch.Tensor | None,
     of_x: bool,
     of_down: bool,
     of_up: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    fresh = into_down is None and into_up is None
-    grad_down, grad_up = _empty(down, of_down and into_down is None), _empty(up, of_up and into_up is None)
-    if not fresh:  # one factor may have a buffer and the other none
-        grad_down.zero_()
-        grad_up.zero_()
+    grad_down, grad_up = (_empty(like, needed) for like, needed in ((down, of_down), (up, of_up)))
     grad_x = backward(
         grad_out, x, hidden, weight,
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
-        grad_x=of_x, fresh=fresh,
-        grad_down=None if not of_down else grad_down if into_down is None else into_down,
-        grad_up=None if not of_up else grad_up if into_up is None else into_up,
+        grad_x=of_x, grad_down=grad_down if of_down else None, grad_up=grad_up if of_up else None, fresh=True,
     )  # fmt: skip
     return _empty(x, False) if grad_x is None else grad_x, grad_down, grad_up
 
@@ -196,13 +179,11 @@ def _backward_shapes(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    into_down: torch.Tensor | None,
-    into_up: torch.Tensor | None,
     of_x: bool,
     of_down: bool,
     of_up: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _empty(x, of_x), _empty(down, of_down and into_down is None), _empty(up, of_up and into_up is None)
+    return _empty(x, of_x), _empty(down, of_down), _empty(up, of_up)
 
 
 def _empty(like: torch.Tensor, needed: bool) -> torch.Tensor:
@@ -210,28 +191,23 @@ def _empty(like: torch.Tensor, needed: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, weight, _, down, up, scale, *copies = inputs
-    ctx.save_for_backward(x, output[1], weight, down, up, *copies)
+    x, weight, _, down, up, scale, low_down, low_up = inputs
+    ctx.save_for_backward(x, output[1], weight, down, up, low_down, low_up)
     ctx.scale = scale
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if grad_out is None:
-        return (None,) * 10
-    x, hidden, weight, down, up, low_down, low_up, into_down, into_up = ctx.saved_tensors
+        return (None,) * 8
+    x, hidden, weight, down, up, low_down, low_up = ctx.saved_tensors
     of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
     grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
-        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, into_down, into_up, of_x, of_down, of_up
+        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, of_x, of_down, of_up
     )
     return (
-        grad_x if of_x else None,
-        None,
-        None,
-        grad_down if of_down and into_down is None else None,
-        grad_up if of_up and into_up is None else None,
-        *(None,) * 5,
-    )
+        grad_x if of_x else None, None, None, grad_down if of_down else None, grad_up if of_up else None, None, None, None,
+    )  # fmt: skip
 
 
 torch.library.register_fake("inweave::lora_linear", _forward_shapes)

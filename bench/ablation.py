@@ -1,0 +1,165 @@
+"""Variants of a training step on one GPU: its time, whether it repeats its bits, and where the time goes.
+
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/ablation.py sdxl sdxl:plain sdxl:unfused:4 flux1-dev:compile,profile
+
+MODEL[:FLAG,FLAG...[:BATCH]]
+flash       torch's own attention without cuDNN in place of measured kernels
+unfused     diffusers' blocks as they are
+plain       LoRA layers by the general path
+cublas      the adapter's backward pass by cuBLAS alone
+compile, eager, deterministic, fp8, full, selective       as the settings of training
+listed      Flux: the modules that diffusers' example script trains
+profile     kernels by kind, on the screen and in $OUT/profile_*.txt
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from collections import Counter
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inweave.bench.models import random_batch, random_model
+from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
+from inweave.bench.timing import quantiles, wall_seconds
+from inweave.layers import fused, lora_layers
+from inweave.models.fused_blocks import fuse_blocks
+from inweave.ops.attention import MeasuredAttention
+from inweave.ops.linear import dispatch
+from inweave.training import kernels
+from inweave.training.adapters.attach import attach_adapters
+from inweave.training.config.schema import TrainConfig
+from inweave.training.distributed.world import World
+from inweave.training.memory.checkpointing import apply_checkpointing
+from inweave.training.memory.quantization import quantize_denoiser
+from inweave.training.optim.flat import FlatParameters
+from inweave.training.step import Step
+
+DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
+RANKS = {"flux1-dev": 16, "sd3.5-large": 16}
+LISTED = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
+          "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"]  # fmt: skip
+#: words in a kernel's name -> what it belongs to; the first that fits
+KINDS = {
+    "copies": ("memcpy", "memset"),
+    "attention": ("flash", "fmha", "attention", "sdpa"),
+    "convolution": ("conv", "fprop", "dgrad", "implicit"),
+    "products": ("gemm", "cublas", "nvjet", "cutlass", "splitk"),
+    "inductor": ("triton_",),
+    "torch": ("at::native",),
+}
+IN_TWO_LAUNCHES = dispatch._in_two_launches
+
+
+def case_of(model: str, flags: set[str], batch: int) -> StepCase:
+    return StepCase(
+        model,
+        batch=batch,
+        rank=RANKS.get(model, 32),
+        targets="all" if model.startswith("flux") else "attention",
+        checkpointing=next((mode for mode in ("full", "selective") if mode in flags), "off"),
+        graph="off" if "eager" in flags else "on",
+        deterministic="deterministic" in flags,
+    )
+
+
+def switch(flags: set[str]) -> None:
+    """Turn off what the flags leave out."""
+    measured: Any = (lambda **_: nullcontext()) if "flash" in flags else MeasuredAttention
+    kernels.MeasuredAttention = measured  # type: ignore[misc]
+    fused.DEVICES = frozenset() if "plain" in flags else frozenset({"cuda"})  # type: ignore[misc]
+    two: Any = (lambda *_: False) if "cublas" in flags else IN_TWO_LAUNCHES
+    dispatch._in_two_launches = two
+
+
+def measure(tag: str) -> None:
+    model_name, _, rest = tag.partition(":")
+    names, _, batch = rest.partition(":")
+    flags = set(filter(None, names.split(",")))
+    case = case_of(model_name, flags, int(batch or 1))
+    config = step_config(case, DEVICE, DTYPE)
+    if "listed" in flags:
+        config = TrainConfig.of(**{**config.model_dump(exclude_unset=True), "targets": LISTED})
+    switch(flags)
+    with fresh_memory(DEVICE):
+        model = random_model(case.model, DEVICE, DTYPE)
+        task = RandomTask(model, config)
+        trainable = attach_adapters(task.networks, config)
+        layers = sum(len(lora_layers(network)) for network in task.networks.values())
+        if "unfused" not in flags:
+            for network in task.networks.values():
+                fuse_blocks(network)
+        if "fp8" in flags:
+            print(quantize_denoiser(model, DEVICE))
+        step = Step(task, FlatParameters(trainable.parameters, trainable.multipliers, DEVICE), config, World())
+        context = partial(kernels.step_kernels, DEVICE, deterministic=config.deterministic)
+        apply_checkpointing(task.networks, config.gradient_checkpointing, context, random=False)
+        if "compile" in flags:
+            step.blocks.start()
+        batches = [random_batch(model, case.batch, case.size)]
+        numbers = iter(range(1_000_000))
+
+        def update() -> None:
+            step.run(next(numbers), RATE, batches)
+
+        for _ in range(3):
+            update()
+        low, middle, high = sorted(quantiles(wall_seconds(update, DEVICE, runs=8, warmup=1)))
+        print(
+            f"{tag}: {middle * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), {layers} layers, peak "
+            f"{(peak_bytes(DEVICE) or 0) / GIB:.1f} GiB, same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
+            f"problems: {step.graphs.problem or step.blocks.problem or 'none'}",
+            flush=True,
+        )
+        if "profile" in flags:
+            profile(tag, update)
+
+
+def repeats_bits(step: Step, batches: list[Any]) -> bool:
+    """Whether three backward passes of the same batch have the same gradients."""
+    results = []
+    for _ in range(3):
+        step._retry_split(lambda: step._accumulate(7, batches), batches)
+        results.append(step.flat.grads.clone())
+    return all(torch.equal(results[0], other) for other in results[1:])
+
+
+def profile(tag: str, update: Any) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
+        update()
+        torch.cuda.synchronize()
+    times: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
+    for event in record.events() or ():
+        if event.device_time:
+            lower = event.name.lower()
+            kind = next(
+                (kind for kind, words in KINDS.items() if any(word in lower for word in words)), "own and others"
+            )
+            times[kind, event.name[:100]] += event.device_time
+            counts[kind, event.name[:100]] += 1
+    by_kind: Counter[str] = Counter()
+    for (kind, _), time in times.items():
+        by_kind[kind] += time
+    shares = ", ".join(f"{kind} {time / 1e3:.1f} ms" for kind, time in by_kind.most_common())
+    print(f"    {sum(counts.values())} kernels, {sum(times.values()) / 1e3:.1f} ms: {shares}", flush=True)
+    lines = [f"{time / 1e3:9.3f} ms {counts[key]:6d} {key[0]:14s} {key[1]}" for key, time in times.most_common(80)]
+    name = f"profile_{tag.replace(':', '_').replace(',', '-')}.txt"
+    (Path(os.environ.get("OUT", ".")) / name).write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    for tag in sys.argv[1:]:
+        try:
+            measure(tag)
+        except Exception:  # a variant that fails is a result, and the others are still to come
+            traceback.print_exc(limit=-6)
+            print(f"{tag}: failed", flush=True)
+        gc.collect()

@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-gpu gpu-bundle format docs pictures clean
+.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-docs bench-gpu gpu-bundle format docs pictures clean
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -72,6 +72,10 @@ format: $(VENV)/.dev $(NODE)
 
 bench: $(VENV)/.dev
 	$(BIN)/python bench/reading.py
+
+# docs/benchmarks.md and its charts, of the reports in docs/bench
+bench-docs: $(VENV)/.dev
+	$(BIN)/python tools/bench_page.py
 
 # the Python API reference, from the docstrings: build/docs/inweave.html
 $(VENV)/.docs: $(VENV)/.generate

@@ -1,4 +1,4 @@
-"""Training at full size on one GPU: the plan for a memory limit, whether it is kept, and a step compared with diffusers + PEFT.
+"""Training at full size on one GPU: the plan for a memory limit, and whether it is kept. A step beside its peers: `inweave bench step`.
 
     PYTHONPATH=src:. python3 bench/training.py [VARIANT[:LIMIT] ...]        sdxl, sd3.5-medium, flux1-dev:32GiB
 
@@ -6,9 +6,6 @@ Models have random bf16 weights and the published configurations; images are noi
 real command in a process of its own, observed from outside: "used" is the peak that nvidia-smi reported above the level
 before the run, so it includes everything, CUDA's own memory too. "expected" and "measured" are the activation memory of
 a step as the command itself reports it. "seconds" is one step with data and logging, averaged over the last steps.
-
-The peer is the training step of diffusers' example scripts (autocast, float32 adapters, AdamW) with the same adapters
-and a batch that is already on the GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from inweave.bench.models import fill_random
 from inweave.models import bundled
 from inweave.models.families import CLASSES
 
@@ -37,7 +35,7 @@ DEVICE = "cuda"
 SIDE, RANK, STEPS, LAST = 1024, 32, 15, 10
 GIB = 1 << 30
 PATIENCE = 240
-#: (batch size, memory limit, gradient checkpointing) of the runs of a variant; without a limit the peer is measured too
+#: (batch size, memory limit, gradient checkpointing) of the runs of a variant
 RUNS: dict[str, list[tuple[int, str | None, str]]] = {
     "sdxl": [(4, None, "off"), (1, None, "full"), (4, "24GiB", "off"), (4, "12GiB", "off"), (4, "8GiB", "off")],
     "sd3.5-medium": [(4, "12GiB", "off")],
@@ -58,15 +56,7 @@ def network(variant: str, folder: str, seed: int) -> Any:
     model = model._apply(lambda t: t.bfloat16() if t.is_floating_point() else t).to_empty(device=DEVICE)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
-    generator = torch.Generator(DEVICE).manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in (*model.named_parameters(), *model.named_buffers()):
-            if not weight.is_floating_point():
-                weight.zero_()
-            elif weight.dim() < 2:
-                weight.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                weight.normal_(std=weight[0].numel() ** -0.5, generator=generator)
+    fill_random(model, seed)
     return model.eval().requires_grad_(False)
 
 
@@ -153,89 +143,7 @@ def run_training(model: Path, images: Path, batch: int, vram: str | None, mode: 
     return row
 
 
-# the peer
-
-
-def peer(variant: str, batch: int, mode: str) -> dict[str, Any]:
-    """The training step of diffusers' example scripts."""
-    from peft import LoraConfig
-
-    denoiser = network(variant, "unet" if variant == "sdxl" else "transformer", 0)
-    denoiser.add_adapter(
-        LoraConfig(r=RANK, lora_alpha=RANK, init_lora_weights="gaussian", target_modules=list(TARGETS))
-    )
-    trainable = [parameter for parameter in denoiser.parameters() if parameter.requires_grad]
-    for parameter in trainable:
-        parameter.data = parameter.data.float()
-    if mode == "full":
-        denoiser.enable_gradient_checkpointing()
-    denoiser.train()
-    inputs, shape = _inputs(variant, batch)
-    target = torch.randn(shape, device=DEVICE)
-    optimizer = torch.optim.AdamW(trainable, lr=1e-4)
-
-    def step() -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            prediction = denoiser(**inputs, return_dict=False)[0]
-        torch.nn.functional.mse_loss(prediction.float(), target).backward()
-        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass crashes on Flux's shapes
-    times = []
-    for _ in range(8):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        step()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return {"step_s": sorted(times[3:])[2], "peak": torch.cuda.max_memory_allocated()}
-
-
-def _inputs(variant: str, batch: int) -> tuple[dict[str, Any], tuple[int, ...]]:
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-
-    small = SIDE // 8
-    times = torch.randint(0, 1000, (batch,), device=DEVICE)
-    if variant == "sdxl":
-        conditions = {"text_embeds": random(batch, 1280), "time_ids": random(batch, 6)}
-        shape: tuple[int, ...] = (batch, 4, small, small)
-        return {
-            "sample": random(*shape), "timestep": times, "encoder_hidden_states": random(batch, 77, 2048),
-            "added_cond_kwargs": conditions,
-        }, shape  # fmt: skip
-    if variant.startswith("flux"):
-        tokens = (small // 2) ** 2
-        shape = (batch, tokens, 64)
-        return {
-            "hidden_states": random(*shape), "timestep": times / 1000, "guidance": torch.ones(batch, device=DEVICE),
-            "encoder_hidden_states": random(batch, 512, 4096), "pooled_projections": random(batch, 768),
-            "img_ids": torch.rand(tokens, 3, device=DEVICE), "txt_ids": torch.zeros(512, 3, device=DEVICE),
-        }, shape  # fmt: skip
-    shape = (batch, 16, small, small)
-    return {
-        "hidden_states": random(*shape), "timestep": times, "encoder_hidden_states": random(batch, 333, 4096),
-        "pooled_projections": random(batch, 2048),
-    }, shape  # fmt: skip
-
-
-def peer_in_subprocess(variant: str, batch: int, mode: str) -> dict[str, Any]:
-    """`peer` in a process of its own."""
-    command = [sys.executable, str(Path(__file__)), "--peer", variant, str(batch), mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    if done.returncode:
-        return {"error": next(iter(done.stderr.strip().splitlines()[-1:]), "")[:300]}
-    row: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return row
-
-
 def main() -> None:
-    if "--peer" in sys.argv:
-        variant, batch, mode = sys.argv[2:]
-        print(json.dumps(peer(variant, int(batch), mode)))
-        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, rank {RANK}, {SIDE} x {SIDE}")
     lines = []
     for choice in sys.argv[1:] or RUNS:
@@ -251,10 +159,6 @@ def main() -> None:
                 row = run_training(folder / variant, folder / "images", batch, vram, mode, folder)
                 print(name, json.dumps(row), flush=True)
                 lines.append(_line(name, row))
-                if vram is None:
-                    row = peer_in_subprocess(variant, batch, mode)
-                    print(name, "peer", json.dumps(row), flush=True)
-                    lines.append(_line(f"  peer: {name}", {"used": row.get("peak"), **row}))
     print(f"\n{'':<44}{'seconds':>10}{'used GiB':>10}{'expected':>10}{'measured':>10}{'all s':>8}")
     print("\n".join(lines))
 

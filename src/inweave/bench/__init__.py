@@ -1,1 +1,1 @@
-"""Quality of the embedded model as numbers: recall of captions, distance to styles."""
+"""Figures: speed and memory beside other libraries and the hardware's limits; quality of the embedded model."""

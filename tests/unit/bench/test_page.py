@@ -1,0 +1,72 @@
+"""docs/benchmarks.md is what the committed reports and prose make; charts show every row that has a peer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("torch")
+
+from inweave.bench.page import chart, make_page, write_page
+from inweave.bench.report import Report, Row
+from inweave.errors import FormatError
+
+BENCH = Path(__file__).parents[3] / "docs" / "bench"
+ROWS = (
+    Row("a < b", "ms", 2.0, {"peer": 5.0}, 1.0),
+    Row("c", "ms", 3.0),
+    Row("d", "ms", 1.0, {"peer": 0.5, "other": 4.0}),
+)
+PROSE = "# Page\n\n<!-- figures -->\n\n<!-- without swap -->\nold swaps\n<!-- end -->\n<!-- without step -->\nold steps\n<!-- end -->\nrest\n"
+
+
+def report(bench: str, **machine: str) -> Report:
+    versions = {"torch": "2.11"}
+    return Report(
+        bench, f"inweave bench {bench}", "2026-11-17", {"device": "H200", **machine}, versions, ROWS, ("a note",)
+    )
+
+
+def test_the_committed_page_is_what_its_reports_make() -> None:
+    files = make_page(BENCH)
+    for name, text in files.items():
+        assert (BENCH / name).read_text("utf-8") == text, f"docs/bench/{name} is old: make bench-docs"
+    assert {path.name for path in BENCH.glob("*.svg")} == {name for name in files if name.endswith(".svg")}
+
+
+def test_reports_take_the_place_of_older_prose(tmp_path: Path) -> None:
+    folder = tmp_path / "bench"
+    folder.mkdir()
+    (folder / "page.md").write_text(PROSE)
+    assert "old swaps" in make_page(folder)["../benchmarks.md"]
+    report("swap", cuda="13.0").write(folder / "swap-sdxl.json")
+    report("step").write(folder / "step-cpu.json")
+    (folder / "gone.svg").write_text("<svg/>")
+    write_page(folder)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "old swaps" not in page and "old steps" in page, "a CPU's figures replace nothing"
+    assert page.index("## A training step") < page.index("## Swapping LoRAs") < page.index("rest")
+    assert "`inweave bench swap` on H200, 2026-11-17 (torch 2.11):" in page and "- a note" in page
+    assert "| a < b | ms | 2 | 5 |  | 1 | 2.5 |" in page
+    assert sorted(path.name for path in folder.glob("*.svg")) == ["step-cpu.svg", "swap-sdxl.svg"]
+    assert "![swap-sdxl: inweave, peers and limits](bench/swap-sdxl.svg)" in page
+
+
+def test_a_chart_has_a_bar_per_figure_and_a_line_per_limit() -> None:
+    root = ElementTree.fromstring(chart(ROWS))
+    space = "{http://www.w3.org/2000/svg}"
+    bars = root.findall(f"{space}rect")
+    assert len(bars) == 1 + 3 + 5, "the ground, the legend, two rows with peers"
+    widths = [float(bar.attrib["width"]) for bar in bars[4:]]
+    assert widths[0] / widths[1] == pytest.approx(2 / 5, rel=0.01) and widths[4] == max(widths)
+    assert len(root.findall(f"{space}line")) == 1
+    texts = [element.text for element in root.findall(f"{space}text")]
+    assert "a < b" in texts and "5 ms" in texts and "c" not in texts
+
+
+def test_prose_without_a_place_for_figures_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("# Page\n")
+    with pytest.raises(FormatError, match="one line must be <!-- figures -->"):
+        make_page(tmp_path)

@@ -62,7 +62,8 @@ const VIEWS = {
 		const loras = encodeURIComponent(JSON.stringify([{name: "pixel", strength: 1}]))
 		await page.goto(`/#/compare?prompt=cat+face&seed=5&steps=12&loras=${loras}`)
 		await page.getByRole("button", {name: "Compare", exact: true}).click()
-		await page.locator('.beforeafter img[src^="/v1/"]').nth(1).waitFor()
+		await page.locator(".beforeafter img").nth(1).waitFor()
+		await page.locator(".compare [role=progressbar]").waitFor({state: "detached"})
 	},
 	edit: async page => {
 		await page.goto(`/#/edit?job=${fox.id}&image=0&prompt=smiling+fox&feather=6`)

@@ -29,37 +29,34 @@ import {
 import {lock, unlock} from "./lib/session.js"
 
 /** The finished views, in the order of the navigation. Each module exports `View`, a component without props. */
-const VIEWS = [
-	{name: "generate", load: () => import("./views/generate.js")},
-	{name: "compare", load: () => import("./views/compare.js")},
-	{name: "edit", load: () => import("./views/edit.js")},
-	{name: "library", load: () => import("./views/library.js")},
-	{name: "train", load: () => import("./views/train.js")},
-	{name: "queue", load: () => import("./views/queue.js")}
-]
+const VIEWS = {
+	generate: () => import("./views/generate.js"),
+	compare: () => import("./views/compare.js"),
+	edit: () => import("./views/edit.js"),
+	library: () => import("./views/library.js"),
+	train: () => import("./views/train.js"),
+	queue: () => import("./views/queue.js")
+}
+const NAMES = Object.keys(VIEWS)
 const stored = persisted("theme", "auto")
 const titles = texts.nav
 
 export function App() {
 	const {session} = useStore(app)
 	const {view: name} = useRoute()
-	const current = VIEWS.find(view => view.name === name) ?? VIEWS[0]
+	const current = NAMES.includes(name) ? name : "generate"
 	const [sheet, setSheet] = useState(false)
 	const [theme, nextTheme] = useTheme()
+	const views = NAMES.map(
+		(each, index) => /** @type {const} */ ([`${index + 1}`, texts.keys.view(titles[each]), () => navigate(each)])
+	)
 	useShortcuts(texts.keys.everywhere, [
-		...VIEWS.map(
-			(view, index) =>
-				/** @type {[string, string, () => void]} */ ([
-					String(index + 1),
-					texts.keys.view(titles[view.name]),
-					() => navigate(view.name)
-				])
-		),
+		...views,
 		["t", texts.keys.theme, nextTheme],
 		["?", texts.keys.sheet, () => setSheet(true)]
 	])
 	useEffect(() => {
-		document.title = `${titles[current.name]} · ${texts.app.name}`
+		document.title = `${titles[current]} · ${texts.app.name}`
 	}, [current])
 	if (session === "locked") return html`<${Lock} /><${Toasts} />`
 	return html`<div class="shell">
@@ -69,7 +66,7 @@ export function App() {
 			}}>${texts.app.skip}</a>
 			<div class="rail">
 				<a class="rail-mark" href=${href("generate")} aria-label=${texts.app.name}><span class="mark"></span></a>
-				<${Navigation} current=${current.name} />
+				<${Navigation} current=${current} />
 				<div class="rail-foot">
 					<${Button} kind="quiet" icon=${{auto: "auto", light: "sun", dark: "moon"}[theme]} label=${texts.app.theme[theme]} onClick=${nextTheme} />
 					<${Button} kind="quiet" icon="help" label=${texts.app.shortcuts} onClick=${() => setSheet(true)} />
@@ -78,7 +75,7 @@ export function App() {
 			</div>
 			<div class="column">
 				<${Notices} />
-				<main class=${cx("view", `view-${current.name}`)} id="view" tabindex="-1"><${ViewOf} key=${current.name} view=${current} /></main>
+				<main class=${cx("view", `view-${current}`)} id="view" tabindex="-1"><${ViewOf} key=${current} name=${current} /></main>
 			</div>
 		</div>
 		${sheet && html`<${Sheet} onClose=${() => setSheet(false)} />`}
@@ -89,10 +86,8 @@ export function App() {
 function Navigation({current}) {
 	const waiting = useStore(app).active?.length ?? 0
 	return html`<nav class="rail-nav" aria-label=${texts.app.navigation}>
-		${VIEWS.map(
-			({
-				name
-			}) => html`<a key=${name} class="rail-link" href=${href(name)} aria-current=${name === current ? "page" : undefined}>
+		${NAMES.map(
+			name => html`<a key=${name} class="rail-link" href=${href(name)} aria-current=${name === current ? "page" : undefined}>
 				<${Icon} name=${name} />
 				<span>${titles[name]}</span>
 				${name === "queue" && waiting > 0 && html`<span class="rail-badge num">${waiting > 99 ? "99+" : waiting}</span>`}
@@ -101,18 +96,18 @@ function Navigation({current}) {
 	</nav>`
 }
 
-/** @param {ViewOfProps} props */
-function ViewOf({view}) {
+/** @param {{ name: string }} props */
+function ViewOf({name}) {
 	const [loaded, setLoaded] = useState(/** @type {{ View?: any, failed?: boolean }} */ ({}))
 	const {loras, capabilities, ended} = useStore(app)
 	const known = Boolean(loras && capabilities && ended)
 	const [waited, setWaited] = useState(false)
 	useEffect(() => {
-		view.load().then(
+		VIEWS[name]().then(
 			({View}) => setLoaded({View}),
 			() => setLoaded({failed: true})
 		)
-	}, [view])
+	}, [name])
 	// what the worker tells arrives before the view is drawn, so that nothing in it moves afterwards; or it is drawn without
 	useEffect(() => {
 		const timer = setTimeout(() => setWaited(true), 1500)

@@ -129,11 +129,8 @@ export const texts = {
 		changed: (modules, all) => `changed ${modules} of ${all} layers`,
 		made: seconds => `made in ${seconds}`,
 		keys: {
-			generate: "Generate",
 			cancel: "Cancel what runs",
 			prompt: "Edit the prompt",
-			search: "Search LoRAs",
-			seed: "Roll a new seed",
 			lock: "Keep or release the seed",
 			previous: "Newer picture",
 			next: "Older picture",

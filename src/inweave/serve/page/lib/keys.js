@@ -19,7 +19,7 @@ const isMac = /mac|iphone|ipad/i.test(navigator.platform)
 /**
  * Offer shortcuts as long as the component is shown; later ones win.
  * @param {string} group the heading they stand under
- * @param {[keys: string, label: string, run: (event: KeyboardEvent) => void, textOwn?: boolean][]} list textOwn: text fields
+ * @param {(readonly [keys: string, label: string, run: (event: KeyboardEvent) => void, textOwn?: boolean])[]} list textOwn: text fields
  *   have the same shortcut, and keep it
  */
 export function useShortcuts(group, list) {

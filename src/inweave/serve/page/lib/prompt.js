@@ -74,14 +74,8 @@ export function tagName(lora, loras) {
 
 /** Words of a LoRA that a prompt may use, best source first, without repetitions. @param {Lora} lora */
 export function triggerWords(lora) {
-	return [
-		...new Set(
-			lora.triggers
-				.flatMap(trigger => trigger.words)
-				.map(word => word.trim())
-				.filter(Boolean)
-		)
-	]
+	const words = lora.triggers.flatMap(trigger => trigger.words.map(word => word.trim()))
+	return [...new Set(words)].filter(Boolean)
 }
 
 /** Whether a prompt has a word, as a whole. */

@@ -334,11 +334,6 @@ interface EditState {
 
 // Props and options that are longer than a line.
 
-/** app.js */
-interface ViewOfProps {
-  view: { name: string, load: () => Promise<{ View: any }> };
-}
-
 /** One connection to the events of a job, and who reads them. */
 interface JobStream {
   events: JobEvent[];

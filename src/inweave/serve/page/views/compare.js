@@ -32,6 +32,7 @@ import {extractTags, formAddress, formOf, formOfJob, sheetOf} from "./compare/sh
 import {whyHidden} from "./generate/loras.js"
 
 const t = texts.compare
+
 /** @type {CompareForm | null} what was compared last, for a return without an address */
 let last = null
 const read = () => (Object.keys(currentParams()).length || !last ? formOf(currentParams()) : last)
@@ -128,7 +129,7 @@ export function View() {
 					<${Button} kind="primary" type="submit" disabled=${!sheet}>${t.run}<//>
 					${left > 0 && html`<${Button} onClick=${stop}>${t.cancel}<//>`}
 				</div>
-				${left > 0 && html`<div role="status"><p class="muted small">${t.left(left)}</p><${Thread} percent=${null} label=${t.left(left)} /></div>`}
+				${left > 0 && html`<div class="stack stack-2" role="status"><p class="muted small">${t.left(left)}</p><${Thread} percent=${null} label=${t.left(left)} /></div>`}
 			</form>
 			<div class="compare-result">
 				${

@@ -24,6 +24,7 @@ import {Gallery, keyOf, picturesOf} from "./generate/gallery.js"
 import {Finished, Nothing, Running, removePicture, usePicture} from "./generate/stage.js"
 
 const t = texts.generate
+
 export function View() {
 	const {ended, active} = useStore(app)
 	const [selected, setSelected] = useState(/** @type {string | null} */ (null))
@@ -44,11 +45,11 @@ export function View() {
 		if (next) setSelected(keyOf(next))
 	}
 	useShortcuts(t.title, [
-		["mod+Enter", t.keys.generate, submit],
+		["mod+Enter", t.submit, submit],
 		["Escape", t.keys.cancel, () => current && cancelJob(current.id).catch(showError)],
 		["p", t.keys.prompt, () => document.getElementById("prompt")?.focus()],
-		["/", t.keys.search, () => document.getElementById("lora-search")?.focus()],
-		["r", t.keys.seed, () => draft.set({seed: randomSeed()})],
+		["/", t.search, () => document.getElementById("lora-search")?.focus()],
+		["r", t.roll, () => draft.set({seed: randomSeed()})],
 		["l", t.keys.lock, () => draft.set(state => ({locked: !state.locked}))],
 		["k", t.keys.previous, () => step(-1)],
 		["j", t.keys.next, () => step(1)],

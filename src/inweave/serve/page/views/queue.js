@@ -26,6 +26,7 @@ import {
 } from "../kit.js"
 
 const t = texts.queue
+
 export function View() {
 	const {active, ended, paused, endedNext: next} = useStore(app)
 	const running = active?.filter(job => job.state === "running") ?? []

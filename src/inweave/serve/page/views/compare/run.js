@@ -31,9 +31,9 @@ export async function run(sheet, drafts) {
 	cells.set({left: missing.length})
 	try {
 		for (const each of waiting) {
-			if (mine.stopped) return
 			each.id = await submitJob(each.request)
 			mine.jobs.add(each.id)
+			if (mine.stopped) return
 		}
 		for (const {id, key, draft} of waiting) {
 			const job = await waitForJob(id)
@@ -50,22 +50,29 @@ export async function run(sheet, drafts) {
 		if (!mine.stopped || !(error instanceof ApiError)) throw error
 	} finally {
 		if (current === mine) stop()
-		for (const {id, draft} of waiting)
-			if (draft && id)
-				waitForJob(id).then(
-					() => forgetJob(id),
-					() => {}
-				)
+		else cancel(mine.jobs)
+		for (const {id, key, draft} of waiting) if (draft && id) drop(id, key).catch(() => {})
 	}
+}
+
+/** A draft is of no use once there is a picture, or another one is made. */
+async function drop(id, key) {
+	await waitForJob(id)
+	if (cells.get().made[key]?.preview) keep(key, {})
+	await forgetJob(id)
 }
 
 /** @param {Cell} cell */
 const keep = (key, cell) => cells.set(({made}) => ({made: {...made, [key]: cell}}))
 
+function cancel(jobs) {
+	for (const id of jobs) cancelJob(id).catch(() => {}) // it has ended, or the worker is gone
+	jobs.clear()
+}
+
 /** Cancel what is not made yet. */
 export function stop() {
-	for (const id of current.jobs) cancelJob(id).catch(() => {}) // it has ended, or is cancelled when the worker is back
-	current.jobs.clear()
+	cancel(current.jobs)
 	current.stopped = true
 	cells.set({left: 0})
 }

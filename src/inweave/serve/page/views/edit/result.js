@@ -5,6 +5,7 @@ import {Running} from "../generate/stage.js"
 import {edit, openPicture} from "./state.js"
 
 const t = texts.edit
+
 /** The pictures of the jobs of this source, and the one that runs or waits. */
 export function useResults() {
 	const {jobs, opened} = useStore(edit)

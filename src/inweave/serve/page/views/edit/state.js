@@ -5,6 +5,7 @@ import {promptOf} from "../generate/stage.js"
 import {createCanvas, Mask} from "./mask.js"
 
 const t = texts.edit
+
 /** @type {EditState} */
 const EMPTY = {
 	source: null,

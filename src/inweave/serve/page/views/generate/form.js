@@ -4,6 +4,7 @@ import {randomSeed} from "./draft.js"
 import {Picker, Stack, Triggers} from "./loras.js"
 
 const t = texts.generate
+
 /**
  * Prompt, what else decides most (`children`), LoRAs and settings.
  * @param {{ draft: DraftStore, size?: string, children?: any }} props size: what applies where width and height are left open

@@ -2,6 +2,7 @@
 import {app, Button, html, loadOlder, showError, texts, useStore} from "../../kit.js"
 
 const t = texts.generate
+
 /** @param {Job[] | null} ended @returns {Picture[]} */
 export const picturesOf = ended =>
 	(ended ?? [])

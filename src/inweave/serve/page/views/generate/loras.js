@@ -26,6 +26,7 @@ import {
 } from "../../kit.js"
 
 const t = texts.generate
+
 /** @param {PromptProps} props */
 export function Stack({prompt, onPrompt}) {
 	const {loras} = useStore(app)

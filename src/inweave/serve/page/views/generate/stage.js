@@ -24,6 +24,7 @@ import {
 import {draft} from "./draft.js"
 
 const t = texts.generate
+
 /** A job that runs or waits. @param {{ job: Job }} props */
 export function Running({job}) {
 	const progress = useStore(app).progress[job.id]

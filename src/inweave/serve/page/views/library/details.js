@@ -33,6 +33,7 @@ import {algorithm} from "../library.js"
 import {Fit} from "./fit.js"
 
 const t = texts.library
+
 /** @param {DetailsProps} props */
 export function Details({id, twins, onClose}) {
 	const [lora, setLora] = useState(/** @type {any} */ (null))

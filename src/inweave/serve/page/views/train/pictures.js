@@ -1,6 +1,5 @@
 // The pictures of a dataset by bucket: which part of each is left after cropping, and its caption.
 import {api, Button, html, Icon, showError, Thread, texts, useEffect, useState, useStore} from "../../kit.js"
-
 import {desk, path, removePicture, saveCaptions, stem, thumbnail} from "./state.js"
 
 const t = texts.train

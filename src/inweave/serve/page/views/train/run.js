@@ -30,7 +30,6 @@ import {
 	useMemo,
 	useState
 } from "../../kit.js"
-
 import {LossChart} from "./chart.js"
 
 const t = texts.train

@@ -20,7 +20,6 @@ import {
 	useState,
 	useStore
 } from "../../kit.js"
-
 import {changeForm, desk} from "./state.js"
 
 const t = texts.train

@@ -4,6 +4,7 @@ import {
 	app,
 	Button,
 	Check,
+	clearErrors,
 	cx,
 	Dialog,
 	Empty,
@@ -56,6 +57,7 @@ export function App() {
 		["?", texts.keys.sheet, () => setSheet(true)]
 	])
 	useEffect(() => {
+		clearErrors()
 		document.title = `${titles[current]} · ${texts.app.name}`
 	}, [current])
 	if (session === "locked") return html`<${Lock} /><${Toasts} />`

@@ -1,10 +1,7 @@
 // Opens the session, draws the page, and keeps the state up to date.
 import {App} from "./app.js"
-import {html, render} from "./lib/dom.js"
-import {refreshJobs, watchJobs} from "./lib/jobs.js"
+import {app, html, loadCapabilities, loadLoras, loadReadiness, refreshJobs, render, watchJobs} from "./kit.js"
 import {openSession} from "./lib/session.js"
-import {app} from "./lib/state.js"
-import {loadCapabilities, loadLoras, loadReadiness} from "./lib/worker.js"
 
 const root = /** @type {HTMLElement} */ (document.getElementById("app"))
 root.replaceChildren()

@@ -364,7 +364,7 @@ export const texts = {
 		title: "Train",
 		text: "Teach the model a style, a character or a thing: drop pictures, say what they show, train, use it.",
 		never: "This worker does not train.",
-		drop: "Drop the pictures to train on",
+		drop: "Drop or choose pictures to train on",
 		dropHint: "PNG, JPEG, WebP or BMP, or a folder of them; .txt files beside them become their captions",
 		draw: "Draw shapes",
 		drawText: "No pictures at hand? Draw a dozen shapes and train on them: it takes a few minutes.",

@@ -3,17 +3,11 @@ import {texts} from "../strings.js"
 import {app} from "./state.js"
 
 export class ApiError extends Error {
-	/**
-	 * @param {number} status 0 where the worker could not be reached
-	 * @param {{ problems?: string[], report?: any, retryAfter?: number }} [more]
-	 */
-	constructor(status, code, message, more = {}) {
+	/** @param {number} status 0 where the worker could not be reached @param {string[]} [problems] */
+	constructor(status, message, problems = []) {
 		super(message)
 		this.status = status
-		this.code = code
-		this.problems = more.problems ?? []
-		this.report = more.report
-		this.retryAfter = more.retryAfter
+		this.problems = problems
 	}
 }
 
@@ -37,7 +31,7 @@ export async function call(path, options = {}) {
 	} catch (error) {
 		if (options.signal?.aborted) throw error
 		setOnline(false)
-		throw new ApiError(0, "offline", texts.errors.offline)
+		throw new ApiError(0, texts.errors.offline)
 	}
 	setOnline(true)
 	if (response.ok) return response
@@ -76,13 +70,9 @@ async function failureOf(response) {
 	let error = {}
 	try {
 		const body = await response.json()
-		error = typeof body.error === "object" ? body.error : {code: body.error, message: body.detail}
+		error = typeof body.error === "object" ? body.error : {message: body.detail}
 	} catch {
 		// not JSON: a proxy in between
 	}
-	return new ApiError(response.status, error.code ?? "http", error.message ?? texts.errors.http(response.status), {
-		problems: error.problems,
-		report: error.report,
-		retryAfter: Number(response.headers.get("Retry-After")) || undefined
-	})
+	return new ApiError(response.status, error.message ?? texts.errors.http(response.status), error.problems)
 }

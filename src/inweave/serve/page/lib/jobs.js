@@ -2,7 +2,7 @@
 // that a page that was reloaded, a second tab and a worker that was restarted all show the same.
 
 import {texts} from "../strings.js"
-import {ApiError, api, randomId} from "./api.js"
+import {api, randomId} from "./api.js"
 import {followStream, pause} from "./sse.js"
 import {app} from "./state.js"
 import {checkLoras, loadLoras, loadReadiness} from "./worker.js"
@@ -96,7 +96,7 @@ export async function submitJob(request) {
 			changed()
 			return id
 		} catch (error) {
-			if (!(error instanceof ApiError) || error.status !== 0 || attempt >= 4) throw error
+			if (error.status !== 0 || attempt >= 4) throw error
 			await pause(500 * 2 ** attempt)
 		}
 	}
@@ -113,7 +113,7 @@ export async function cancelJob(id) {
 	try {
 		await api(`/v1/jobs/${id}`, {method: "DELETE"})
 	} catch (error) {
-		if (!(error instanceof ApiError) || error.status !== 409) throw error // it has ended in the meantime
+		if (error.status !== 409) throw error // it has ended in the meantime
 	}
 	changed()
 }

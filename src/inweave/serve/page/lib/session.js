@@ -1,5 +1,5 @@
 // Whether we may call the worker. The token is sent once; afterwards the browser holds a cookie that pages cannot read.
-import {ApiError, api} from "./api.js"
+import {api} from "./api.js"
 import {app} from "./state.js"
 
 /** Ask whether we may call; tries again until the worker answers. */
@@ -10,7 +10,7 @@ export async function openSession() {
 			app.set({session: "open", tokenRequired: token_required})
 			return
 		} catch (error) {
-			if (error instanceof ApiError && error.status === 401) return
+			if (error.status === 401) return
 			await new Promise(resolve => setTimeout(resolve, wait))
 		}
 	}

@@ -1,4 +1,4 @@
-// Short messages at the edge of the window. Errors stay until they are closed.
+// Short messages at the edge of the window. Errors stay until they are closed or another view is opened.
 import {ApiError} from "../lib/api.js"
 import {html} from "../lib/dom.js"
 import {createStore, useStore} from "../lib/store.js"
@@ -30,6 +30,9 @@ export function showError(error) {
 }
 
 const dismiss = id => toasts.set(({list}) => ({list: list.filter(each => each.id !== id)}))
+
+/** What went wrong in one view is of no use in the next. */
+export const clearErrors = () => toasts.set(({list}) => ({list: list.filter(each => each.kind === "info")}))
 
 export function Toasts() {
 	const {list} = useStore(toasts)

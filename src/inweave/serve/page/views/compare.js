@@ -8,6 +8,7 @@ import {
 	Empty,
 	findModel,
 	html,
+	Loom,
 	NumberField,
 	nameOf,
 	remember,
@@ -70,7 +71,10 @@ export function View() {
 		const next = extractTags(which)
 		setForm(next)
 		setStarted(true)
-		run(sheetOf(next), next.mode === "without").catch(showError)
+		run(sheetOf(next), next.mode === "without").catch(error => {
+			setStarted(false)
+			showError(error)
+		})
 	}
 	useShortcuts(t.title, [
 		["mod+Enter", t.run, () => compare()],
@@ -155,7 +159,8 @@ function Sheet({sheet, made, slider, prompt}) {
 		const failed = images.find(each => each?.error)
 		if (failed) return html`<p class="field-error" role="alert">${failed.error}</p>`
 		const [before, after] = ready ? urls : kept // the last pair stays while the next one is made
-		if (!before || !after) return html`<div class="compare-waiting"></div>`
+		if (!before || !after)
+			return html`<div class="beforeafter" style=${{"--ratio": 1}}><${Loom} name=${prompt} percent=${35} /></div>`
 		return html`<${BeforeAfter}
 			before=${before}
 			after=${after}

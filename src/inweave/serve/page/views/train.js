@@ -144,11 +144,12 @@ function Runs() {
 /** @param {{ id: string }} props */
 function Workspace({id}) {
 	const {dataset} = useStore(desk)
+	const {online} = useStore(app)
 	const [gone, setGone] = useState("")
 	const current = dataset?.id === id ? dataset : null
 	useEffect(() => {
-		openDataset(id).catch(error => setGone(error.message))
-	}, [id])
+		openDataset(id).catch(error => error.status && setGone(error.message))
+	}, [id, online])
 	if (gone && !current)
 		return html`<${Empty} name=${id} title=${t.gone} text=${gone}><${Button} href=${href("train")}>${t.run.back}<//><//>`
 	return current ? html`<${Desk} dataset=${current} />` : html`<h1 class="visually-hidden">${t.title}</h1>`

@@ -30,7 +30,7 @@ async function decode(blob, name) {
 	try {
 		bitmap = await createImageBitmap(blob)
 	} catch {
-		throw new ApiError(415, "picture", t.unreadable(name))
+		throw new ApiError(415, t.unreadable(name))
 	}
 	const limit = app.get().capabilities?.limits.image_pixels ?? 16_777_216
 	const share = Math.sqrt(limit / (bitmap.width * bitmap.height))
@@ -128,7 +128,7 @@ export async function openAddress({job, image = "0", upload, edit: made, prompt}
 	}
 	const pictures = opened.result?.images ?? []
 	const picture = pictures.find(each => String(each.index) === image) ?? pictures[0]
-	if (!picture) throw new ApiError(415, "picture", t.noPicture)
+	if (!picture) throw new ApiError(415, t.noPicture)
 	await openPicture(await download(picture.url), id, {from})
 	const {strength, feather} = draft.get()
 	const own = {seed: undefined, width: undefined, height: undefined, strength, feather}
@@ -138,7 +138,7 @@ export async function openAddress({job, image = "0", upload, edit: made, prompt}
 /** Queue what is seen: the picture, its mask where something is painted, and the form. */
 export async function submit() {
 	const {source, mask} = edit.get()
-	if (!source || !mask) throw new ApiError(415, "picture", t.choose)
+	if (!source || !mask) throw new ApiError(415, t.choose)
 	mask.commit()
 	const more = mask.painted
 		? {operation: "image_inpaint", mask_image: await toBase64(await mask.toBlob())}

@@ -85,7 +85,7 @@ export function Run({id}) {
 		let state = START
 		let due = 0
 		const load = () => api(`/v1/jobs/${id}`).then(setJob)
-		load().catch(error => setGone(error.message))
+		load().catch(error => error.status && setGone(error.message)) // a worker that restarts is waited for
 		const stop = followJob(
 			id,
 			event => {

@@ -78,6 +78,30 @@ export function flow({test, assert, api, submit, ended, ask, address, shot}) {
 		{expected: /404/}
 	)
 
+	test(
+		"a finger puts LoRAs in order",
+		async (page, context) => {
+			await page.goto(`/#/generate?prompt=${encodeURIComponent("a fox <lora:pixel:0.5> <lora:ink:0.2>")}`)
+			await page.getByLabel("Strength of ink").first().waitFor()
+			await page.locator(".grip").nth(0).scrollIntoViewIfNeeded()
+			const middle = async selector => {
+				const {x, y, width, height} = await page.locator(selector).boundingBox()
+				return {x: x + width / 2, y: y + height / 2}
+			}
+			const client = await context.newCDPSession(page)
+			const touch = (type, ...touchPoints) => client.send("Input.dispatchTouchEvent", {type, touchPoints})
+			const [from, to] = [await middle(".grip >> nth=0"), await middle(".lora-item >> nth=1")]
+			await touch("touchStart", from)
+			await touch("touchMove", to)
+			await page.locator(".lora-item[data-drag=to]").waitFor()
+			await touch("touchEnd")
+			await page.waitForFunction(
+				() => document.querySelector("textarea").value === "a fox <lora:ink:0.2> <lora:pixel:0.5>"
+			)
+		},
+		{context: {hasTouch: true, viewport: {width: 360, height: 740}}}
+	)
+
 	test("hostile names and metadata are text, and can be used", async page => {
 		const attacks = () => page.locator("img[src=x], b[onclick], main script, dialog script").count()
 		await page.goto("/#/generate")

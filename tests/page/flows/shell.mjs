@@ -27,7 +27,7 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 
 	test(
 		"the first paint is within a second, and nothing shifts",
-		async page => {
+		async (page, _, note) => {
 			await page.addInitScript(() => {
 				window.shift = 0
 				window.moved = []
@@ -97,6 +97,7 @@ export function flow({test, assert, api, submit, ended, violations, shot, timed}
 			await page.unrouteAll()
 			await page.getByText("The model is loading").waitFor({state: "detached"})
 			await settled()
+			note(`first paint after ${paints.map(Math.round).join(", ")} ms`)
 			if (timed) assert.ok(fast(), `first paint after ${paints} ms`)
 		},
 		{alone: true}

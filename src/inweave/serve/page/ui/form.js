@@ -37,9 +37,9 @@ export function useBusy() {
 }
 
 /**
- * A list that is put in order by dragging, or with the arrow keys on the grip of an item.
+ * A list that is put in order by dragging the grips of its items, or with arrow keys on them. Gives a function that has the
+ * attributes of an item, and its grip.
  * @param {string[]} keys of the items @param {(from: number, to: number) => void} move
- * @returns {(index: number, label: string) => { item: Record<string, any>, grip: any }} attributes of an item, and its grip
  */
 export function useReorder(keys, move) {
 	const [dragged, setDragged] = useState("")
@@ -48,33 +48,31 @@ export function useReorder(keys, move) {
 		setDragged("")
 		setOver(-1)
 	}
-	const go = (from, to) => from >= 0 && to >= 0 && to < keys.length && from !== to && move(from, to)
+	const go = (from, to) => to >= 0 && to < keys.length && from !== to && move(from, to)
+	const under = event => {
+		const item = document.elementFromPoint(event.clientX, event.clientY)?.closest("[data-index]")
+		return Number(item?.getAttribute("data-index") ?? -1)
+	}
 	return (index, label) => ({
 		item: {
-			"data-drag": !dragged ? undefined : dragged === keys[index] ? "from" : over === index ? "to" : undefined,
-			onDragOver: event => {
-				if (!dragged) return
-				event.preventDefault()
-				setOver(index)
-			},
-			onDrop: event => {
-				if (!dragged) return
-				event.preventDefault()
-				end()
-				go(keys.indexOf(dragged), index)
-			}
+			"data-index": index,
+			"data-drag": !dragged ? undefined : dragged === keys[index] ? "from" : over === index ? "to" : undefined
 		},
 		grip: html`<button
 			type="button"
 			class="grip"
-			draggable="true"
 			aria-label=${label}
 			title=${label}
-			onDragStart=${event => {
-				event.dataTransfer?.setData("text/plain", label)
+			onPointerDown=${event => {
+				event.currentTarget.setPointerCapture(event.pointerId)
 				setDragged(keys[index])
 			}}
-			onDragEnd=${end}
+			onPointerMove=${event => dragged && setOver(under(event))}
+			onPointerUp=${event => {
+				end()
+				go(index, under(event))
+			}}
+			onPointerCancel=${end}
 			onKeyDown=${event => {
 				const step = {ArrowUp: -1, ArrowDown: 1}[event.key]
 				if (!step) return

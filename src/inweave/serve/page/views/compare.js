@@ -91,7 +91,7 @@ export function View() {
 	const move = (index, strength) => {
 		const next = setLora(index, {strength})
 		clearTimeout(timer.current)
-		if (started && form.mode === "without") timer.current = setTimeout(() => compare(next), 150) // it may move on
+		if (started && form.mode === "without") timer.current = setTimeout(() => compare(next), 80) // it may move on
 	}
 	return html`<header class="view-head">
 			<div>

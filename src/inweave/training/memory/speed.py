@@ -3,14 +3,14 @@
     operations   passes * operations of one example's forward pass * examples
                  passes: off 2 (frozen weights need no gradients of their own), selective 2.3, full 3
     launches     kernels * tensors that one forward pass makes * micro-batches, whatever the size of a micro-batch
-                 kernels: off 2.6, selective 3.2, full 3.6
+                 kernels: off 1.5, selective 1.85, full 2.1
 
-    recorded     operations / rate + launches * 4 us        replayed from a CUDA graph: a kernel ends before the next one starts
-    eager        max(operations / rate, launches * 30 us)   Python launches while the device computes: the slower one counts
+    recorded     operations / rate + launches * 5 us        replayed from a CUDA graph: a kernel ends before the next one starts
+    eager        max(operations / rate, launches * 45 us)   Python launches while the device computes: the slower one counts
 
-The rate is 0.4 of that of large products, which small and uneven operations reach. Against an SDXL UNet on an H200 (1024 pixels,
-rank 32 on attention): recorded, batch 1 and 4, 0.091 and 0.219 s predicted, 0.092 and 0.221 measured; eager, one by one and two
-by two with full checkpointing, 1.45 and 1.01 predicted, 1.33 to 1.67 and 1.15 to 1.38 measured on two hosts.
+The rate is 0.58 of a GPU's in large products, which small and uneven operations reach (0.4 on a CPU). Against an SDXL UNet on an H200
+(1024 pixels, rank 32 on attention): recorded, batch 1 and 4, 67 and 156 ms predicted, 66.5 and 154 measured; eager, one by one and
+two by two with full checkpointing, 1.32 and 0.93 s predicted, 1.33 to 1.67 and 1.15 to 1.38 measured on two hosts.
 
 A plan has to be the same on every process and in every run of one configuration, so it takes the rate from a table; the
 estimate that people read has it measured.
@@ -28,9 +28,9 @@ import torch
 from inweave.training.config.schema import TrainConfig
 
 PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
-KERNELS = {"off": 2.6, "selective": 3.2, "full": 3.6}
-UTILIZATION = 0.4
-RECORDED_LAUNCH, EAGER_LAUNCH = 4e-6, 30e-6
+KERNELS = {"off": 1.5, "selective": 1.85, "full": 2.1}
+GPU_UTILIZATION, CPU_UTILIZATION = 0.58, 0.4
+RECORDED_LAUNCH, EAGER_LAUNCH = 5e-6, 45e-6
 SHORTEST_RECORDED_RUN = 20  # steps; recording takes about as long as two of them
 
 #: compute capability -> operations per second of one multiprocessor in large bf16 products; 1e12 for others
@@ -58,7 +58,8 @@ def speed_of(device: torch.device, config: TrainConfig, *, measured: bool = Fals
     launch = 0.0 if device.type != "cuda" else RECORDED_LAUNCH if recorded else EAGER_LAUNCH
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(config.precision, torch.bfloat16)
     rate = product_rate(device, dtype) if measured else _listed_rate(device, dtype)
-    return Speed(UTILIZATION * rate, launch, recorded)
+    utilization = GPU_UTILIZATION if device.type == "cuda" else CPU_UTILIZATION
+    return Speed(utilization * rate, launch, recorded)
 
 
 def is_recorded(config: TrainConfig, device: torch.device) -> bool:

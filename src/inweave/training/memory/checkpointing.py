@@ -1,8 +1,9 @@
 """Gradient checkpointing: recompute activations in the backward pass instead of storing them.
 
 off         every activation is stored
-selective   products with frozen weights and attention are stored, a LoRA's part in the same operation among them;
-            everything cheap, the adapters' own products included, is recomputed
+selective   products with frozen weights and attention are stored, a LoRA's part in the same operation among them; everything
+            cheap, the adapters' own products included, is recomputed, and so is the widening product of a feed-forward part,
+            whose result is the largest thing that a block stores
 full        only the inputs of blocks are stored, everything inside is recomputed
 
 The libraries' own switches are used. diffusers takes the function to checkpoint with. transformers checkpoints a layer only
@@ -27,6 +28,9 @@ _STORED = {
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
+
+#: columns of a feed-forward part for each of its inputs: 4, or 8 with a gate
+_WIDENING = 4
 
 
 def apply_checkpointing(
@@ -96,5 +100,14 @@ def _policy(context: Any, operation: Any, *arguments: Any, **options: Any) -> Ch
     name = operation.__name__.partition(".")[0] if hasattr(operation, "__name__") else str(operation)
     weight = _STORED.get(name)
     # a trainable weight is of low rank: its product is cheap, and as large as what it is added to
-    trainable = weight is not None and arguments[weight].requires_grad
-    return CheckpointPolicy.MUST_SAVE if name in _STORED and not trainable else CheckpointPolicy.PREFER_RECOMPUTE
+    cheap = weight is not None and (arguments[weight].requires_grad or _widens(name, arguments[weight]))
+    return CheckpointPolicy.MUST_SAVE if name in _STORED and not cheap else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _widens(name: str, weight: torch.Tensor) -> bool:
+    """Whether a product's result has many times the columns of its input. Half of what SDXL stores are such results, and a
+    ninth of a step's operations makes them."""
+    if weight.dim() != 2:
+        return False
+    out, into = weight.shape if name == "lora_linear" else weight.shape[::-1]
+    return out >= _WIDENING * into

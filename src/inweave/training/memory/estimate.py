@@ -92,7 +92,7 @@ class Measurements:
                 return self._cache[key]
             assert self.blueprint is not None
             at_size = config if self._side is None else config.model_copy(update={"resolution": self._side})
-            backward = config.gradient_checkpointing == "full"
+            backward = config.gradient_checkpointing != "off"  # recomputing needs memory too
             fused = choose_device(config.device).type == "cuda" and not config.shard
             self._cache[key] = measure(
                 self.blueprint, at_size, key[0], checkpoint, backward=backward, chunks=self._chunks, fused=fused

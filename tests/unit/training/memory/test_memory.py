@@ -133,7 +133,7 @@ def test_checkpointing(variant: str, tmp_path: Path) -> None:
 
     # a frozen product in the backward pass is one computed again: its gradient needs no bias, and is an mm
     blocks = off["forward"].frozen["addmm"]
-    assert products(off) == 0 and products(selective) == 0
+    assert products(off) == 0 and products(selective) <= blocks // 3, "only those that widen"
     assert products(full) > (0 if variant == "z-image-turbo" else blocks // 2)  # whose blocks have few biases
     norms = ("native_layer_norm", "native_group_norm", "gelu", "silu")
     again = sum(selective["backward"].operations[name] for name in norms)
@@ -206,12 +206,12 @@ def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
     settings, blueprint = config(gradient_checkpointing=mode), open_model("inweave/emoji")
     plain, fused = (
-        measure(blueprint, settings, torch.bfloat16, checkpoint, backward=mode == "full", fused=fused)
+        measure(blueprint, settings, torch.bfloat16, checkpoint, backward=mode != "off", fused=fused)
         for fused in (False, True)
     )
     assert fused.weights == plain.weights and fused.operations == plain.operations
     share = fused.activations / plain.activations
-    assert {"off": 0.6, "selective": 0.8, "full": 0.7}[mode] < share < {"off": 0.85, "selective": 1, "full": 1}[mode]
+    assert {"off": 0.6, "selective": 0.75, "full": 0.7}[mode] < share < {"off": 0.85, "selective": 1, "full": 1}[mode]
 
 
 def test_sdxl_takes_what_is_published() -> None:
@@ -256,7 +256,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def fake(blueprint: Any, config: TrainConfig, dtype: torch.dtype, *_: Any, backward: bool, **__: Any) -> Measured:
         times = 2 if dtype == torch.float32 else 1
         factor = {"off": 4, "selective": 2, "full": 1}[config.gradient_checkpointing]
-        assert backward == (config.gradient_checkpointing == "full")
+        assert backward == (config.gradient_checkpointing != "off")
         weights = {"unet": GIB, "vae": GIB // 4, "text_encoder": GIB // 2, "text_encoder_2": GIB // 4}
         sizes = {n: size * times for n, size in weights.items()}
         return Measured(sizes, 1 << 20, factor * GIB * times, GIB // 4, 6_760_000_000_000, 4903)
@@ -430,3 +430,14 @@ def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_
         loss = task.loss(inputs)
         alive = watch.alive
     assert float(loss) > 0 and estimated == pytest.approx(alive, rel=0.25)
+
+
+def test_selective_checkpointing_of_sdxl_stores_little_more_than_half() -> None:
+    """Of what the blocks that train on a GPU store: the widening product of a feed-forward part is recomputed."""
+    stored = {}
+    for mode in ("off", "selective"):
+        settings = config(gradient_checkpointing=mode, rank=32, targets="attention", resolution=256)
+        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
+        blueprint = published("sdxl")
+        stored[mode] = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=True, fused=True).activations
+    assert stored["selective"] <= 0.6 * stored["off"]

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from inweave.ops.exponential import exact_exp
+
 _BLOCK = 1024
 
 
@@ -36,7 +38,11 @@ def _geglu_gradient_kernel(dy, x, dx, width, BLOCK: tl.constexpr):
     b = tl.load(x + start + width, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(dy + row * width + column, mask=inside, other=0.0).to(tl.float32)
     share = _share(b)
-    slope = share + b * (tl.exp(-0.5 * b * b) * 0.3989422804014327)
+    if dx.dtype.element_ty == tl.float32:
+        density = exact_exp(-0.5 * b * b)
+    else:
+        density = tl.exp(-0.5 * b * b)
+    slope = share + b * (density * 0.3989422804014327)
     tl.store(dx + start, (g * (b * share)).to(dx.dtype.element_ty), mask=inside)
     tl.store(dx + start + width, (g * a * slope).to(dx.dtype.element_ty), mask=inside)
 

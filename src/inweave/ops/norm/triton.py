@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
+from inweave.ops.exponential import exact_exp
+
 _PROGRAMS = 528  # about four for each multiprocessor of an H200
 _MOST_CHUNKS = 128
 _ANY = ["positions", "groups", "chunk", "chunks"]  # one kernel for all resolutions
@@ -50,9 +52,9 @@ def _to_channels(values, members):
 
 @triton.jit
 def _sigmoid(z, EXACT: tl.constexpr):
-    """A quotient that is rounded correctly costs more than all else here; 16 bits do not see the difference."""
+    """Exact exponentials and quotients cost more than all else here; 16 bits do not see the difference."""
     if EXACT:
-        s = tl.div_rn(1.0, 1.0 + tl.exp(-z))
+        s = tl.div_rn(1.0, 1.0 + exact_exp(-z))
     else:
         s = 1.0 / (1.0 + tl.exp(-z))
     return s
@@ -93,14 +95,15 @@ def _moments_kernel(
         squares += h * h
     size = count.to(tl.float32)
     total = tl.sum(sums, axis=0)
-    mean = center + total / size
-    spread = tl.sum(squares, axis=0) - total * total / size
+    apart = tl.div_rn(total, size)
+    mean = center + apart
+    spread = tl.sum(squares, axis=0) - total * apart
     if SHIFT:
         mean += tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
     members = _members(local, real, GROUP, GROUPS)
-    of_group = _to_groups(mean, members) / GROUP
-    apart = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
-    spread_of_group = _to_groups(spread, members) + size * tl.sum(apart * apart, axis=0)
+    of_group = tl.div_rn(_to_groups(mean, members), GROUP * 1.0)
+    between = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
+    spread_of_group = _to_groups(spread, members) + size * tl.sum(between * between, axis=0)
     place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
     tl.store(partials + place + number, of_group, mask=exists)
     tl.store(partials + place + next_half + number, spread_of_group, mask=exists)
@@ -123,9 +126,8 @@ def _normalize_kernel(
     total = positions * 1.0
     mean = tl.div_rn(tl.sum(mean_parts * sizes, axis=1), total)
     apart = mean_parts - mean[:, None]
-    variance = (tl.sum(spread, axis=1) + tl.sum(tl.where(known, apart * apart * sizes, 0.0), axis=1) * GROUP) / (
-        total * GROUP
-    )
+    deviations = tl.sum(spread, axis=1) + tl.sum(tl.where(known, apart * apart * sizes, 0.0), axis=1) * GROUP
+    variance = tl.div_rn(deviations, total * GROUP)
     rstd = tl.div_rn(1.0, tl.sqrt_rn(variance + eps))
     if number == 0:
         group = example * groups + tl.program_id(0) * PER_BLOCK + tl.arange(0, GROUPS)
@@ -213,9 +215,9 @@ def _gradient_kernel(
     total = positions * 1.0 * GROUP
     members = _members(local, real, GROUP, GROUPS)
     sums = tl.load(partials + place[:, None] + part[None, :], mask=known, other=0.0)
-    average = _to_channels(tl.sum(sums, axis=1) / total, members)
+    average = _to_channels(tl.div_rn(tl.sum(sums, axis=1), total), members)
     products = tl.load(partials + (place + next_half)[:, None] + part[None, :], mask=known, other=0.0)
-    slope = _to_channels(tl.sum(products, axis=1) / total, members)
+    slope = _to_channels(tl.div_rn(tl.sum(products, axis=1), total), members)
     group = example * groups + column // GROUP
     center = tl.load(means + group, mask=real, other=0.0)
     rstd = tl.load(rstds + group, mask=real, other=0.0)

@@ -63,9 +63,9 @@ def _gradient_kernel(
     n = tl.where(inside, n * rstd, 0.0)
     if WEIGHT:
         g = g * tl.load(weight + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    result = g - n * (tl.sum(g * n, axis=1) / width)[:, None]
+    result = g - n * tl.div_rn(tl.sum(g * n, axis=1), width * 1.0)[:, None]
     if not RMS:
-        result -= (tl.sum(g, axis=1) / width)[:, None]
+        result -= tl.div_rn(tl.sum(g, axis=1), width * 1.0)[:, None]
     result = result * rstd
     if MORE:
         result += tl.load(more + at, mask=inside, other=0.0).to(tl.float32)

@@ -8,6 +8,7 @@ import torch
 
 from inweave.ops.adam8bit import reference
 from inweave.ops.adam8bit.work import corrections
+from inweave.ops.implementation import on_device_of
 
 
 @torch.no_grad()
@@ -46,14 +47,15 @@ def step(
         from inweave.ops.adam8bit import triton as kernel
 
         work = kernel.step
-    work(
-        *tensors,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        epsilon=epsilon,
-        weight_decay=weight_decay,
-        inverse=inverse,
-        ok=ok,
-        grad_scale=grad_scale,
-    )
+    with on_device_of(values):
+        work(
+            *tensors,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            inverse=inverse,
+            ok=ok,
+            grad_scale=grad_scale,
+        )

@@ -90,6 +90,8 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
         with suppress(RuntimeError), deterministic_calls(deterministic):
             if not deterministic or _repeats_its_bits(gradients):
                 times[name] = _milliseconds(gradients)
+        # a refusal leaves nothing behind; a fault is raised here, and not by whoever comes next
+        torch.cuda.synchronize(q.device)
     return times
 
 

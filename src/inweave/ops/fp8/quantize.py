@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 
 from inweave.ops.fp8 import reference
+from inweave.ops.implementation import on_device_of
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,5 +15,6 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if x.is_cuda and not torch.compiler.is_compiling():
         from inweave.ops.fp8 import triton as kernel
 
-        return kernel.quantize_rows(x.contiguous())
+        with on_device_of(x):
+            return kernel.quantize_rows(x.contiguous())
     return reference.quantize_rows(x)

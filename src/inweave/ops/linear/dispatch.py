@@ -16,6 +16,7 @@ from importlib.util import find_spec
 
 import torch
 
+from inweave.ops.implementation import on_device_of
 from inweave.ops.linear import composed, reference
 
 _FAST = (torch.bfloat16, torch.float16, torch.float32)
@@ -61,10 +62,11 @@ def backward(
         if _in_two_launches(rows, inputs, weight, hidden, down, up, grad_down, grad_up):
             from inweave.ops.linear import triton as kernel
 
-            result = kernel.backward(
-                rows, inputs, hidden, down, up, scale,
-                grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
-            )  # fmt: skip
+            with on_device_of(rows):
+                result = kernel.backward(
+                    rows, inputs, hidden, down, up, scale,
+                    grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
+                )  # fmt: skip
             if result is not None and weight is not None:
                 result.addmm_(rows, weight)
             return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])

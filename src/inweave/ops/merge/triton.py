@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from inweave.ops.implementation import on_device_of
 from inweave.ops.merge.work import Target, limit_of
 
 
@@ -224,26 +225,27 @@ class Launch:
     def run(self) -> list[int]:
         """Write every target; returns the numbers of those with results beyond the limit."""
         self._flags.zero_()
-        _merge_kernel[(self._offsets.shape[0],)](
-            self._bases,
-            self._outs,
-            self._factors,
-            self._offsets,
-            self._extents,
-            self._products,
-            self._scales,
-            self._flags,
-            limit_of(self._outs.dtype),
-            BLOCK_ROWS=self._block[0],
-            BLOCK_COLUMNS=self._block[1],
-            BLOCK_RANK=self._block_rank,
-            ALIGN=self._align,
-            RANK_ALIGN=self._rank_align,
-            PRECISION="ieee" if self._exact else "tf32",
-            ONE_SLICE=self._one_slice,
-            STAGES=self._stages,
-            num_warps=self._warps,
-        )
+        with on_device_of(self._outs):
+            _merge_kernel[(self._offsets.shape[0],)](
+                self._bases,
+                self._outs,
+                self._factors,
+                self._offsets,
+                self._extents,
+                self._products,
+                self._scales,
+                self._flags,
+                limit_of(self._outs.dtype),
+                BLOCK_ROWS=self._block[0],
+                BLOCK_COLUMNS=self._block[1],
+                BLOCK_RANK=self._block_rank,
+                ALIGN=self._align,
+                RANK_ALIGN=self._rank_align,
+                PRECISION="ieee" if self._exact else "tf32",
+                ONE_SLICE=self._one_slice,
+                STAGES=self._stages,
+                num_warps=self._warps,
+            )
         numbers: list[int] = self._flags.nonzero().flatten().tolist()
         return numbers
 

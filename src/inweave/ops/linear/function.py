@@ -3,6 +3,9 @@
     eager      `autograd.Function`: gradients of the factors go straight into the buffers of `Rounded.grads`
     compiled   `torch.ops.inweave.lora_linear` with its own gradient; the factors' gradients are returned
 
+A compiled operator must not write to views of one buffer: Inductor copies such an argument from the start of its storage, at
+the offset that it had in the block that was compiled, and torch before 2.13 adds that offset twice, which is out of bounds.
+
 Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
 needs is not computed: no dX where x needs no gradient, nothing for frozen factors. A second derivative raises an error.
 """

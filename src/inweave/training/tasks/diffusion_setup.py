@@ -148,6 +148,7 @@ class LoadedDiffusionModel:
     def fuse_blocks(self) -> None:
         from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks, for seconds
 
+        self.model.release_weaver()  # it would write where convolutions had their weights before
         for network in self.task.networks.values():
             fuse_blocks(network)
 

@@ -443,3 +443,21 @@ def test_the_loss_of_rows_is_the_loss_of_the_batch(tmp_path: Path) -> None:
     inputs = sample_inputs(task)
     each = [task.loss({name: value[row : row + 1] for name, value in inputs.items()}) for row in (0, 1)]
     torch.testing.assert_close(torch.stack(each).mean(), task.loss(inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_with_fused_blocks_swaps_no_adapters(tmp_path: Path) -> None:
+    """Convolutions have other memory then: what is swapped in would go to weights that nobody reads."""
+    from inweave.errors import MergeStateError
+    from inweave.models.model import file_index, load_model
+    from inweave.training.data.reader import read_dataset
+    from inweave.training.tasks.diffusion_setup import LoadedDiffusionModel
+    from tests.peers import tiny_models as tiny
+
+    with tiny.quick_tokenizers():
+        model = load_model(tiny.folder("sd1.5"), device="cpu", dtype="fp32", keep="file")
+    task = task_on(make_set(tmp_path / "data"), model=model)
+    loaded = LoadedDiffusionModel(task, model, file_index(model), None, read_dataset(tmp_path / "data"), False)
+    assert model.swap([]) == 0
+    loaded.fuse_blocks()
+    with pytest.raises(MergeStateError, match="is being trained"):
+        model.swap([])

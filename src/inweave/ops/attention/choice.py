@@ -102,7 +102,8 @@ def _repeats_its_bits(gradients: Callable[[], tuple[torch.Tensor, ...]]) -> bool
 
 def _fastest(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> str:
     try:
-        times = measure(q, k, causal, deterministic)
+        with torch.cuda.device(q.device):  # events belong to the current device
+            times = measure(q, k, causal, deterministic)
     except torch.cuda.OutOfMemoryError:
         return FALLBACK
     return min(times, key=times.__getitem__) if times else FALLBACK

@@ -30,6 +30,10 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
         problems.append(
             f'precision = "{config.precision}": the products of 8-bit numbers are bf16; set precision = "bf16"'
         )
+    if config.network == "dora":
+        problems.append(
+            'network = "dora": it needs the norms of the original weights, which are not kept; train a lora'
+        )
     if not any(map(fits, token_layers(denoiser).values())):
         problems.append(f"no linear layer of {type(denoiser).__name__} is large enough to be faster; leave it out")
     return [f'quantize = "{config.quantize}": {problem}' for problem in problems]

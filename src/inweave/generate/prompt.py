@@ -39,6 +39,8 @@ _MARK = "\0"  # where a tag stood
 _CHOICE = re.compile(r"(?<!\\)\{[^{}|]*+\|[^{}]*+\}")
 _WILDCARD = re.compile(r"(?<![\w\\])__[A-Za-z0-9][\w/*-]{0,100}?__(?!\w)")
 UP, DOWN = 1.1, 1 / 1.1
+#: processors multiply numbers next to zero many times slower: after so many brackets, weights below this are 0
+_FLUSH, _TINY = 1000, 1e-200
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,10 @@ def weighted_pieces(text: str) -> list[tuple[str, float]]:
             else:
                 words.append(token[1:] if len(token) == 2 and token[0] == "\\" else token)
         unclosed = [(*each, UP) for each in opened["("]] + [(*each, DOWN) for each in opened["["]]
-        for _, start, factor in sorted(unclosed, reverse=True):
+        for count, (_, start, factor) in enumerate(sorted(unclosed, reverse=True), 1):
             weights[start : len(words)] *= factor
+            if count % _FLUSH == 0:
+                weights[np.abs(weights) < _TINY] = 0.0
     merged: list[tuple[list[str], float]] = []
     for word, weight in zip(words, weights.tolist(), strict=False):
         number = 1.0 if word == BREAK else weight

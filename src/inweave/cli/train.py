@@ -74,7 +74,7 @@ def train(
     without: Annotated[list[str] | None, typer.Option("--without", metavar="NAME,...", help="With --import: leave out settings of the file that cannot be trained here.", rich_help_panel=IMPORT)] = None,
     as_json: JSON = False,
 ) -> None:  # fmt: skip
-    """Train a LoRA on images with captions, or on texts. A resumed run gives exactly the same result.
+    """Train a LoRA on images with captions, or on texts. A resumed run continues where it stopped.
 
     Example: inweave train --model inweave/emoji --dataset inweave/pixel --output out --steps 300
     """

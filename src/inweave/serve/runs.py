@@ -1,7 +1,7 @@
 """Training runs on disk: what a job that was paused, failed or is to be extended continues from.
 
     <data>/training/<run>/<name>-000050.safetensors     the adapter of a checkpoint, ready to be used
-    <data>/training/<run>/<name>-state/step-000050/     what training resumes from, bit for bit
+    <data>/training/<run>/<name>-state/step-000050/     what training resumes from
     <data>/training/<run>/<name>.jsonl, samples/        what the run has reported so far
 
 A run is named after its first job. A job that resumes or extends it has that name in its request.

@@ -2,7 +2,7 @@
 
 GET   /v1/train/options?model=              the settings of a run, what this model prefers, and presets by purpose
 POST  /v1/train/check                       {dataset, model, settings}: problems, memory and time, before anything starts
-POST  /v1/jobs/{id}/extend                  {steps}: a new job that trains the same run further, bit for bit
+POST  /v1/jobs/{id}/extend                  {steps}: a new job that trains the same run further
 GET   /v1/jobs/{id}/checkpoints             the steps whose adapters can be used
 POST  /v1/jobs/{id}/checkpoints/{step}      put the adapter of a step into the library; the same again where it is there
 

@@ -2,7 +2,7 @@
 
 No random state outlives a step: every random number depends on (seed, epoch, example) alone, the order of the data on
 (seed, epoch). So how a batch is split changes rounding only, a checkpoint is the weights, the optimizer and a step number, and 20 steps, a kill and 20 more give the
-same bits as 40.
+same bits as 40: on the CPU always, on a GPU where `deterministic` is set.
 
     after a step    log (log_every), validate, save, sample, in this order, each by steps or by epochs (`intervals`)
     validate        by itself, or whenever a checkpoint is due; without checkpoints once per epoch; and at the end

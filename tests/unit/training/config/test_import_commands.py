@@ -108,7 +108,7 @@ def test_times_of_flux(options: str, expected: tuple[Any, ...]) -> None:
     assert (c.timestep_sampling, c.timestep_shift, c.logit_std) == expected
     assert (c.objective, c.guidance, c.min_snr_gamma) == ("flow", 3.5, None)
     with pytest.raises(
-        ConfigError, match=r"model_prediction_type: 'sigma_scaled': .*kohya's default, which the file does not"
+        ConfigError, match=r"'sigma_scaled' compares noisy - sigma \* v, .*kohya's default, which the file does not"
     ):
         import_text(line.replace("--model_prediction_type raw", ""), "a.sh")
     c = import_text(

@@ -90,6 +90,7 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     network_alpha = 16
     network_args = ["train_blocks=single", "split_qkv=False"]
     cache_text_encoder_outputs = true
+    network_train_unet_only = true
     learning_rate = 1e-4
     max_train_steps = 1000
     mixed_precision = "bf16"

@@ -49,6 +49,8 @@ def _rates(out: Translation, name: str, value: Any, settings: Mapping[str, Any])
     listed = list(value) if isinstance(value, list | tuple) else [value]
     rate = parse_scalar(listed[0]) if listed else None
     if name == "text_encoder_lr":
+        if str(settings.get("network_module")).startswith("lycoris"):
+            listed = listed[:1]  # it takes one
         rates = [parse_number(each) for each in listed] if out.exact else []
         if len(set(rates[:2])) > 1 and out.family in ("sdxl", "sd3") and all(rates[:2]):
             out.add_rules(name, [{"pattern": r"^te2\.", "learning_rate": rates[1]}])
@@ -94,7 +96,8 @@ def _resolution(out: Translation, name: str, value: Any, settings: Mapping[str, 
         out.put(name, "resolution", None)
         return
     sides = parse_sizes(value)
-    out.put(name, "resolution", round(math.sqrt(math.prod(sides))) if len(sides) == 2 else sides[0])
+    # the smallest square that holds the area, so that a bucket of the size itself is one
+    out.put(name, "resolution", math.isqrt(math.prod(sides) - 1) + 1 if len(sides) == 2 else sides[0])
     if len(set(sides)) > 1:
         out.note(name, f"{for_message(value)} counts as an area; buckets choose the shape")
 
@@ -135,6 +138,20 @@ def _known(expected: Iterable[Any], why: str) -> Reader:
         if normalize_name(value) in usual
         else out.refuse(name, f"{for_message(value)}: {why}")
     )
+
+
+def _prediction(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    """What flux_train_network.py makes of a prediction v before it compares it with noise - image."""
+    compared = {"sigmascaled": "noisy - sigma * v", "additive": "noisy + v"}.get(
+        normalize_name(value), "something else"
+    )
+    if normalize_name(value) == "raw":
+        out.note(name, "is always the case here")
+    else:
+        out.refuse(
+            name,
+            f"{for_message(value)} compares {compared}, and not the prediction v itself, with noise - image; raw does",
+        )
 
 
 def _timesteps(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
@@ -292,7 +309,7 @@ KOHYA: Final = SettingsDialect(
         "t5xxl": _part("text_encoder_2"), "timestep_sampling": _timesteps, "discrete_flow_shift": _shift,
         "log_with": log_with, "network_module": _later, "network_args": _later,
         "save_model_as": lambda out, name, value, settings: out.note(name, "adapters are written as safetensors"),
-        "model_prediction_type": _known(["raw"], "the loss is computed on the model's own prediction"),
+        "model_prediction_type": _prediction,
         "weighting_scheme": lambda out, name, value, settings: (
             out.note(name, ELSEWHERE) if out.exact
             else _known(["none", "uniform", "logit_normal"], "timesteps are not weighted")(out, name, value, settings)),
@@ -341,9 +358,9 @@ KOHYA: Final = SettingsDialect(
                         "prompts are encoded as in generation"),
         "stop_text_encoder_training": "text encoders are trained to the end", "mode_scale": "only used by another scheme",
         "num_processes": "use --gpus", "multi_gpu": "use --gpus", "num_machines": "runs use one machine",
-        "lr_scheduler_args": "only used with lr_scheduler_type",
     },
     refused={
+        "lr_scheduler_args": "schedulers have no further options",
         **dict.fromkeys(["adaptive_noise_scale", "ip_noise_gamma", "noise_offset_random_strength"], _NOISE),
         "zero_terminal_snr": "the model's own schedule is used",
         **dict.fromkeys(["scale_v_pred_loss_like_noise_pred", "v_pred_like_loss", "pyramid_loss*"], "the loss is not scaled"),

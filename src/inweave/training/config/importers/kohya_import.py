@@ -8,6 +8,7 @@ the name of the script itself. Its scripts for transformers ignore what shapes t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from inweave.checked import for_message
 from inweave.errors import ConfigError
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.kohya import KOHYA
+from inweave.training.config.importers.kohya_flow import MUSUBI, ensure_musubi_arguments, ignored_settings, read_times
 from inweave.training.config.importers.models import (
     KNOWN,
     ensure_plain_base,
@@ -36,19 +38,7 @@ from inweave.training.config.importers.values import (
     parse_sizes,
 )
 
-#: ignored by the scripts for transformers
-_UNET_ONLY = (
-    "min_snr_gamma", "noise_offset", "multires_noise_iterations", "multires_noise_discount", "debiased_estimation_loss",
-    "ip_noise_gamma", "adaptive_noise_scale", "noise_offset_random_strength", "scale_v_pred_loss_like_noise_pred",
-    "v_pred_like_loss", "zero_terminal_snr", "v_parameterization", "min_timestep", "max_timestep", "max_token_length",
-    "weighted_captions",
-)  # fmt: skip
-#: ignored by the scripts for UNets
-_FLOW_ONLY = (
-    "timestep_sampling", "weighting_scheme", "sigmoid_scale", "logit_mean", "logit_std", "mode_scale", "guidance_scale",
-    "model_prediction_type", "discrete_flow_shift", "training_shift", "apply_t5_attn_mask", "t5xxl_max_token_length",
-    "blocks_to_swap", "split_mode", "t5xxl", "ae", "clip_l", "clip_g",
-)  # fmt: skip
+_CACHED_TEXT = ("cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk")
 _SUBSET = ("keep_tokens_separator", "enable_wildcard", "caption_prefix", "caption_suffix", "alpha_mask")
 _ADAPTER_KEYS = ("network_", "unet_lr", "lora_", "dim_from_weights", "rank", "lycoris_algo")
 #: variants of Qwen-Image, which take images beside the prompt, or make several
@@ -95,6 +85,8 @@ def kohya_family(settings: Mapping[str, Any], where: str = "") -> str:
     elif not word and settings.get("ae") and settings.get("t5xxl"):
         word = "flux"
     family = FAMILIES.get(normalize_name(word))
+    if family == "flux" and normalize_name(settings.get("model_type")) == "chroma":
+        return ensure_trainable(None, settings["model_type"], "model_type")
     return ensure_trainable(family, word, "network_module" if module and family is None else "script")
 
 
@@ -119,7 +111,9 @@ def ensure_adapter(settings: Mapping[str, Any]) -> None:
     if any(name.startswith(("cond_emb_dim", "lllite_")) for name in settings):
         raise refuse_method("cond_emb_dim", "a ControlNet is trained")
     module = str(settings.get("network_module") or "")
-    if normalize_name(settings.get("model_version")) in _EDITING or not is_off(settings.get("edit")):
+    if normalize_name(settings.get("model_version")) in _EDITING or any(
+        not is_off(settings.get(each)) for each in ("edit", "edit_plus")
+    ):
         version = for_message(settings.get("model_version") or "edit")
         raise ConfigError(
             f"model_version: {version} is a variant of Qwen-Image that cannot be trained here; {KNOWN} can"
@@ -151,7 +145,8 @@ def import_kohya(settings: Mapping[str, Any], out: Translation, own: frozenset[s
     translate(complete, KOHYA, own, out)
     if dataset is not None:
         out.fields["dataset"] = dataset
-    _times(out, complete)
+    read_times(out, complete)
+    _shape(out, complete)
     if "objective" not in out.fields:
         out.fields["objective"] = "flow" if out.family in FLOW else "epsilon"
     with_library_defaults(out)
@@ -172,8 +167,12 @@ def _network_args(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remove_ignored(entries: dict[str, Any], out: Translation) -> None:
-    flow = out.family in FLOW
-    for name in [each for each in entries if each in (_UNET_ONLY if flow else _FLOW_ONLY)]:
+    for old, name in (("caption_extention", "caption_extension"),):
+        if old in entries:  # an older spelling, which counts where both are set
+            entries[name] = entries.pop(old)
+            out.note(old, f"is called {name} today")
+    ignored = ignored_settings(out.family)
+    for name in [each for each in entries if each in ignored]:
         out.note(name, "is ignored for this model")
         del entries[name]
     if not is_off(entries.get("use_8bit_adam")) and "optimizer_type" not in entries:
@@ -186,16 +185,55 @@ def _remove_ignored(entries: dict[str, Any], out: Translation) -> None:
         if name in entries:
             out.note(name, "optimizer_type is used")
             del entries[name]
-    if not is_off(entries.get("cache_text_encoder_outputs")) and "network_train_unet_only" not in entries:
-        entries["network_train_unet_only"] = True  # its scripts demand it
-    if "lr_scheduler_args" in entries and is_off(entries.get("lr_scheduler_type")):
-        out.note("lr_scheduler_args", "only used with lr_scheduler_type")
-        del entries["lr_scheduler_args"]
+    if out.family in MUSUBI:
+        entries["network_train_unet_only"] = True  # it has no other
+        ensure_musubi_arguments(out, entries)
+    caches = [name for name in _CACHED_TEXT if not is_off(entries.get(name))]
+    if caches and is_off(entries.get("network_train_unet_only")):
+        if out.family not in FLOW:
+            entries["network_train_unet_only"] = True  # its scripts demand it
+        elif any(map(parse_number, _listed(entries.get("text_encoder_lr", 1)))):
+            for name in caches:  # what T5 makes of captions is cached there, and CLIP is trained
+                out.note(name, "captions are encoded in every step, because CLIP is trained")
+                del entries[name]
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _shape(out: Translation, settings: Mapping[str, Any]) -> None:
+    """A rectangle, which buckets take as an area; without them every image is cropped to it."""
+    try:
+        sides = parse_sizes(settings.get("resolution") or 512)
+    except ValueError:
+        return  # reported where it is read
+    if len(set(sides)) < 2 or out.fields.get("buckets", True) or settings.get("dataset_config"):
+        return
+    dataset = out.fields.get("dataset")
+    if isinstance(dataset, str):
+        dataset = {"datasets": [{"subsets": [{"image_dir": dataset, "numbered_folders": True}]}]}
+    if not isinstance(dataset, dict):
+        size = for_message(settings["resolution"])
+        out.refuse(
+            "resolution", f"{size} without buckets crops to a rectangle, which a dataset .toml says", "resolution"
+        )
+        return
+    limits = {"resolution": sides[:2], "enable_bucket": False, "bucket_reso_steps": math.gcd(*sides[:2], 64)}
+    tables = [{**table, **limits} for table in dataset["datasets"]]
+    out.fields["dataset"] = {**dataset, "datasets": tables}
+    out.mapping["resolution"] = "dataset"
 
 
 def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
     """kohya's defaults for what a file does not set."""
-    values = defaults("kohya", "values", *(("flow",) if family in FLOW else ()), family)
+    sections = ("flow", *(("musubi",) if family in MUSUBI else ()), family) if family in FLOW else (family,)
+    values = defaults("kohya", "values", *sections)
+    if family in MUSUBI:
+        for name in ignored_settings(family):
+            values.pop(name, None) if name != "save_precision" else None
+    if not is_off(entries.get("full_bf16")) or not is_off(entries.get("full_fp16")):
+        values["save_precision"] = "bf16" if not is_off(entries.get("full_bf16")) else "fp16"  # as they are trained
     rate = entries.get("learning_rate") or entries.get("lr") or values["learning_rate"]
     only_unet = not is_off(entries.get("network_train_unet_only"))
     lasts = any(not is_off(entries.get(name)) for name in ("max_train_epochs", "epochs", "max_train_steps", "steps"))
@@ -272,44 +310,6 @@ def _dataset(settings: dict[str, Any], out: Translation) -> str | dict[str, Any]
         subsets.append({"image_dir": regular, "is_reg": True, "numbered_folders": True})
         out.mapping["reg_data_dir"] = "dataset"
     return {**({"general": general} if general else {}), "datasets": [{"subsets": subsets}]}
-
-
-def _times(out: Translation, settings: Mapping[str, Any]) -> None:
-    """Timesteps of a flow: how they are sampled, and by how much they are shifted."""
-    if out.family not in FLOW:
-        out.fields["timestep_sampling"] = "uniform"
-        return
-    kind, scheme = normalize_name(settings.get("timestep_sampling")), normalize_name(settings.get("weighting_scheme"))
-    std, mean = parse_number(settings.get("logit_std", 1.0)), parse_number(settings.get("logit_mean", 0.0))
-    scale = parse_number(settings.get("sigmoid_scale", 1.0))
-    shift = parse_number(settings.get("training_shift" if out.family == "sd3" else "discrete_flow_shift", 1.0))
-    fields: dict[str, Any] = {}
-    factor = None if shift == 1 else shift
-    uniform = ("none", "uniform", "sigmasqrt") if out.family == "sd3" else ("none", "uniform", "sigmasqrt", "cosmap")
-    if out.family == "sd3":  # it compares images, and sigma_sqrt undoes that
-        kind = "sigma"
-        out.fields["sigma_weighting"] = 0.0 if scheme == "sigmasqrt" else 2.0
-    if kind in ("sigma", "logitnormal") and (scheme == "logitnormal" or kind == "logitnormal"):
-        mean = -mean or 0.0 if kind == "sigma" else mean  # a place in the schedule, where 0 is pure noise
-        kind = "shift" if factor and not mean else "logit_normal"
-        fields = {"timestep_sampling": kind, "logit_mean": mean, "logit_std": std, "timestep_shift": factor}
-    elif kind == "sigma" and scheme in uniform:
-        fields = {"timestep_sampling": "uniform", "timestep_shift": factor}
-    elif kind == "uniform":
-        fields = {"timestep_sampling": "uniform"}
-    elif kind == "sigmoid":
-        fields = {"timestep_sampling": "sigmoid", "logit_std": scale}
-    elif kind == "shift":
-        fields = {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": shift}
-    elif kind in ("fluxshift", "qwenshift"):
-        fields = {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": None}
-    for name in ("logit_mean", "logit_std", "timestep_shift", "timestep_sampling"):
-        out.fields.pop(name, None)
-    if fields:
-        out.fields |= fields
-    else:
-        value = f"{for_message(settings.get('timestep_sampling'))}, {for_message(settings.get('weighting_scheme'))}"
-        out.refuse("timestep_sampling", f"{value} with a shift of {shift:g} has no equivalent", "timestep_sampling")
 
 
 def _checkpoints(out: Translation, entries: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.fields import Settings
 from inweave.training.config.importers.kohya_blocks import NAMES as BLOCK_NAMES
 from inweave.training.config.importers.kohya_blocks import block_rules
 from inweave.training.config.importers.targets import FLOW, LYCORIS_PRESETS, kohya_targets, lycoris_targets
@@ -28,14 +27,19 @@ _OTHERS = ("networks.lora_fa", "networks.lora_hunyuan", "networks.lora_lumina", 
 #: options of an algorithm that is not used, and of how it computes
 _HARMLESS = frozenset({
     "verbose", "bypass_mode", "block_size", "constraint", "constrain", "unit", "train_on_input", "dora_oft", "loraplus_groups",
+    "rescaled", "disable_conv_cp",
 })  # fmt: skip
-_CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "disable_conv_cp")
+#: options of LoKr that the other algorithms do not read
+_LOKR_ONLY = ("factor", "full_matrix", "decompose_both", "unbalanced_factorization")
+_CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "use_conv_cp")
+_LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
 _WHY = {
     "rank_dropout": "dropout is on the inputs of an adapter", "module_dropout": "dropout is on the inputs of an adapter",
     "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", "use_tucker": "convolutions have no Tucker core",
-    "use_cp": "convolutions have no Tucker core", "train_t5xxl": "T5 is not trained",
-    "rank_dropout_scale": "dropout is on the inputs of an adapter",
+    "use_cp": "convolutions have no Tucker core", "use_conv_cp": "convolutions have no Tucker core", "train_t5xxl": "T5 is not trained",
+    "rank_dropout_scale": "dropout is on the inputs of an adapter", "wd_on_output": "DoRA has one magnitude per output",
+    "exclude_patterns": "modules are left out by rules", "include_patterns": "modules are chosen by targets",
 }  # fmt: skip
 
 
@@ -81,6 +85,7 @@ def network(out: Translation, settings: Mapping[str, Any]) -> None:
         _exact_network(out, settings, arguments, preset, lycoris)
     elif not lycoris and module and "targets" not in settings:
         out.put("network_module.targets", "targets", "attention-mlp")
+    _lora_plus(out, arguments)
     for name, argument in arguments.items():
         try:
             _network_arg(out, name, argument, algorithm, preset)
@@ -99,7 +104,7 @@ def _exact_network(
     if not lycoris:
         wide = bool(conv)
         blocks = str(arguments.get("train_blocks", "all")).lower()
-        targets = kohya_targets(out.family, wide)
+        targets = kohya_targets(out.family, wide, modulation=is_off(arguments.get("exclude_mod", "true")))
         if blocks in ("single", "double") and out.family == "flux":
             part = r"single_transformer_blocks\.\d+\..+" if blocks == "single" else r"transformer_blocks\.\d+\..+"
             targets = [
@@ -132,6 +137,20 @@ def _exact_network(
         out.problems.append(f"network_args.{error}")
 
 
+def _lora_plus(out: Translation, arguments: Mapping[str, Any]) -> None:
+    """One ratio for all; the denoiser and the text encoders may have their own there, and none where it is not set."""
+    common, *own = (parse_scalar(arguments.get(name, 0)) or None for name in _LORA_PLUS)
+    ratios = {"denoiser": own[0] or common, "text encoders": own[1] or common}
+    if not out.fields.get("train_text_encoders"):
+        ratios.pop("text encoders")
+    name = next((each for each in _LORA_PLUS if not is_off(arguments.get(each))), "")
+    if name and len({*ratios.values()}) > 1:
+        listed = ", ".join(f"{ratio or 1} of the {part}" for part, ratio in ratios.items())
+        out.refuse(f"network_args.{name}", f"{listed}: all networks share one ratio")
+    elif name and any(ratios.values()):
+        out.put(f"network_args.{name}", "loraplus_lr_ratio", ratios["denoiser"])
+
+
 def _network_arg(out: Translation, name: str, value: Any, algorithm: str, preset: str) -> None:
     theirs = f"network_args.{name}"
     if name == "algo" or (name == "dora_wd" and (algorithm in ("lora", "locon") or out.exact)):
@@ -140,7 +159,9 @@ def _network_arg(out: Translation, name: str, value: Any, algorithm: str, preset
         out.mapping[theirs] = "conv_rank" if name == "conv_dim" else "conv_alpha"
     elif name in ("conv_dim", "conv_alpha", "factor", "dropout", "rs_lora"):
         ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
-        if parse_scalar(value) and (name != "factor" or algorithm == "lokr"):
+        if name == "factor" and algorithm != "lokr" and out.exact:
+            out.note(theirs, "does not change what is trained")
+        elif parse_scalar(value) and (name != "factor" or algorithm == "lokr"):
             out.put(theirs, ours, parse_scalar(value))
         else:
             out.unset.append(theirs)
@@ -151,13 +172,14 @@ def _network_arg(out: Translation, name: str, value: Any, algorithm: str, preset
             choice("targets", _PRESETS)(out, theirs, value, {})
     elif name in ("network_reg_dims", "network_reg_lrs"):
         _regex_rules(out, theirs, name, value)
-    elif name in ("loraplus_lr_ratio", "loraplus_unet_lr_ratio") and not is_off(value):
-        if "loraplus_lr_ratio" in Settings.model_fields:
-            out.put(theirs, "loraplus_lr_ratio", parse_scalar(value))
-        else:
-            out.refuse(theirs, f"{for_message(value)}: there is no such setting here")
-    elif name in _HARMLESS:
+    elif name in _LORA_PLUS:
+        out.mapping.setdefault(theirs, "loraplus_lr_ratio")  # `_lora_plus` reads them together
+    elif name in _HARMLESS or (name in _LOKR_ONLY and algorithm != "lokr"):
         out.note(theirs, "does not change what is trained")
+    elif name == "wd_on_output" and out.exact and not parse_bool(value):
+        out.refuse(theirs, f"{for_message(value)}: {_WHY[name]}")
+    elif name in ("wd_on_output", "exclude_mod") and out.exact:
+        out.mapping.setdefault(theirs, "network" if name == "wd_on_output" else "targets")
     elif name == "full_matrix" and parse_bool(value) and out.exact:
         out.fields["rank"] = 2**20  # more than any factor has: both stay whole
         out.mapping[theirs] = "rank"

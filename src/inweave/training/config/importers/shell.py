@@ -28,6 +28,7 @@ _LISTS = frozenset({
     "network_args", "optimizer_args", "lr_scheduler_args", "base_weights", "base_weights_multiplier", "text_encoder_lr",
     "log_config", "metadata_tags",
 })  # fmt: skip
+_MUSUBI = re.compile(r"(?:^|[\\/])(?:qwen_image|zimage)_train_network")
 _SCRIPT = re.compile(r"\.py$|^[\w./\\-]*train_network$")
 
 
@@ -53,7 +54,9 @@ def _options_of(words: list[str]) -> dict[str, Any]:
     after = words[scripts[0] + 1 :] if scripts else words
     plain = is_diffusers_script(script)
     settings = parse_options(after, shortened=not plain)
-    if plain and "mixed_precision" not in settings:  # theirs is the launcher's unless it is set
+    if (
+        plain or _MUSUBI.search(script)
+    ) and "mixed_precision" not in settings:  # theirs is the launcher's unless it is set
         launcher = parse_options(words[: scripts[0]], shortened=False)
         settings |= {name: value for name, value in launcher.items() if name == "mixed_precision"}
     return {**({"script": script} if script else {}), **settings}

@@ -33,11 +33,11 @@ def _joined(*parts: str) -> list[str]:
     return ["|".join(part for part in parts if part)]
 
 
-def kohya_targets(family: str, convolutions: bool) -> list[str]:
-    """What networks.lora, lora_flux and lora_sd3 adapt."""
+def kohya_targets(family: str, convolutions: bool, modulation: bool = False) -> list[str]:
+    """What networks.lora, lora_flux and lora_sd3 adapt; of Qwen-Image the ``modulation`` where it is asked for."""
     if family in FLOW:
         blocks = {
-            "qwen_image": r"transformer_blocks\.\d+\.(?!img_mod|txt_mod).+",
+            "qwen_image": r"transformer_blocks\.\d+\." + ("" if modulation else "(?!img_mod|txt_mod)") + ".+",
             "z_image": r"layers\.\d+\.(?!adaLN).+",
         }
         return _joined(blocks.get(family, _BLOCKS), ENCODER)

@@ -111,10 +111,9 @@ def _sampling(family: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": shift}
     if kind == {"qwen_image": "qwenshift", "flux": "fluxshift"}.get(family):
         return {"timestep_sampling": "shift", "logit_std": scale, "timestep_shift": None}
-    return {
-        "uniform": {"timestep_sampling": "uniform"},
-        "sigmoid": {"timestep_sampling": "sigmoid", "logit_std": scale},
-    }.get(kind, {})
+    if kind == "sigmoid":
+        return {"timestep_sampling": "sigmoid", "logit_std": scale}
+    return {"timestep_sampling": "uniform"} if kind == "uniform" else {}
 
 
 def ensure_musubi_arguments(out: Translation, settings: Mapping[str, Any]) -> None:

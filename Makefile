@@ -7,24 +7,26 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 NODE   := node_modules/.installed
 
-.PHONY: demo demo-reading test test-all soak test-gpu check browser bench bench-docs bench-gpu gpu-bundle format docs pictures clean
+.PHONY: demo demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu gpu-bundle format docs pictures clean
+
+# one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
+# the modules that are imported; pip would compile all of torch, which takes as long as unpacking it
+INSTALL = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --no-compile -c constraints.txt
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c constraints.txt -e .
+	$(INSTALL) -e .
 	touch $@
 
-# generating needs torch, diffusers and transformers: torch first and pinned, so nothing later replaces it
-$(VENV)/.generate: $(VENV)/.base
-	$(PIP) install --quiet -c constraints.txt torch==2.13.0
-	$(PIP) install --quiet -c constraints.txt -e ".[generate]"
-	touch $@
+# generating needs torch, diffusers and transformers; constraints.txt pins torch
+$(VENV)/.generate: pyproject.toml constraints.txt
+	$(INSTALL) -e ".[generate]"
+	touch $(VENV)/.base $@
 
 # tests run against the real libraries
-$(VENV)/.dev: $(VENV)/.generate
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
-	touch $@
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(INSTALL) -e ".[dev]"
+	touch $(VENV)/.base $(VENV)/.generate $@
 
 # the page: types, lint and browser tests; without npm they are skipped, with a line that says so. `npm ci` would refuse a
 # registry that lacks the optional packages of other platforms
@@ -47,8 +49,12 @@ demo-reading: $(VENV)/.base
 # one worker per core, one thread per worker: threads that wait for each other's cores cost many times what they bring
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --durations=50
 
-# a sample of what takes long: fuzzing, kills, launchers; minutes on two cores
-test: $(VENV)/.dev check
+# a sample of what takes long: fuzzing, kills, launchers; minutes on two cores. mypy has one core to itself while the
+# workers of pytest start
+test: $(VENV)/.dev $(NODE)
+	@$(MAKE) --no-print-directory --jobs=2 check suite
+
+suite: $(VENV)/.dev $(NODE)
 	$(PYTEST)
 
 # everything at full size
@@ -79,7 +85,7 @@ bench-docs: $(VENV)/.dev
 
 # the Python API reference, from the docstrings: build/docs/inweave.html
 $(VENV)/.docs: $(VENV)/.generate
-	$(PIP) install --quiet -c constraints.txt -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	touch $@
 
 docs: $(VENV)/.docs

@@ -121,7 +121,7 @@ $(PEERS)/site:
 	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
 
 test-gpu: $(SITE)
-	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 8 --dist worksteal --durations=20 tests/gpu
+	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 14 --dist worksteal -rfE -q --tb=short --durations=20 tests/gpu
 
 # figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`
 FIGURES := build/bench

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
-from tests.gpu.test_training import apart, settings, tensors_of  # noqa: E402
+from tests.gpu.test_training import apart, differing, settings  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
@@ -24,11 +24,6 @@ STEPS = 20
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
-
-
-def same_bits(one: Path, two: Path) -> bool:
-    first, second = tensors_of(one), tensors_of(two)
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(
@@ -58,12 +53,12 @@ def test_a_compiled_and_recorded_run_has_the_same_bits_twice_and_resumed(tmp_pat
     one = run.train()
     assert run.step.blocks.active and len(run.step.graphs) >= 2 and run.step.blocks.seconds > 0
     two = inweave.train(settings(tmp_path / "two", cache, steps=STEPS, **common))
-    assert one.losses == two.losses and same_bits(one.path, two.path)
+    assert one.losses == two.losses and not differing(one.path, two.path)
     inweave.train(settings(tmp_path / "rest", cache, steps=8, **common))
     rest = inweave.train(
         settings(tmp_path / "rest", cache, steps=STEPS, resume="auto", **{**common, "compile": "auto"})
     )
-    assert rest.losses == one.losses[8:] and same_bits(one.path, rest.path)
+    assert rest.losses == one.losses[8:] and not differing(one.path, rest.path)
 
 
 def test_validation_and_samples_of_a_compiled_run_compile_nothing_more(tmp_path: Path, cache: Path) -> None:

@@ -51,6 +51,13 @@ def apart(one: Path, two: Path) -> float:
     return float((gap / sum(float(value.square().sum()) for value in first.values())) ** 0.5)
 
 
+def differing(one: Path, two: Path) -> list[str]:
+    """Tensors of two adapters that have not the same bits."""
+    first, second = tensors_of(one), tensors_of(two)
+    assert first.keys() == second.keys() and first
+    return [name for name in first if not torch.equal(first[name], second[name])]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_every_network_trains_in_every_precision(network: str, precision: str, tmp_path: Path, cache: Path) -> None:
@@ -92,13 +99,13 @@ def test_a_run_resumes_where_it_stopped(precision: str, tmp_path: Path, cache: P
         "ema_decay": 0.9,
         "dropout": 0.1,
         "gradient_accumulation": 2,
+        "deterministic": True,
     }
     straight = inweave.train(settings(tmp_path / "straight", cache, steps=6, **common))
     first = inweave.train(settings(tmp_path / "twice", cache, steps=3, **common))
     rest = inweave.train(settings(tmp_path / "twice", cache, steps=6, resume="auto", **common))
     assert (first.step, rest.step, len(rest.losses)) == (3, 6, 3)
-    assert rest.losses == pytest.approx(straight.losses[3:], rel=5e-3)
-    assert apart(straight.path, rest.path) < 0.02
+    assert rest.losses == straight.losses[3:] and not differing(straight.path, rest.path)
 
 
 def test_text_encoders_are_trained_too(tmp_path: Path, cache: Path) -> None:

@@ -117,6 +117,7 @@ class Run:
             compiled = None if point.state is None else bool(point.state.facts.get("compiled", False))
             if point.state is not None:
                 self._load(point.state)
+                point.notes += self.step.keep_attention(point.state.facts.get("attention", {}))
                 point.state = None  # its tensors were copied
             self._ensure_same_step()
             point.notes += self.step.compile(self.model, self.total, before=compiled)
@@ -157,6 +158,7 @@ class Run:
         return {
             "config": config, "data": self.task.fingerprint(), "base": self.base, "started": self.started,
             "validation": self.validation, "losses": self.progress.recent, "compiled": self.step.blocks.active,
+            "attention": self.step.attention,
         }  # fmt: skip
 
     def save_checkpoint(self, *, interim: bool = False) -> None:

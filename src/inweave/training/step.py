@@ -27,13 +27,14 @@ import torch
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import fused, lora_layers
 from inweave.layers.branch import Branch
+from inweave.ops.attention import recorded_choices
 from inweave.ops.linear import Rounded
 from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.kernels import step_kernels
+from inweave.training.kernels import choices_to_keep, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
@@ -95,6 +96,7 @@ class Step:
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
         self._copies = self._branch_copies(flat.rounded(self._dtype)) if halves else []
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
+        self.attention: dict[str, str] = {}  # which kernel computes which shape
         self.encoder_steps: int | None = None  # updates that train text encoders; None: all
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
 
@@ -130,6 +132,11 @@ class Step:
         chosen, notes = choose(self.config.compile, self.compile_problems, saves=saves, before=before)
         if chosen:
             self.blocks.start()
+        return notes
+
+    def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
+        """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""
+        self.attention, notes = choices_to_keep(recorded, self.task.device)
         return notes
 
     # one update
@@ -266,7 +273,8 @@ class Step:
         """Do ``work``, with micro-batches split further each time that memory runs out, and eagerly if compiling fails."""
         while True:
             try:
-                with step_kernels(self.task.device, deterministic=self.config.deterministic):
+                kernels = step_kernels(self.task.device, deterministic=self.config.deterministic)
+                with kernels, recorded_choices(self.attention):
                     return work()
             except Exception as error:
                 memory = out_of_memory(error)

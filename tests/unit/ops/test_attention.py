@@ -117,6 +117,22 @@ def test_a_broken_memory_of_choices_is_no_choice(text: str, tmp_path: Path, monk
     assert choice._stored() == {}
 
 
+def test_a_runs_record_comes_first_and_gets_what_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_chosen", {"known": "cudnn", "both": "cudnn"})
+    record = {"both": "efficient"}
+    with choice.recorded_choices(record):
+        assert choice._choose("both", lambda: pytest.fail("recorded"), "flash") == "efficient"
+        assert choice._choose("known", lambda: pytest.fail("known"), "flash") == "cudnn"
+        assert choice._choose("new", lambda: "flash", "efficient") == "flash"
+        assert choice._choose("captured", None, "flash") == "flash", "nothing is measured while a graph is recorded"
+        with choice.recorded_choices({}):
+            assert choice._choose("both", None, "flash") == "cudnn"
+    assert record == {"both": "efficient", "known": "cudnn", "new": "flash", "captured": "flash"}
+    assert choice._stored() == {"both": "cudnn", "known": "cudnn", "new": "flash"}, "a run's record is its own"
+    assert choice._choose("both", None, "flash") == "cudnn"
+
+
 def test_choices_are_remembered_beside_those_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     choice.cache_file().parent.mkdir()

@@ -1,5 +1,7 @@
 """Attention by the fastest of the libraries' kernels, measured per shape."""
 
+from inweave.ops.attention.choice import machine_name, recorded_choices
 from inweave.ops.attention.function import MeasuredAttention, attention
+from inweave.ops.attention.kernels import KERNELS
 
-__all__ = ["MeasuredAttention", "attention"]
+__all__ = ["KERNELS", "MeasuredAttention", "attention", "machine_name", "recorded_choices"]

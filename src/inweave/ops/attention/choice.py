@@ -6,6 +6,7 @@
     bits     where they have to be the same every time, a kernel whose gradients differ between runs is left out: cuDNN 9 has
              no such backward pass, whatever torch's switch says
     stored   ~/.cache/inweave/attention.json, key -> kernel, so that a second run makes the same choice and has the same bits
+    record   of one run: what it used is part of its checkpoints, and comes before what this machine has stored
 
 A kernel that refuses a shape is left out. A file that cannot be read or written costs nothing but another measurement.
 """
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -29,30 +30,54 @@ from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, deterministic_
 _RUNS, _REPEATS = 10, 6
 _BUSY = 20_000_000  # cycles, about ten milliseconds: longer than it takes to queue the runs
 _MAX_FILE = 1 << 20
-#: what computes a shape that cannot be measured now, because a graph is being recorded or memory is short
-FALLBACK = "flash"
 
-_chosen: dict[str, str] = {}
+_chosen: dict[str, str] = {}  # by this process, or stored
+_record: dict[str, str] | None = None  # of the run that is computing; its backward passes are in other threads
 
 
 def kernel_for(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> Kernel:
     """The kernel for these queries and keys; measured the first time that such a shape comes."""
     if not q.is_cuda:
         return PLAIN
-    key = _key(q, k, causal, deterministic)
+    capturing = torch.cuda.is_current_stream_capturing()
+    measure = None if capturing else partial(_fastest, q, k, causal, deterministic)
+    return KERNELS[_choose(_key(q, k, causal, deterministic), measure, _fallback(q.dtype))]
+
+
+@contextmanager
+def recorded_choices(record: dict[str, str]) -> Iterator[None]:
+    """Inside the block choices are those of ``record``, which gets whatever is chosen besides."""
+    global _record
+    before, _record = _record, record
+    try:
+        yield
+    finally:
+        _record = before
+
+
+def machine_name(device: torch.device) -> str:
+    """What choices on this device are made for; the first part of their keys."""
+    return _machine(device.index or 0) if device.type == "cuda" else device.type
+
+
+def _choose(key: str, measure: Callable[[], str] | None, fallback: str) -> str:
+    """The kernel's name; ``measure`` None: nothing can be measured now."""
+    if _record is not None and key in _record:
+        return _record[key]
     if key not in _chosen:
         _chosen.update(_stored())
-    if key not in _chosen:
-        if torch.cuda.is_current_stream_capturing():
-            return KERNELS[FALLBACK]
-        _chosen[key] = _fastest(q, k, causal, deterministic)
+    if key not in _chosen and measure is not None:
+        _chosen[key] = measure()
         _store()
-    return KERNELS[_chosen[key]]
+    name = _chosen.get(key, fallback)
+    if _record is not None:
+        _record[key] = name
+    return name
 
 
-def choices() -> dict[str, str]:
-    """What was chosen so far in this process, by shape."""
-    return dict(_chosen)
+def _fallback(dtype: torch.dtype) -> str:
+    """What computes a shape that cannot be measured now, because a graph is being recorded or memory is short."""
+    return "efficient" if dtype == torch.float32 else "flash"
 
 
 def cache_file() -> Path:
@@ -105,8 +130,8 @@ def _fastest(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool
         with torch.cuda.device(q.device):  # events belong to the current device
             times = measure(q, k, causal, deterministic)
     except torch.cuda.OutOfMemoryError:
-        return FALLBACK
-    return min(times, key=times.__getitem__) if times else FALLBACK
+        return _fallback(q.dtype)
+    return min(times, key=times.__getitem__) if times else _fallback(q.dtype)
 
 
 def _milliseconds(work: Callable[[], object]) -> float:

@@ -7,8 +7,8 @@ A mode is seen by eager code and by `torch.compile` alike; it acts where the mod
 operation itself. Its kernel is chosen when it runs (`choice`), never while it is traced. Modes belong to a thread: what is recomputed
 in the backward pass has to enter it again (`training.memory.checkpointing`).
 
-Calls that no measured kernel can serve are torch's: a mask, dropout, grouped heads, float32, head sizes that are no multiple of 8 or
-exceed 256.
+Calls that no measured kernel can serve are torch's: a mask, dropout, grouped heads, head sizes that are no multiple of 8 or exceed
+256; and float32, unless bits have to repeat, which its one fast kernel does if asked.
 """
 
 from __future__ import annotations
@@ -151,12 +151,12 @@ class MeasuredAttention(TorchFunctionMode):
 
     def _serves(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
         size = query.shape[-1]
-        half = query.dtype in (torch.bfloat16, torch.float16)
+        dtypes = (torch.bfloat16, torch.float16, *((torch.float32,) if self.deterministic else ()))
         return (
             query.device.type == self.device_type
             and query.dim() == key.dim() == value.dim() == 4
             and query.dtype == key.dtype == value.dtype
-            and (half or self.device_type == "cpu")
+            and (query.dtype in dtypes or self.device_type == "cpu")
             and key.shape == value.shape
             and query.shape[:2] == key.shape[:2]
             and size == key.shape[-1]

@@ -4,6 +4,7 @@
     data, base                                         digests              validation   [[step, loss], ...]
     losses                                             of the last steps, a list of numbers
     compiled                                           whether the denoiser's blocks are compiled
+    attention                                          which kernel computes which shape of it, on a GPU; a table of names
     skipped, skipped_in_a_row, split                   counters, as tensors of one whole number
 
 A file can be whole, with all its checksums, and still hold something else. The tensors of parameters and optimizer are
@@ -30,6 +31,7 @@ _DEFAULTS: dict[str, Any] = {
     "validation": [],
     "losses": [],
     "compiled": False,
+    "attention": {},
 }
 
 
@@ -48,6 +50,7 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
         ("data", facts["data"], "a digest", isinstance(facts["data"], str)),
         ("base", facts["base"], "a digest", isinstance(facts["base"], str)),
         ("compiled", facts["compiled"], "true or false", isinstance(facts["compiled"], bool)),
+        ("attention", facts["attention"], "a table of kernels", _is_names(facts["attention"])),
         ("started", facts["started"], "a time", _is_time(facts["started"])),
         ("validation", rows, "a list of steps and losses", isinstance(rows, list) and all(map(_is_validation, rows))),
     ]
@@ -70,6 +73,10 @@ def _problems(facts: Mapping[str, Any], step: int, tensors: Mapping[str, torch.T
 
 def _is_count(value: object, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
 
 
 def _is_time(value: object) -> bool:

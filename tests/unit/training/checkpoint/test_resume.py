@@ -53,6 +53,40 @@ def test_more_steps_are_the_same_run_if_no_rate_changes(tmp_path: Path) -> None:
     assert [event["text"] for event in events] == ["from step 4", "the run is extended from 4 to 6 steps"]
 
 
+CHOICES = {"cpu: float16 1x2x3x3x8": "flash", "cpu: float16 1x2x3x5x8": "efficient"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "note"),
+    [
+        (CHOICES, CHOICES, ""),
+        ({**CHOICES, "cpu: float16 1x1x1x1x8": "new"}, CHOICES, "kernels that are not in this version (new): results differ"),
+        ({"GPU, torch 2: x": "flash"}, {"GPU, torch 2: x": "flash"}, "on GPU, torch 2, and this is cpu: results differ"),
+    ],
+)  # fmt: skip
+def test_a_resumed_run_keeps_its_kernels_of_attention_or_says_why_not(
+    before: dict[str, str], after: dict[str, str], note: str, tmp_path: Path
+) -> None:
+    run = tiny(tmp_path, steps=2)
+    run.step.attention.update(before)
+    run.train()
+    run = tiny(tmp_path, steps=4, resume="auto")
+    run.train()
+    assert run.step.attention == after
+    state, _ = load_newest(tmp_path / "t-state")
+    assert state is not None and state.step == 4 and state.facts["attention"] == after
+    texts = [record["text"] for record in log(tmp_path) if "attention" in str(record.get("text"))]
+    assert len(texts) == bool(note) and all(note in text for text in texts)
+
+
+def test_a_record_of_kernels_that_is_none_is_refused(tmp_path: Path) -> None:
+    run = tiny(tmp_path, steps=2)
+    run.step.attention["cpu: float16 1x2x3x3x8"] = 3  # type: ignore[assignment]
+    run.train()
+    with pytest.raises(FormatError, match=r"attention is .*, expected a table of kernels"):
+        tiny(tmp_path, steps=4, resume="auto").train()
+
+
 def test_another_dataset_is_refused(tmp_path: Path) -> None:
     tiny(tmp_path, steps=2).train()
     with pytest.raises(ConfigError, match="dataset"):

@@ -12,6 +12,7 @@ from inweave.errors import ConfigError
 from inweave.training.config.importers.detect import import_config
 from inweave.training.config.importers.files import leaves_of
 from tests.unit.training.config.other_trainers import ONE_TRAINER, accounted, write_text
+from tests.unit.training.config.small_imports import ONE, imported
 
 
 def test_one_trainer(tmp_path: Path) -> None:
@@ -156,3 +157,39 @@ def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_pat
         (folder / "config.json").write_text(json.dumps({**settings, "concept_file_name": name}))
         with pytest.raises(ConfigError, match="dataset: is required"):
             import_config(folder / "config.json")
+
+
+def test_steps_are_batches(tmp_path: Path) -> None:
+    """Gradients are accumulated over some of them; a warmup, and what is done every so many, is divided."""
+    table = {
+        **ONE,
+        "gradient_accumulation_steps": 4,
+        "learning_rate_warmup_steps": 102,
+        "save_every": 40,
+        "save_every_unit": "STEP",
+    }
+    c = imported(tmp_path, table).config
+    assert (c.gradient_accumulation, c.warmup, c.save_every, c.upscale) == (4, 25, 10, True)
+    with pytest.raises(ConfigError, match="save_every: 41: a step is a batch there"):
+        imported(tmp_path, {**table, "save_every": 41})
+    free = imported(
+        tmp_path, {**table, "optimizer": {"optimizer": "SCHEDULE_FREE_ADAMW"}, "learning_rate_scheduler": "COSINE"}
+    )
+    assert (free.config.warmup, free.config.lr_scheduler) == (0, "constant")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
+        ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5}, "chosen before the shift there"),
+        ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
+        ({"dropout_probability": 0.1}, "dropout inside of the adapter"),
+    ],
+)  # fmt: skip
+def test_what_has_another_meaning_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        imported(tmp_path, {**ONE, **changes})
+    assert len(caught.value.problems) == 1
+    if "dropout" in why:
+        assert imported(tmp_path, {**ONE, **changes}, dropout=0.1).config.dropout == 0.1

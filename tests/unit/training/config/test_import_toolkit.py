@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from inweave.errors import ConfigError
 from inweave.training.config.importers.detect import import_config
 from inweave.training.config.importers.files import leaves_of
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, accounted, write_text
+from tests.unit.training.config.small_imports import TOOLKIT, toolkit
 
 
 def test_ai_toolkit(tmp_path: Path) -> None:
@@ -21,7 +24,7 @@ def test_ai_toolkit(tmp_path: Path) -> None:
     assert (c.name, c.output, c.device, c.trigger, c.model) == (
         "harbour_v2", "output", "cuda:0", "h4rbour", "black-forest-labs/FLUX.1-dev",
     )  # fmt: skip
-    assert (c.network, c.rank, c.alpha, c.rules[0].skip) == ("lora", 32, 16, True)
+    assert (c.network, c.rank, c.alpha, c.rules[0].skip) == ("lora", 32, 32, True)
     assert re.search(c.rules[0].pattern, "single_transformer_blocks.0.attn.to_q")
     assert (c.steps, c.learning_rate, c.weight_decay, c.optimizer, c.ema_decay) == (1500, 1e-4, 1e-4, "adamw8bit", 0.99)
     assert (c.objective, c.timestep_sampling, c.precision, c.gradient_checkpointing) == (
@@ -65,3 +68,75 @@ def test_merge_keys_mean_what_yaml_says() -> None:
 
     text = "x: &x {a: 1, b: 2}\ny: &y {b: 3, c: 4}\nz: &z {<<: [*x, *y], c: 5}\nw: {d: 1, <<: *z, a: 7}\n=: 1\n"
     assert yaml.load(text, BoundedLoader) == yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind", "alpha"), [("flux", "lora", 16), ("qwen_image", "lora", 16), ("sdxl", "lora", 4), ("flux", "lokr", 4)]
+)  # fmt: skip
+def test_adapters_of_transformers_have_no_alpha_of_their_own(
+    arch: str, kind: str, alpha: float, tmp_path: Path
+) -> None:
+    noise = {"noise_scheduler": "ddpm"} if arch == "sdxl" else {}
+    result = toolkit(
+        tmp_path, network={"type": kind, "linear": 16, "linear_alpha": 4}, model={"name_or_path": "m", "arch": arch},
+        train={**TOOLKIT["train"], **noise},
+    )  # fmt: skip
+    assert result.config.alpha == alpha
+    assert any(note.startswith("network.linear_alpha: adapters of transformers") for note in result.notes) is (
+        alpha == 16
+    )
+
+
+def test_steps_are_batches_where_gradients_are_accumulated_in_the_older_way(tmp_path: Path) -> None:
+    prompts = {"prompts": ["p"], "sample_every": 8}
+    older = {**TOOLKIT["train"], "gradient_accumulation_steps": 4}
+    c = toolkit(tmp_path, train=older, save={"save_every": 40}, sample=prompts).config
+    assert (c.steps, c.gradient_accumulation, c.save_every, c.sample_every) == (5, 4, 10, 2)
+    with pytest.raises(ConfigError, match="a step is a batch there, and steps = 21 is no multiple of it"):
+        toolkit(tmp_path, train={**older, "steps": 21}, save={"save_every": 40})
+    c = toolkit(tmp_path, train={**TOOLKIT["train"], "gradient_accumulation": 4}).config
+    assert (c.steps, c.gradient_accumulation) == (20, 4)
+
+
+def test_a_flipped_folder_is_seen_twice_as_often_as_one_that_is_not(tmp_path: Path) -> None:
+    folders = [{"folder_path": "a", "flip_x": True, "caption_type": "caption"}, {"folder_path": "b", "num_repeats": 3}]
+    c = toolkit(tmp_path, datasets=folders).config
+    assert isinstance(c.dataset, dict)
+    subsets = [table["subsets"][0] for table in c.dataset["datasets"]]
+    assert [(each["flip_aug"], each["num_repeats"]) for each in subsets] == [(True, 2), (False, 3)]
+    assert [each["caption_extension"] for each in subsets] == [".caption", ".txt"]
+    alone = toolkit(tmp_path, datasets=folders[:1]).config
+    assert (alone.dataset, alone.flip) == ("a", True)
+
+
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        ({"max_denoising_steps": 500}, "of which 0 is pure noise"),
+        ({"ema_config": {"use_ema": True, "use_feedback": True}}, "the average does not change the weights"),
+        ({"loss_type": "wavelet"}, "'wavelet' is not supported, only mse, l1"),
+        ({"timestep_type": "weighted"}, "'weighted' is not supported"),
+    ],
+)
+def test_what_ai_toolkit_alone_does_is_refused(train: dict[str, Any], why: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        toolkit(tmp_path, train={**TOOLKIT["train"], **train})
+    assert len(caught.value.problems) == 1
+
+
+def test_rates_and_losses(tmp_path: Path) -> None:
+    train = {
+        "steps": 9, "lr": 1e-4, "unet_lr": 2e-4, "train_text_encoder": True, "loss_type": "mae", "optimizer": "adamw8",
+        "ema_config": {"use_ema": True, "ema_decay": 0.9},
+    }  # fmt: skip
+    c = toolkit(tmp_path, train=train, model={"name_or_path": "m"}, network={"rank": 8, "linear": 4}).config
+    assert (c.learning_rate, c.text_encoder_learning_rate, c.loss, c.ema_decay, c.weight_decay) == (
+        2e-4, 1e-4, "l1", 0.9, 0.0,
+    )  # fmt: skip
+    assert c.rank == 8
+
+
+def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
+    (pattern,) = toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets
+    assert re.fullmatch(pattern, "layers.3.adaLN_modulation.0") and re.fullmatch(pattern, "layers.3.attention.to_q")
+    assert not re.fullmatch(pattern, "noise_refiner.0.attention.to_q")

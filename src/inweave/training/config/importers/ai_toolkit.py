@@ -9,12 +9,12 @@ Times of a flow: sigmoid and linear are ours too. Its "shift" and "weighted" are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError
-from inweave.training.config.importers.datasets import Folder, put_folders
+from inweave.training.config.importers.ai_toolkit_datasets import read_folders
+from inweave.training.config.importers.datasets import put_folders
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.models import (
     AI_TOOLKIT as FAMILIES,
@@ -39,9 +39,8 @@ from inweave.training.config.importers.translate import (
     Translation,
     choice,
     min_snr,
-    optional,
-    parse_resolutions,
     precision,
+    refuse_inner_dropout,
     sample_prompt,
     save_dtype,
     substring_patterns,
@@ -85,6 +84,9 @@ def import_toolkit(settings: OtherSettings, out: Translation) -> dict[str, Any]:
     values = defaults("ai_toolkit", "values")
     if settings.get("network.rank") is not None:
         values.pop("network.linear")
+        if settings.get("network.linear") is not None:
+            out.note("network.linear", "network.rank is used")
+            settings = {name: value for name, value in settings.items() if name != "network.linear"}
     if settings.get("network.alpha") is not None:
         values["network.linear_alpha"] = settings["network.alpha"]
     if settings.get("train.unet_lr") is not None:
@@ -96,7 +98,7 @@ def import_toolkit(settings: OtherSettings, out: Translation) -> dict[str, Any]:
     translate(
         {name: value for name, value in complete.items() if not name.startswith("datasets.")}, AI_TOOLKIT, out=out
     )
-    put_folders(out, _folders(settings, out))
+    put_folders(out, read_folders(settings, out))
     _finish(out, complete)
     return implied
 
@@ -117,6 +119,10 @@ def _finish(out: Translation, settings: OtherSettings) -> None:
         fields["conv_alpha"] = parse_number(settings.get("network.conv_alpha") or conv)
     if kind == "lokr" and not is_off(settings.get("network.lokr_full_rank")):
         fields["rank"] = 2**20  # more than any factor has: both stay whole
+        fields["alpha"] = float(fields["rank"])
+    elif kind != "lokr" and out.family in FLOW and fields.get("alpha") != fields["rank"]:
+        fields["alpha"] = float(fields["rank"])
+        out.note("network.linear_alpha", "adapters of transformers have alpha = rank there, whatever it says")
     if "targets" not in fields:
         whole = is_off(settings.get("network.transformer_only", True))
         fields["targets"] = everything() if whole else toolkit_targets(out.family, convolutions)
@@ -136,11 +142,39 @@ def _finish(out: Translation, settings: OtherSettings) -> None:
     if fields.get("train_text_encoders") and flow:
         out.refuse("train.train_text_encoder", "the text encoders of this model are not trained")
     _optimizer(out, settings)
+    _encoder_rate(out, settings)
+    refuse_inner_dropout(out, "network.dropout")
+    _micro_steps(out, settings)
     trigger = fields.get("trigger")
     if trigger:
         fields["sample_prompts"] = [each.replace("[trigger]", trigger) for each in fields.get("sample_prompts", [])]
     if not fields.get("sample_prompts"):
         fields["sample_every"] = 0
+
+
+def _encoder_rate(out: Translation, settings: OtherSettings) -> None:
+    """Without a rate of their own, text encoders have the common one, and not that of the UNet."""
+    rates = [settings.get(f"train.{name}") for name in ("lr", "unet_lr", "text_encoder_lr")]
+    if out.fields.get("train_text_encoders") and rates[0] is not None and rates[1] is not None and rates[2] is None:
+        out.fields["text_encoder_learning_rate"] = parse_number(rates[0])
+        out.mapping["train.lr"] = "text_encoder_learning_rate"
+
+
+def _micro_steps(out: Translation, settings: OtherSettings) -> None:
+    """gradient_accumulation_steps, the older of two ways, counts every batch as a step."""
+    name = "train.gradient_accumulation_steps"
+    count = parse_int(settings.get(name) or 1)
+    if count <= 1:
+        return
+    intervals = [each for each in ("steps", "save_every", "sample_every") if out.fields.get(each)]
+    uneven = [each for each in intervals if parse_int(out.fields[each]) % count]
+    if uneven:
+        why = f"a step is a batch there, and {uneven[0]} = {out.fields[uneven[0]]} is no multiple of it"
+        out.refuse(name, f"{count}: {why}; gradient_accumulation counts steps of the optimizer")
+        return
+    for each in intervals:
+        out.fields[each] = parse_int(out.fields[each]) // count
+    out.note(name, f"a step is a batch there: {', '.join(intervals)} are divided by {count}")
 
 
 def _optimizer(out: Translation, settings: OtherSettings) -> None:
@@ -153,6 +187,8 @@ def _optimizer(out: Translation, settings: OtherSettings) -> None:
         out.fields["weight_decay"] = 0.0
     elif ours := our_optimizer(name):
         out.fields["optimizer"] = ours
+        if kind == "adamw8":  # a class of its own, without decay
+            out.fields.setdefault("weight_decay", 0.0)
     else:
         out.refuse("train.optimizer", f"{for_message(name)} is not supported", "optimizer")
     out.mapping["train.optimizer"] = "optimizer"
@@ -163,85 +199,6 @@ def _optimizer(out: Translation, settings: OtherSettings) -> None:
         out.fields.setdefault("optimizer_args", {"scale_parameter": False})
     out.fields.setdefault("epsilon", defaults("ai_toolkit", "optimizer")["eps"])
     with_library_defaults(out)
-
-
-_OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "caption_dropout_rate": ("caption_dropout_rate", parse_number), "shuffle_tokens": ("shuffle_caption", parse_bool),
-    "token_dropout_rate": ("caption_tag_dropout_rate", parse_number), "keep_tokens": ("keep_tokens", parse_int),
-    "flip_x": ("flip_aug", parse_bool), "random_crop": ("random_crop", parse_bool), "buckets": ("enable_bucket", parse_bool),
-    "bucket_tolerance": ("bucket_reso_steps", parse_int), "caption_ext": ("caption_extension", str),
-}  # fmt: skip
-_DATA_HARMLESS = (
-    "cache_", "num_workers", "prefetch", "type", "shrink_video", "do_i2v", "fps", "debug", "fast_image", "persistent",
-    "full_size_control", "replay_", "gpu_", "control_transparent", "random_triggers_max", "mask_min", "auto_frame", "do_audio",
-)  # fmt: skip
-_NEUTRAL = {"network_weight": 1.0, "loss_multiplier": 1.0, "scale": 1.0, "num_frames": 1, "guidance_type": "targeted"}
-
-
-def _folders(settings: OtherSettings, out: Translation) -> list[Folder]:
-    by_index: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        if name.startswith("datasets."):
-            _, index, key = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
-            by_index.setdefault(index, {})[key] = value
-    folders = []
-    for index, entries in by_index.items():
-        at = f"datasets.{index}"
-        table = {
-            **defaults("ai_toolkit", "dataset"),
-            **{key: value for key, value in entries.items() if value is not None},
-        }
-        path = table.get("folder_path") or table.get("dataset_path")
-        if not isinstance(path, str) or not path:
-            continue
-        if path.endswith((".json", ".jsonl")):
-            out.refuse(f"{at}.dataset_path", f"{for_message(path)}: a dataset is a folder")
-        try:
-            folders.append(_folder(at, path, table, out))
-        except ValueError as error:
-            out.problems.append(f"{at}: {error}")
-    return folders
-
-
-def _folder(at: str, path: str, table: dict[str, Any], out: Translation) -> Folder:
-    options: dict[str, Any] = {}
-    for key, value in table.items():
-        where = f"{at}.{key}"
-        if key in _OPTIONS:
-            name, parse = _OPTIONS[key]
-            options[name] = parse(value)
-            out.mapping[where] = "dataset"
-        elif key in (
-            "folder_path",
-            "dataset_path",
-            "resolution",
-            "num_repeats",
-            "is_reg",
-            "default_caption",
-            "caption_type",
-        ):
-            out.mapping[where] = "dataset"
-        elif key == "alpha_mask" and parse_bool(value):
-            options["alpha_mask"] = True
-            out.put(where, "masked_loss", True)
-        elif key == "square_crop" and parse_bool(value):
-            options["enable_bucket"] = False
-        elif key == "trigger_word" and value:
-            out.put(where, "trigger", value)
-        elif key.startswith(_DATA_HARMLESS):
-            out.note(where, SPEED)
-        elif is_off(value) or value == _NEUTRAL.get(key):
-            out.unset.append(where)
-        else:
-            out.refuse(where, f"{for_message(value)}: is not supported")
-    if caption := table.get("default_caption"):
-        out.put(f"{at}.default_caption", "caption", caption)
-    extension = str(options.get("caption_extension", ".txt"))
-    options["caption_extension"] = extension if extension.startswith(".") else f".{extension}"
-    return Folder(
-        f"{at}.folder_path", path, parse_resolutions(table["resolution"]), parse_int(table["num_repeats"]),
-        not is_off(table.get("is_reg")), options,
-    )  # fmt: skip
 
 
 def _timesteps(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
@@ -279,14 +236,29 @@ def _schedule(out: Translation, name: str, value: Any, settings: OtherSettings) 
         out.fields["warmup"] = parse_int(settings.get("train.lr_scheduler_params.num_warmup_steps") or 1000)
 
 
-def _timestep_limit(ours: str, neutral: tuple[int, ...]) -> Any:
+def _range_of_steps(neutral: tuple[int, ...]) -> Any:
     def read(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
         if parse_int(value) in neutral:
             out.unset.append(name)
         else:
-            optional(ours, parse_int)(out, name, value, settings)
+            out.refuse(
+                name, f"{for_message(value)}: places in a schedule, of which 0 is pure noise, are not chosen here"
+            )
 
     return read
+
+
+def _loss(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    choice("loss", {"mse": "mse", "mae": "l1"})(out, name, value, settings)
+
+
+def _ema(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
+    decay = parse_number(settings.get("train.ema_config.ema_decay") or 0.999)
+    out.put(name, "ema_decay", decay if parse_bool(value) else 0.0)
+    for key, plain in (("use_feedback", 0), ("param_multiplier", 1)):
+        option = settings.get(f"train.ema_config.{key}")
+        if parse_bool(value) and not is_off(option) and option != plain:
+            out.refuse(f"train.ema_config.{key}", f"{for_message(option)}: the average does not change the weights")
 
 
 def _uses_wandb(settings: OtherSettings) -> bool:
@@ -321,15 +293,14 @@ AI_TOOLKIT: Final = SettingsDialect(
         "train.min_snr_gamma": min_snr,
         "train.optimizer_params.betas": lambda out, name, value, settings: out.put(
             name, "betas", tuple(parse_number(each) for each in value)),
-        "train.ema_config.use_ema": lambda out, name, value, settings: out.put(
-            name, "ema_decay", parse_number(settings.get("train.ema_config.ema_decay") or 0.999) if parse_bool(value) else 0.0),
+        "train.ema_config.use_ema": _ema, "train.loss_type": _loss,
         "train.disable_sampling": lambda out, name, value, settings: (
             out.put(name, "sample_every", 0) if parse_bool(value) else out.unset.append(name)),
         "sample.sample_every": used_if(
             "sample_every", lambda g: is_off(g.get("train.disable_sampling")), "disable_sampling is on"),
         "sample.samples.*": sample_prompt,
-        "train.min_denoising_steps": _timestep_limit("min_timestep", (0,)),
-        "train.max_denoising_steps": _timestep_limit("max_timestep", (999, 1000)),
+        "train.min_denoising_steps": _range_of_steps((0,)),
+        "train.max_denoising_steps": _range_of_steps((999, 1000)),
         "model.vae_path": lambda out, name, value, settings: out.put(name, "parts", {"vae": value}),
         "train.cache_text_embeddings": lambda out, name, value, settings: (
             out.put(name, "cache_text", True) if parse_bool(value) else out.unset.append(name)),
@@ -366,7 +337,7 @@ AI_TOOLKIT: Final = SettingsDialect(
         **dict.fromkeys(["train.linear_timesteps*", "train.snr_gamma", "train.noise_multiplier", "train.content_or_style",
                          "train.*noise*", "train.weight_jitter", "train.learnable_snr_gos", "train.*multiplier",
                          "train.random_noise_*"], "timesteps and noise are sampled from the model's whole schedule"),
-        **dict.fromkeys(["train.loss_type", "train.loss_target", "train.diff_output_preservation", "train.pred_scaler",
+        **dict.fromkeys(["train.loss_target", "train.diff_output_preservation", "train.pred_scaler",
                          "train.blank_prompt_preservation", "train.inverted_mask_prior", "train.do_*", "train.target_norm_std",
                          "train.*_path", "train.correct_pred_norm", "train.match_adapter*", "train.train_turbo"],
                         "the loss is that of the model's own prediction"),
@@ -379,7 +350,7 @@ AI_TOOLKIT: Final = SettingsDialect(
                          "model.ignore_if_contains"], "the base model is used as it is"),
         "network.network_kwargs.*": "is not supported", "network.lorm*": "is not supported",
     },
-    neutral={"train.content_or_style": ("balanced",), "train.loss_type": ("mse",), "train.loss_target": ("noise",),
+    neutral={"train.content_or_style": ("balanced",), "train.loss_target": ("noise",),
              "train.switch_boundary_every": (1,), "train.noise_multiplier": (1.0,), "train.*noise*": (1.0,),
              "train.*multiplier": (1.0,), "save.hf_*": (True,), "train.pred_scaler": (1.0,),
              "train.lr_scheduler_params.*": (0,), "train.adapter_assist*": ("t2i",)},

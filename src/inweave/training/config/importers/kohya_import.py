@@ -28,7 +28,7 @@ from inweave.training.config.importers.models import (
 from inweave.training.config.importers.models import KOHYA as FAMILIES
 from inweave.training.config.importers.optimizers import with_library_defaults
 from inweave.training.config.importers.targets import FLOW
-from inweave.training.config.importers.translate import Translation, translate
+from inweave.training.config.importers.translate import Translation, refuse_inner_dropout, translate
 from inweave.training.config.importers.values import (
     is_off,
     normalize_name,
@@ -152,10 +152,7 @@ def import_kohya(settings: Mapping[str, Any], out: Translation, own: frozenset[s
     with_library_defaults(out)
     _checkpoints(out, entries)
     _samples(out, entries)
-    if out.fields.get("dropout"):
-        out.unsupported(
-            "network_dropout", "drops the adapter's inputs, as PEFT does, and not what is between its factors"
-        )
+    refuse_inner_dropout(out, "network_dropout")
     return {name: value for name, value in implied.items() if name not in out.without}
 
 

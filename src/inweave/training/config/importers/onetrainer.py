@@ -32,13 +32,21 @@ from inweave.training.config.importers.translate import (
     Translation,
     choice,
     cosine_cycles,
+    refuse_inner_dropout,
     save_dtype,
     substring_patterns,
     translate,
     used_if,
 )
 from inweave.training.config.importers.translate import precision as _precision
-from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_number, parse_scalar
+from inweave.training.config.importers.values import (
+    is_off,
+    normalize_name,
+    parse_bool,
+    parse_int,
+    parse_number,
+    parse_scalar,
+)
 
 _METHODS = {
     "FINE_TUNE": "a full fine-tune trains the whole model", "EMBEDDING": "textual inversion trains an embedding",
@@ -143,7 +151,38 @@ def _finish(out: Translation, settings: OtherSettings) -> None:
     if not fields.get("sample_prompts"):
         for name in ("sample_every", "sample_every_epochs"):
             fields.pop(name, None)
+    fields["upscale"] = True  # it enlarges what is too small
+    refuse_inner_dropout(out, "dropout_probability")
+    _micro_steps(out)
     with_library_defaults(out)
+
+
+def _micro_steps(out: Translation) -> None:
+    """Its steps are batches, however many of them make one step of the optimizer; schedule-free has no warmup."""
+    fields = out.fields
+    count = parse_int(fields.get("gradient_accumulation") or 1)
+    if fields.get("optimizer") == "schedulefree":
+        fields |= {"warmup": 0, "lr_scheduler": "constant"}
+        out.note("learning_rate_warmup_steps", "schedule-free optimizers have a constant rate and no warmup there")
+    if count <= 1:
+        return
+    if parse_number(fields.get("warmup") or 0) > 1:
+        fields["warmup"] = int(parse_number(fields["warmup"]) / count)
+        out.note("learning_rate_warmup_steps", f"a step is a batch there: divided by {count}")
+    stop = parse_number(fields.get("text_encoder_stop") or 0)
+    for name, theirs in (
+        ("save_every", "save_every"),
+        ("sample_every", "sample_after"),
+        ("text_encoder_stop", "text_encoder.stop_training_after"),
+    ):
+        value = stop if name == "text_encoder_stop" else parse_number(fields.get(name) or 0)
+        if value > 1 and value % count:
+            out.refuse(
+                theirs, f"{value:g}: a step is a batch there, and this is no multiple of gradient_accumulation_steps"
+            )
+        elif value > 1:
+            fields[name] = int(value // count)
+            out.note(theirs, f"a step is a batch there: divided by {count}")
 
 
 def _targets(out: Translation, settings: OtherSettings) -> None:
@@ -311,7 +350,7 @@ ONE_TRAINER: Final = SettingsDialect(
                          "lora_decompose*", "concept_file_name", "unmasked_*", "timestep_distribution", "noising_*",
                          "timestep_shift", "dynamic_timestep_shifting", "layer_filter*", "resolution", "lokr_*", "oft_*", "dora_oft",
                          "aspect_ratio_bucketing", "quantization.*", "huber_delta", "vb_loss_strength", "min_noising_strength",
-                         "max_noising_strength", "learning_rate_min_factor"], ELSEWHERE),
+                         "max_noising_strength"], ELSEWHERE),
         **dict.fromkeys(["unconditional_transformer.*", "effnet_encoder.*", "decoder.*", "decoder_text_encoder.*",
                          "decoder_vqgan.*", "text_encoder_4*", "embedding.*", "embedding_*", "embeddings.*", "token_count",
                          "initial_embedding_text", "preserve_embedding_norm", "prior_*", "decoder_*", "effnet_*",
@@ -325,6 +364,7 @@ ONE_TRAINER: Final = SettingsDialect(
     refused={
         **dict.fromkeys(["loss_scaler", "learning_rate_scaler", "custom_learning_rate_scheduler"],
                         "losses and learning rates are used as they are"),
+        "learning_rate_min_factor": "schedulers end at zero",
         "scheduler_params*": "schedulers are constant, cosine and linear",
         **dict.fromkeys(["perturbation_noise_weight", "generalized_offset_noise", "cep_gamma"], "noise is sampled without it"),
         **dict.fromkeys(["rescale_noise_scheduler_to_zero_terminal_snr", "force_circular_padding"],

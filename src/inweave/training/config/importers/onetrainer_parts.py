@@ -140,6 +140,19 @@ def times(out: Translation, settings: OtherSettings) -> None:
     bias, weight = parse_number(settings.get("noising_bias") or 0), parse_number(settings.get("noising_weight") or 0)
     fields: dict[str, Any] = {}
     factor = shift if flow and shift != 1 else None
+    whole = (
+        is_off(settings.get("min_noising_strength")) and parse_number(settings.get("max_noising_strength", 1) or 1) == 1
+    )
+    if flow and not whole and (moves or factor):
+        out.refuse(
+            "timestep_shift",
+            "a range of noise levels is chosen before the shift there, and after it here",
+            "timestep_shift",
+        )
+    if not flow and shift != 1:
+        out.refuse(
+            "timestep_shift", f"{shift:g}: models that predict noise sample timesteps without a shift", "timestep_shift"
+        )
     if kind == "uniform" and not (flow and moves):
         fields = {"timestep_sampling": "uniform", "timestep_shift": factor}
     elif kind == "logitnormal" and flow and bias == 0 and (moves or factor):

@@ -105,6 +105,7 @@ def import_simpletuner(settings: OtherSettings, out: Translation, read_file: Rea
         out.fields.pop("sample_every", None)
     if normalize_name(complete.get("lr_scheduler")) == "constant":
         out.fields["warmup"] = 0
+    out.fields["upscale"] = True  # it enlarges what is too small
     with_library_defaults(out)
     return implied
 

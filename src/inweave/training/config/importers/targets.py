@@ -64,7 +64,8 @@ def lycoris_targets(family: str, preset: str) -> list[str]:
 
 def toolkit_targets(family: str, convolutions: bool) -> list[str]:
     """What ai-toolkit adapts: of a UNet what kohya does, of a transformer everything in its blocks."""
-    return _joined(_BLOCKS, ENCODER) if family in FLOW else kohya_targets(family, convolutions)
+    blocks = r"layers\.\d+\..+" if family == "z_image" else _BLOCKS  # it chooses by that word
+    return _joined(blocks, ENCODER) if family in FLOW else kohya_targets(family, convolutions)
 
 
 def everything() -> list[str]:

@@ -267,6 +267,15 @@ def log_with(out: Translation, name: str, value: Any, settings: OtherSettings) -
             out.unsupported(name, f"{for_message(each)}: runs are shown by TensorBoard and Weights & Biases")
 
 
+def refuse_inner_dropout(out: Translation, name: str) -> None:
+    """Refuse a dropout behind the first factor of an adapter; ours is on its inputs, as PEFT's is."""
+    if out.fields.get("dropout"):
+        value = for_message(out.fields.pop("dropout"))
+        out.refuse(
+            name, f"{value} is a dropout inside of the adapter, and here it is on the adapter's inputs", "dropout"
+        )
+
+
 def parse_resolutions(value: Any) -> list[int]:
     """A size, or a list of them that are trained together; a rectangle counts as the square of its area."""
     listed = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]

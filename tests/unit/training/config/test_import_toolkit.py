@@ -105,8 +105,8 @@ def test_a_flipped_folder_is_seen_twice_as_often_as_one_that_is_not(tmp_path: Pa
     subsets = [table["subsets"][0] for table in c.dataset["datasets"]]
     assert [(each["flip_aug"], each["num_repeats"]) for each in subsets] == [(True, 2), (False, 3)]
     assert [each["caption_extension"] for each in subsets] == [".caption", ".txt"]
-    alone = toolkit(tmp_path, datasets=folders[:1]).config
-    assert (alone.dataset, alone.flip) == ("a", True)
+    single = toolkit(tmp_path, datasets=folders[:1]).config
+    assert (single.dataset, single.flip) == ("a", True)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,9 @@ def _finish(out: Translation, settings: OtherSettings, task: str, implied: Other
     fields["betas"] = (parse_number(settings["adam_beta1"]), parse_number(settings["adam_beta2"]))
     if fields.get("optimizer") == "prodigy":
         options = ("decouple", "use_bias_correction", "safeguard_warmup")
-        fields["optimizer_args"] = {each: parse_bool(settings.get(f"prodigy_{each}", True)) for each in options}
+        fields["optimizer_args"] = {each: settings.get(f"prodigy_{each}", True) != "" for each in options}  # type=bool
+        if not is_off(beta := settings.get("prodigy_beta3")):
+            fields["optimizer_args"]["beta3"] = parse_number(beta)
     half = out.family in ("flux", "qwen_image", "z_image") and not parse_bool(
         settings.get("upcast_before_saving") or False
     )
@@ -221,7 +223,7 @@ DIFFUSERS: Final = SettingsDialect(
                         OWN_FILE),
         **dict.fromkeys(["dataloader_num_workers", "allow_tf32", "enable_xformers*", "enable_npu*", "local_rank", "set_grads_to_none",
                          "sample_batch_size", "prior_generation_precision", "pre_compute_text_embeddings", "upcast_before_saving",
-                         "preprocessing_num_workers", "use_8bit_adam", "offload", "debug_loss"], SPEED),
+                         "preprocessing_num_workers", "use_8bit_adam", "offload", "debug_loss", "fsdp_text_encoder"], SPEED),
         **dict.fromkeys(["push_to_hub", "hub_*"], UPLOAD), "logging_dir": LOGS, "num_validation_images": LOGS,
         "validation_image": LOGS, "final_validation_prompt": LOGS, "skip_final_inference": LOGS, "output_kohya_format": METADATA,
         **dict.fromkeys(["adam_beta1", "adam_beta2", "prodigy_*", "instance_data_dir", "class_data_dir", "class_prompt",
@@ -232,12 +234,12 @@ DIFFUSERS: Final = SettingsDialect(
     },
     missing={
         "resume_from_checkpoint": "use --resume", "max_train_samples": "all images of a dataset are trained on",
-        "bnb_quantization_config_path": MEMORY, "image_interpolation_mode": "images are resized with Lanczos",
+        "bnb_quantization_config_path": MEMORY, "do_fp8_training": MEMORY, "image_interpolation_mode": "images are resized with Lanczos",
     },
     refused={
         "scale_lr": "learning rates are used as they are", "do_edm_style_training": "EDM preconditioning does not exist here",
         "prediction_type": "set objective instead", "lora_blocks": "blocks are not selected by number", "aspect_ratio_buckets":
-        "buckets are computed from the resolution",
+        "buckets are computed from the resolution", "use_aspect_ratio_buckets": "buckets are computed in another way",
         "train_text_encoder_ti": "embeddings are not trained", "class_labels_conditioning": "there is no such model here",
     },
 )  # fmt: skip

@@ -5,7 +5,7 @@
                              the residual's gradient is added inside of the first norm's backward pass
     Transformer2DModel       no copy to channels-first at its end
     BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
-    Attention                no division by 1
+    Attention                no division by 1; of two streams and Flux's, see `fused_joint`
     GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
@@ -19,7 +19,6 @@ here needs, in the values that it computes; any other stays as it is, beside fus
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +29,17 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
+from diffusers.models.transformers.transformer_flux import FluxAttention
 from torch import nn
 from torch.nn import functional
 
+from inweave.models.fitting import accepts, has
+from inweave.models.fused_joint import (
+    FusedFluxAttention,
+    FusedJointAttention,
+    flux_attention_fits,
+    joint_attention_fits,
+)
 from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
 from inweave.ops.norm import group_norm, group_norm_and_input
@@ -44,7 +51,7 @@ def fuse_blocks(network: nn.Module) -> int:
     """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed."""
     count = 0
     for module in list(network.modules()):
-        for plain, (fused, fits) in _FUSED.items():
+        for plain, fused, fits in _FUSED:
             if type(module) is plain and fits(module):
                 module.__class__ = fused
                 count += 1
@@ -56,7 +63,7 @@ def fuse_blocks(network: nn.Module) -> int:
 def restore_blocks(network: nn.Module) -> int:
     """Undo `fuse_blocks`; returns the number of modules that changed."""
     count = 0
-    plain = {fused: kind for kind, (fused, _) in _FUSED.items()}
+    plain = {fused: kind for kind, fused, _ in _FUSED}
     for module in network.modules():
         if type(module) in plain:
             module.__class__ = plain[type(module)]
@@ -192,35 +199,16 @@ def _affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor, float]:
 # what fits
 
 
-def _has(module: Any, **expected: Any) -> bool:
-    """Whether a module's attributes have these values, or are of these classes."""
-    missing = object()
-    for name, expectation in expected.items():
-        value = getattr(module, name, missing)
-        if not (
-            type(value) in expectation
-            if isinstance(expectation, frozenset)
-            else value is expectation or value == expectation
-        ):
-            return False
-    return True
-
-
-def _accepts(function: Callable[..., Any], *names: str) -> bool:
-    """Whether a function has exactly these parameters after ``self``."""
-    return tuple(inspect.signature(function).parameters)[1:] == names
-
-
 _GROUP_NORMS = frozenset({nn.GroupNorm, FusedGroupNorm})
 _LAYER_NORMS = frozenset({nn.LayerNorm})
 
 
 def _resnet_fits(module: ResnetBlock2D) -> bool:
     return (
-        _accepts(ResnetBlock2D.forward, "input_tensor", "temb", "args", "kwargs")
-        and _has(module, norm1=_GROUP_NORMS, norm2=_GROUP_NORMS, nonlinearity=frozenset({nn.SiLU}))
-        and _has(module, upsample=None, downsample=None, time_embedding_norm="default", skip_time_act=False)
-        and _has(module, output_scale_factor=1.0)
+        accepts(ResnetBlock2D.forward, "input_tensor", "temb", "args", "kwargs")
+        and has(module, norm1=_GROUP_NORMS, norm2=_GROUP_NORMS, nonlinearity=frozenset({nn.SiLU}))
+        and has(module, upsample=None, downsample=None, time_embedding_norm="default", skip_time_act=False)
+        and has(module, output_scale_factor=1.0)
         and all(hasattr(module, name) for name in ("conv1", "conv2", "conv_shortcut", "dropout"))
         and getattr(module, "time_emb_proj", None) is not None
     )
@@ -231,8 +219,8 @@ def _transformer_fits(module: Transformer2DModel) -> bool:
     names = ("hidden_states", "residual", "batch_size", "height", "width", "inner_dim")
     return (
         method is not None
-        and _accepts(method, *names)
-        and _has(module, is_input_continuous=True, norm=_GROUP_NORMS)
+        and accepts(method, *names)
+        and has(module, is_input_continuous=True, norm=_GROUP_NORMS)
         and hasattr(module, "proj_out")
         and hasattr(module, "use_linear_projection")
     )
@@ -244,9 +232,9 @@ def _block_fits(module: BasicTransformerBlock) -> bool:
         "cross_attention_kwargs", "class_labels", "added_cond_kwargs",
     )  # fmt: skip
     return (
-        _accepts(BasicTransformerBlock.forward, *names)
-        and _has(module, norm_type="layer_norm", pos_embed=None, norm1=_LAYER_NORMS, norm2=_LAYER_NORMS)
-        and _has(module, norm3=_LAYER_NORMS)
+        accepts(BasicTransformerBlock.forward, *names)
+        and has(module, norm_type="layer_norm", pos_embed=None, norm1=_LAYER_NORMS, norm2=_LAYER_NORMS)
+        and has(module, norm3=_LAYER_NORMS)
         and not hasattr(module, "fuser")
         and all(getattr(module, name, None) is not None for name in ("attn1", "attn2", "ff"))
         and hasattr(module, "only_cross_attention")
@@ -256,11 +244,9 @@ def _block_fits(module: BasicTransformerBlock) -> bool:
 
 def _attention_fits(module: Attention) -> bool:
     return (
-        _accepts(
-            Attention.forward, "hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs"
-        )
-        and _has(module, spatial_norm=None, group_norm=None, norm_cross=None, norm_q=None, norm_k=None)
-        and _has(module, residual_connection=False, rescale_output_factor=1.0, to_out=frozenset({nn.ModuleList}))
+        accepts(Attention.forward, "hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs")
+        and has(module, spatial_norm=None, group_norm=None, norm_cross=None, norm_q=None, norm_k=None)
+        and has(module, residual_connection=False, rescale_output_factor=1.0, to_out=frozenset({nn.ModuleList}))
         and all(getattr(module, name, None) is not None for name in ("heads", "to_q", "to_k", "to_v"))
     )
 
@@ -269,14 +255,16 @@ def _conv_fits(module: nn.Conv2d) -> bool:
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
-#: class -> (its fused subclass, which of its modules can be fused)
-_FUSED: dict[type[nn.Module], tuple[type[nn.Module], Callable[[Any], bool]]] = {
-    nn.GroupNorm: (FusedGroupNorm, lambda module: module.affine),
-    nn.Conv2d: (FrozenConv2d, _conv_fits),
-    Attention: (FusedAttention, _attention_fits),
-    GEGLU: (FusedGEGLU, lambda module: hasattr(module, "proj")),
-    RMSNorm: (FusedRMSNorm, lambda module: _has(module, bias=None) and len(module.dim) == 1),
-    ResnetBlock2D: (FusedResnetBlock2D, _resnet_fits),
-    Transformer2DModel: (FusedTransformer2DModel, _transformer_fits),
-    BasicTransformerBlock: (FusedBasicTransformerBlock, _block_fits),
-}
+#: (class, its fused subclass, which of its modules can be fused); the first that fits is taken
+_FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ...] = (
+    (nn.GroupNorm, FusedGroupNorm, lambda module: module.affine),
+    (nn.Conv2d, FrozenConv2d, _conv_fits),
+    (Attention, FusedJointAttention, joint_attention_fits),
+    (Attention, FusedAttention, _attention_fits),
+    (FluxAttention, FusedFluxAttention, flux_attention_fits),
+    (GEGLU, FusedGEGLU, lambda module: hasattr(module, "proj")),
+    (RMSNorm, FusedRMSNorm, lambda module: has(module, bias=None) and len(module.dim) == 1),
+    (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),
+    (Transformer2DModel, FusedTransformer2DModel, _transformer_fits),
+    (BasicTransformerBlock, FusedBasicTransformerBlock, _block_fits),
+)

@@ -9,18 +9,34 @@ import pytest
 #: what a parameter is by its name; all others are pointers to bfloat16
 _TYPES = {
     "positions": "i32", "channels": "i32", "groups": "i32", "chunk": "i32", "chunks": "i32", "rows": "i32", "width": "i32",
+    "heads": "i32", "size": "i32", "cos": "*fp32", "sin": "*fp32",
     "eps": "fp32", "partials": "*fp32", "means": "*fp32", "rstds": "*fp32",
 }  # fmt: skip
 
 
 def compiled_size(kernel: Any, constants: dict[str, Any]) -> int:
     """The bytes of a kernel's machine code."""
+    return len(compiled_code(kernel, constants)["cubin"])
+
+
+def compiled_code(kernel: Any, constants: dict[str, Any], *, warps: int = 4, aligned: bool = False) -> Any:
+    """A kernel's code in all its forms; ``aligned``: pointers and steps are multiples of 16."""
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else _TYPES.get(name, "*bf16") for name in names}
+    signature = {name: "constexpr" if name in constants else _type(name) for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, constexprs=values)
-    return len(triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"])
+    multiples = [
+        place for place, name in enumerate(names)
+        if aligned and (signature[name].startswith("*") or name.endswith("_step") or name == "size")
+    ]  # fmt: skip
+    source = ASTSource(
+        kernel, signature, constexprs=values, attrs={(at,): [["tt.divisibility", 16]] for at in multiples}
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm
+
+
+def _type(name: str) -> str:
+    return "i32" if name.endswith(("_step", "_rows")) else _TYPES.get(name, "*bf16")

@@ -1,0 +1,172 @@
+"""Attention over two streams, text and image, with fewer passes over memory (`ops.rotary`).
+
+    queries, keys    per stream: projection, RMS norm of every head; the streams joined, and rotated (Flux)     one kernel each way
+    values           per stream: projection; the streams joined
+    attention        on (batch, rows of both, heads, size): what `ops.attention` reads without a copy
+
+    FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
+    Attention        of Stable Diffusion 3: image before text; the second attention of its dual blocks has the image alone
+
+Arguments that the formula has not (masks, other processors, projections that diffusers has fused) take diffusers' own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
+from diffusers.models.normalization import RMSNorm
+from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
+from torch import nn
+from torch.nn import functional
+
+from inweave.models.fitting import accepts, has, has_all
+from inweave.models.projection import project
+from inweave.ops.rotary import join_heads
+
+_MAIN = ("to_q", "to_k", "to_v")
+_ADDED = ("add_q_proj", "add_k_proj", "add_v_proj")
+_NORMS = ("norm_q", "norm_k")
+_ADDED_NORMS = ("norm_added_q", "norm_added_k")
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+class FusedFluxAttention(FluxAttention):
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        image_rotary_emb: Rotary | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        if attention_mask is not None or kwargs or not self._serves(encoder_hidden_states):
+            return super().forward(  # type: ignore[no-untyped-call]
+                hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs
+            )
+        streams = [(hidden_states, _MAIN, _NORMS)]
+        if encoder_hidden_states is not None:
+            streams.insert(0, (encoder_hidden_states, _ADDED, _ADDED_NORMS))
+        q, k, v = _joined(self, streams, self.head_dim, image_rotary_emb)
+        h = dispatch_attention_fn(q, k, v).flatten(2)
+        if encoder_hidden_states is None:
+            return h
+        rows = encoder_hidden_states.shape[1]
+        text, image = h.split([rows, h.shape[1] - rows], 1)
+        return self.to_out[1](self.to_out[0](image.contiguous())), self.to_add_out(text.contiguous())
+
+    def _serves(self, encoder_hidden_states: torch.Tensor | None) -> bool:
+        processor: Any = self.processor
+        return (
+            type(processor) is FluxAttnProcessor
+            and processor._attention_backend is None
+            and processor._parallel_config is None
+            and not self.fused_projections
+            and (self.added_kv_proj_dim is None) == (encoder_hidden_states is None)
+        )
+
+
+class FusedJointAttention(Attention):
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **cross_attention_kwargs: Any,
+    ) -> Any:
+        processor: Any = self.processor
+        plain = type(processor) is JointAttnProcessor2_0 and attention_mask is None and not cross_attention_kwargs
+        if not plain or (encoder_hidden_states is not None and self.added_kv_proj_dim is None):
+            return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
+        streams = [(hidden_states, _MAIN, _NORMS)]
+        if encoder_hidden_states is not None:
+            streams.append((encoder_hidden_states, _ADDED, _ADDED_NORMS))
+        q, k, v = (heads.transpose(1, 2) for heads in _joined(self, streams, self.inner_dim // self.heads, None))
+        h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        if encoder_hidden_states is None:
+            return self.to_out[1](self.to_out[0](h))
+        image, text = h.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], 1)
+        if not self.context_pre_only:
+            text = self.to_add_out(text)
+        return self.to_out[1](self.to_out[0](image)), text
+
+
+def _joined(
+    attention: Any,
+    streams: Sequence[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...]]],
+    size: int,
+    rotary: Rotary | None,
+) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k."""
+    projected = [
+        [heads.unflatten(-1, (-1, size)) for heads in project(attention, projections, x)]
+        for x, projections, _ in streams
+    ]
+    parts = list(zip(*projected, strict=True))  # by queries, keys and values
+    norms = zip(*([getattr(attention, name) for name in names] for *_, names in streams), strict=True)
+    q, k = (_normalized(heads, modules, rotary) for heads, modules in zip(parts[:2], norms, strict=True))
+    return q, k, join_heads(parts[2])
+
+
+def _normalized(parts: Sequence[torch.Tensor], norms: Sequence[Any], rotary: Rotary | None) -> torch.Tensor:
+    if norms[0] is None:
+        return join_heads(parts, rotary=rotary)
+    weights = [norm.weight for norm in norms]
+    if any(weight is not None and weight.dtype != part.dtype for part, weight in zip(parts, weights, strict=True)):
+        # whose result has the wider dtype with diffusers' norm, and that of the input with torch's
+        return join_heads([norm(part) for norm, part in zip(norms, parts, strict=True)], rotary=rotary)
+    return join_heads(parts, weights=weights, eps=norms[0].eps, rotary=rotary)
+
+
+# what fits
+
+
+def flux_attention_fits(module: FluxAttention) -> bool:
+    """Whether `FusedFluxAttention` computes what this module does."""
+    names = ("hidden_states", "encoder_hidden_states", "attention_mask", "image_rotary_emb", "kwargs")
+    added = getattr(module, "added_kv_proj_dim", None) is not None
+    norms = [getattr(module, name, None) for name in (_NORMS + _ADDED_NORMS if added else _NORMS)]
+    return (
+        accepts(FluxAttention.forward, *names)
+        and accepts(FluxAttnProcessor.__call__, "attn", *names[:-1])
+        and has(module, processor=frozenset({FluxAttnProcessor}), fused_projections=False)
+        and has_all(module, "head_dim", *_MAIN)
+        and all(type(norm) is nn.RMSNorm and norm.normalized_shape == (module.head_dim,) for norm in norms)
+        and _one_eps(norms)
+        and (not added or (has(module, to_out=frozenset({nn.ModuleList})) and has_all(module, "to_add_out", *_ADDED)))
+    )
+
+
+def joint_attention_fits(module: Attention) -> bool:
+    """Whether `FusedJointAttention` computes what this module does."""
+    names = ("hidden_states", "encoder_hidden_states", "attention_mask")
+    added = getattr(module, "added_kv_proj_dim", None) is not None
+    norms = [getattr(module, name, None) for name in (_NORMS + _ADDED_NORMS if added else _NORMS)]
+    return (
+        accepts(Attention.forward, *names, "cross_attention_kwargs")
+        and accepts(JointAttnProcessor2_0.__call__, "attn", *names, "args", "kwargs")
+        and has(module, processor=frozenset({JointAttnProcessor2_0}), to_out=frozenset({nn.ModuleList}))
+        and has_all(module, "heads", "inner_dim", *_MAIN, *(_ADDED if added else ()))
+        and module.inner_dim == module.inner_kv_dim
+        and (not added or has(module, context_pre_only=True) or has_all(module, "to_add_out"))
+        and (
+            all(norm is None for norm in norms)
+            or (
+                all(
+                    type(norm) is RMSNorm
+                    and norm.bias is None
+                    and tuple(norm.dim) == (module.inner_dim // module.heads,)
+                    for norm in norms
+                )
+                and _one_eps(norms)
+            )
+        )
+    )
+
+
+def _one_eps(norms: Sequence[Any]) -> bool:
+    return isinstance(norms[0].eps, float) and len({norm.eps for norm in norms}) == 1

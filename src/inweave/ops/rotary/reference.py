@@ -1,0 +1,77 @@
+"""Heads of one or two parts of a sequence, normalized, rotated and joined, in plain torch; float32 throughout, rounded once.
+
+x         (batch, rows, heads, size), one tensor per part; rows of the parts follow each other in the result
+n         = x * rstd * weight             rstd = 1 / sqrt(average(x^2) + eps) of a head; n = x where eps is None
+y[2i]     = n[2i]   * cos[2i]   - n[2i+1] * sin[2i]              cos and sin (all rows, size); y = n without them
+y[2i+1]   = n[2i+1] * cos[2i+1] + n[2i]   * sin[2i+1]
+
+g[2i]     = dy[2i]   * cos[2i]   + dy[2i+1] * sin[2i+1]
+g[2i+1]   = dy[2i+1] * cos[2i+1] - dy[2i]   * sin[2i]
+dx        = rstd * (g * weight - h * average(g * weight * h))    h = x * rstd; dx = g where eps is None
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def join_heads(
+    parts: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | None],
+    eps: float | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+) -> torch.Tensor:
+    """y (batch, rows of all parts, heads, size), contiguous, of one or two parts with a weight or None each."""
+    wide = []
+    for part, weight in zip(parts, weights, strict=True):
+        n = _wide(part)
+        if eps is not None:
+            n = n * _rstd(n, eps)
+            n = n if weight is None else n * weight
+        wide.append(n)
+    y = torch.cat(wide, 1)
+    if cos is not None and sin is not None:
+        y = y * cos[:, None] + torch.stack([-y[..., 1::2], y[..., ::2]], -1).flatten(-2) * sin[:, None]
+    return y.to(parts[0].dtype).contiguous()
+
+
+def join_heads_backward(
+    dy: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor | None],
+    eps: float | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    needed: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """The gradients of the parts, contiguous; None of those that are not ``needed``. Without ``eps`` only shapes are read."""
+    g = _wide(dy)
+    if cos is not None and sin is not None:
+        turned = g * sin[:, None]
+        g = g * cos[:, None] + torch.stack([turned[..., 1::2], -turned[..., ::2]], -1).flatten(-2)
+    grads: list[torch.Tensor | None] = []
+    pieces = g.split([part.shape[1] for part in parts], 1)
+    for piece, part, weight, of_part in zip(pieces, parts, weights, needed, strict=True):
+        if not of_part:
+            grads.append(None)
+            continue
+        if eps is None:
+            grads.append(piece.to(part.dtype, copy=True).contiguous())
+            continue
+        x = _wide(part)
+        rstd = _rstd(x, eps)
+        h, scaled = x * rstd, piece if weight is None else piece * weight
+        dx = rstd * (scaled - h * (scaled * h).mean(-1, keepdim=True))
+        grads.append(dx.to(part.dtype).contiguous())
+    return grads
+
+
+def _rstd(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,165 @@
+"""Fused attention of Flux and Stable Diffusion 3 computes what diffusers' own does, eagerly, compiled and recomputed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from torch import nn  # noqa: E402
+
+from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
+from inweave.models.fused_joint import FusedFluxAttention, FusedJointAttention, _normalized  # noqa: E402
+from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
+from tests.peers import tiny_models  # noqa: E402
+
+CPU = torch.device("cpu")
+VARIANTS = ["flux1-dev", "sd3-medium", "sd3.5-medium"]
+TARGETS = r".*(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out|proj_mlp|net\.2)"
+
+
+def network(variant: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64) -> tuple[Any, dict[str, Any]]:
+    """A tiny transformer with LoRA on both streams, and inputs for two examples."""
+    transformer = copy.deepcopy(tiny_models.pipeline(variant).transformer)
+    if variant == "sd3.5-medium":
+        assert transformer.config.qk_norm == "rms_norm" and transformer.config.dual_attention_layers
+    inject(transformer, 2, targets=TARGETS)
+    torch.manual_seed(0)
+    for parameter in transformer.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.1)
+    config = transformer.config
+    if variant.startswith("flux"):
+        rows, columns, words = 4, 6, 7
+        ids = torch.zeros(rows, columns, 3)
+        ids[..., 1], ids[..., 2] = torch.arange(rows)[:, None], torch.arange(columns)
+        inputs = {
+            "hidden_states": torch.randn(2, rows * columns, config.in_channels),
+            "encoder_hidden_states": torch.randn(2, words, config.joint_attention_dim),
+            "pooled_projections": torch.randn(2, config.pooled_projection_dim),
+            "timestep": torch.tensor([0.3, 0.9]),
+            "guidance": torch.tensor([1.0, 3.5]),
+            "img_ids": ids.view(-1, 3),
+            "txt_ids": torch.zeros(words, 3),
+        }
+    else:
+        inputs = {
+            "hidden_states": torch.randn(2, config.in_channels, 8, 12),
+            "encoder_hidden_states": torch.randn(2, 7, config.joint_attention_dim),
+            "pooled_projections": torch.randn(2, config.pooled_projection_dim),
+            "timestep": torch.tensor([3.0, 500.0]),
+        }
+    return transformer.to(device, dtype), inputs
+
+
+def gradients(transformer: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The output and the gradients of the adapters, in the network's dtype and on its device."""
+    transformer.zero_grad()
+    output = transformer(
+        **{name: each.to(transformer.device, transformer.dtype) for name, each in inputs.items()}
+    ).sample
+    output.float().square().mean().backward()
+    grads = {name: p.grad.clone() for name, p in transformer.named_parameters() if p.grad is not None}
+    return {"output": output.detach()} | grads
+
+
+def largest_gap(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == two.keys() and len(one) > 20
+    scale = max(float(each.norm()) for name, each in two.items() if name != "output")
+    return max(float((one[name] - two[name]).norm()) / max(float(two[name].norm()), 1e-6 * scale) for name in two)
+
+
+def kinds_of(transformer: nn.Module) -> set[str]:
+    return {type(module).__name__ for module in transformer.modules()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs_and_gradients_stay(variant: str) -> None:
+    transformer, inputs = network(variant)
+    names, adapted = list(transformer.state_dict()), list(lora_layers(transformer))
+    plain = gradients(transformer, inputs)
+    count = fuse_blocks(transformer)
+    fused = "FusedFluxAttention" if variant.startswith("flux") else "FusedJointAttention"
+    assert fused in kinds_of(transformer) and not kinds_of(transformer) & {"Attention", "FluxAttention"}
+    assert fuse_blocks(transformer) == 0
+    assert list(transformer.state_dict()) == names and list(lora_layers(transformer)) == adapted
+    assert largest_gap(gradients(transformer, inputs), plain) < 1e-5  # diffusers rotates in float32
+    assert restore_blocks(transformer) == count
+    restored = gradients(transformer, inputs)
+    assert all(torch.equal(restored[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("variant", ["flux1-dev", "sd3.5-medium"])
+def test_compiled_and_recomputed_blocks_compute_the_same(variant: str) -> None:
+    transformer, inputs = network(variant)
+    fuse_blocks(transformer)
+    plain = gradients(transformer, inputs)
+    for mode in ("selective", "full"):
+        again = copy.deepcopy(transformer)
+        apply_checkpointing({"unet": again}, mode, random=False)
+        assert largest_gap(gradients(again, inputs), plain) < 1e-12
+    blocks = [transformer.transformer_blocks[0], *getattr(transformer, "single_transformer_blocks", [])[:1]]
+    for block in blocks:
+        block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    assert largest_gap(gradients(transformer, inputs), plain) < 1e-6
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_trained_norms_keep_their_gradients(variant: str) -> None:
+    if variant == "sd3-medium":
+        pytest.skip("has no norms of queries and keys")
+    transformer, inputs = network(variant)
+    transformer.transformer_blocks[0].attn.norm_q.requires_grad_(True)
+    plain = gradients(transformer, inputs)
+    fuse_blocks(transformer)
+    fused = gradients(transformer, inputs)
+    assert "transformer_blocks.0.attn.norm_q.weight" in fused
+    assert largest_gap(fused, plain) < 1e-5
+
+
+def test_norms_of_another_dtype_are_called_themselves() -> None:
+    """diffusers' result has the wider dtype, torch's that of the input."""
+    from diffusers.models.normalization import RMSNorm
+
+    parts = [torch.randn(1, rows, 3, 8, dtype=torch.bfloat16) for rows in (2, 5)]
+    for kind, dtype in ((RMSNorm, torch.float32), (nn.RMSNorm, torch.bfloat16)):
+        norms = [kind(8, eps=1e-6) for _ in range(2)]
+        joined = _normalized(parts, norms, None)
+        assert joined.dtype == dtype
+        assert torch.equal(joined, torch.cat([norm(part) for norm, part in zip(norms, parts, strict=True)], 1))
+
+
+def test_processors_of_their_own_stay_as_they_are() -> None:
+    from diffusers.models.attention_processor import JointAttnProcessor2_0
+    from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
+
+    for variant, kind in (("flux1-dev", FluxAttnProcessor), ("sd3.5-medium", JointAttnProcessor2_0)):
+
+        class Halved(kind):  # type: ignore[misc, valid-type]
+            def __call__(self, attention: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+                return super().__call__(attention, 0.5 * hidden_states, *args, **kwargs)
+
+        transformer, inputs = network(variant)
+        before, after = (transformer.transformer_blocks[number].attn for number in range(2))
+        before.set_processor(Halved())
+        fuse_blocks(transformer)
+        after.set_processor(Halved())
+        fused = gradients(transformer, inputs)
+        restore_blocks(transformer)
+        assert largest_gap(fused, gradients(transformer, inputs)) < 1e-5
+
+
+def test_norms_that_differ_are_not_fused() -> None:
+    for variant, kind in (("flux1-dev", FusedFluxAttention), ("sd3.5-medium", FusedJointAttention)):
+        transformer, inputs = network(variant)
+        attention = transformer.transformer_blocks[0].attn
+        attention.norm_k.eps = 0.1
+        plain = gradients(transformer, inputs)
+        fuse_blocks(transformer)
+        assert not isinstance(attention, kind) and kind.__name__ in kinds_of(transformer)
+        assert largest_gap(gradients(transformer, inputs), plain) < 1e-5

@@ -1,0 +1,265 @@
+"""Joined heads: the reference and Triton's kernels against float64, what is stored, and the operator for compiled regions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.nn import functional  # noqa: E402
+
+from inweave.ops.rotary import join_heads, reference  # noqa: E402
+
+EPS = 1e-6
+
+
+class Case(NamedTuple):
+    """``packed``: parts are column slices of projections of queries, keys and values at once."""
+
+    batch: int
+    rows: tuple[int, ...]
+    heads: int
+    size: int
+    norm: bool = True
+    weight: bool = True
+    rotary: bool = True
+    packed: bool = False
+
+
+CASES = [
+    Case(1, (5, 9), 3, 16),
+    Case(2, (5, 9), 3, 16, packed=True),
+    Case(2, (7,), 2, 8, packed=True),
+    Case(2, (3, 4), 5, 64, rotary=False),
+    Case(1, (3, 4), 3, 40, rotary=False, packed=True),
+    Case(1, (1, 4), 9, 128),
+    Case(2, (6,), 24, 24, weight=False),
+    Case(2, (2, 3), 3, 10, norm=False, packed=True),
+    Case(1, (1,), 1, 2),
+    Case(1, (4,), 17, 64, weight=False, rotary=False),
+]
+
+
+def values(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def inputs_of(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    parts = []
+    for number, rows in enumerate(case.rows):
+        width = case.heads * case.size
+        packed = values(case.batch, rows, 3 * width, dtype=dtype, seed=number)
+        part = packed[..., width : 2 * width].unflatten(-1, (case.heads, case.size))
+        parts.append(part if case.packed else part.contiguous())
+    total = sum(case.rows)
+    angles = values(total, case.size // 2, dtype=torch.float64, seed=5).mul(9).repeat_interleave(2, 1)
+    return {
+        "parts": parts,
+        "weights": [
+            values(case.size, dtype=dtype, seed=8 + number) if case.norm and case.weight else None
+            for number in range(len(parts))
+        ],
+        "cos": angles.cos().float() if case.rotary else None,
+        "sin": angles.sin().float() if case.rotary else None,
+        "dy": values(case.batch, total, case.heads, case.size, dtype=dtype, seed=6),
+    }
+
+
+def moved(inputs: dict[str, Any], **how: Any) -> dict[str, Any]:
+    """All tensors on another device or in another dtype; slices stay slices."""
+
+    def move(value: Any) -> Any:
+        if isinstance(value, list):
+            return [move(each) for each in value]
+        if value is None or value.is_contiguous():
+            return None if value is None else value.to(**how)
+        base = value._base.to(**how)
+        return base.as_strided(value.shape, value.stride(), value.storage_offset())
+
+    return {name: move(value) for name, value in inputs.items()}
+
+
+def by_torch(i: dict[str, Any], case: Case) -> list[torch.Tensor]:
+    """Result and gradients by the operations of a transformer, each rounded to the dtype of the inputs."""
+    parts = [part.detach().requires_grad_() for part in i["parts"]]
+    normed = [
+        functional.rms_norm(part, (case.size,), weight, EPS) if case.norm else part
+        for part, weight in zip(parts, i["weights"], strict=True)
+    ]
+    y = torch.cat(normed, 1)
+    if case.rotary:
+        wide = torch.promote_types(y.dtype, torch.float32)
+        real, imaginary = y.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([-imaginary, real], -1).flatten(-2)
+        y = (y.to(wide) * i["cos"][:, None] + turned.to(wide) * i["sin"][:, None]).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, parts, i["dy"])]
+
+
+def by_work(work: Any, i: dict[str, Any], case: Case) -> list[torch.Tensor]:
+    eps = EPS if case.norm else None
+    y = work.join_heads(i["parts"], i["weights"], eps, i["cos"], i["sin"])
+    needed = [True] * len(case.rows)
+    grads = work.join_heads_backward(i["dy"], i["parts"], i["weights"], eps, i["cos"], i["sin"], needed)
+    for number in range(len(case.rows)):  # one at a time, the same bits
+        some = work.join_heads_backward(
+            i["dy"],
+            i["parts"],
+            i["weights"],
+            eps,
+            i["cos"],
+            i["sin"],
+            [each == number for each in range(len(case.rows))],
+        )
+        assert torch.equal(some[number], grads[number]) and sum(grad is not None for grad in some) == 1
+    assert y.is_contiguous() and all(grad.is_contiguous() for grad in grads)
+    return [y, *grads]
+
+
+def compare(work: Any, case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
+    """At most twice torch's own error against float64, or a unit in the last place of the largest number."""
+    inputs = moved(inputs_of(case, dtype), device=device)
+    truth = by_torch(moved(inputs, dtype=torch.float64), case)
+    eps = torch.finfo(dtype).eps
+    mine, theirs = (
+        [
+            float((one.double() - two).abs().max() / two.abs().max() / eps)
+            for one, two in zip(results, truth, strict=True)
+        ]
+        for results in (by_work(work, inputs, case), by_torch(inputs, case))
+    )
+    for one, two in zip(mine, theirs, strict=True):
+        assert one <= 2 * max(two, 0.5), (dtype, case, mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_reference_is_as_exact_as_torch(dtype: torch.dtype) -> None:
+    for case in CASES:
+        compare(reference, case, dtype)
+
+
+def interpreted() -> None:
+    """What the subprocess runs: the kernels in the interpreter."""
+    from inweave.ops.rotary import triton as kernels
+
+    for dtype in (torch.float32, torch.float16):
+        for case in CASES:
+            compare(kernels, case, dtype)
+    print(json.dumps(len(CASES)))
+
+
+def test_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    program = "from tests.unit.ops.test_rotary import interpreted; interpreted()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout.splitlines()[-1]) == len(CASES)
+
+
+def joined(i: dict[str, Any], case: Case, parts: list[torch.Tensor]) -> torch.Tensor:
+    rotary = (i["cos"], i["sin"]) if case.rotary else None
+    return join_heads(parts, weights=i["weights"], eps=EPS if case.norm else None, rotary=rotary)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_autograd_agrees(case: Case) -> None:
+    i = moved(inputs_of(case, torch.float64), dtype=torch.float64)
+    parts = [part.detach().requires_grad_() for part in i["parts"]]
+    assert torch.autograd.gradcheck(lambda *parts: joined(i, case, list(parts)), parts, fast_mode=True)
+    torch.testing.assert_close(joined(i, case, parts).detach(), by_torch(i, case)[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_parts_alone_are_stored_and_nothing_without_a_norm() -> None:
+    for case in (CASES[1], CASES[7]):
+        i = inputs_of(case, torch.float32)
+        parts = [part.detach().requires_grad_() for part in i["parts"]]
+        stored: list[torch.Tensor] = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, stored=stored: stored.append(t) or t, lambda t: t)
+        with hooks:
+            y = joined(i, case, parts)
+        large = [tensor.data_ptr() for tensor in stored if tensor.dim() == 4]
+        assert large == ([part.data_ptr() for part in parts] if case.norm else [])
+        y.backward(i["dy"])
+        assert all(part.grad is not None for part in parts)
+
+
+def test_a_part_that_needs_no_gradient_gets_none() -> None:
+    i = inputs_of(CASES[1], torch.float32)
+    both, one = ([part.detach().requires_grad_() for part in i["parts"]] for _ in range(2))
+    one[0].requires_grad_(False)
+    for parts in (both, one):
+        joined(i, CASES[1], parts).backward(i["dy"])
+    assert one[0].grad is None and torch.equal(one[1].grad, both[1].grad)
+
+
+def test_trained_weights_have_their_gradients() -> None:
+    case = CASES[0]
+    i = moved(inputs_of(case, torch.float64), dtype=torch.float64)
+    weights = [weight.requires_grad_() for weight in i["weights"]]
+
+    def function(*weights: torch.Tensor) -> torch.Tensor:
+        return join_heads(i["parts"], weights=weights, eps=EPS, rotary=(i["cos"], i["sin"]))
+
+    assert torch.autograd.gradcheck(function, weights, fast_mode=True)
+
+
+def test_heads_that_are_only_joined_have_views_for_gradients() -> None:
+    parts = [values(1, rows, 3, 8, dtype=torch.float32, seed=rows).requires_grad_() for rows in (2, 5)]
+    dy = values(1, 7, 3, 8, dtype=torch.float32, seed=1)
+    y = join_heads(parts)
+    assert torch.equal(y, torch.cat(parts, 1)) and join_heads(parts[:1]) is parts[0]
+    grads = torch.autograd.grad(y, parts, dy)
+    assert [grad.untyped_storage().data_ptr() for grad in grads] == [dy.untyped_storage().data_ptr()] * 2
+    with pytest.raises(ValueError, match="0 parts"):
+        join_heads([])
+
+
+def test_a_compiled_region_calls_the_operator() -> None:
+    for case in (CASES[1], CASES[2], CASES[4], CASES[7]):
+        i = inputs_of(case, torch.float32)
+        parts = [part.detach().requires_grad_() for part in i["parts"]]
+        second, second_weight = (parts[1], i["weights"][1]) if len(parts) == 2 else (None, None)
+        arguments = (parts[0], second, i["weights"][0], second_weight, EPS if case.norm else None, i["cos"], i["sin"])
+        torch.library.opcheck(torch.ops.inweave.join_heads.default, arguments)
+
+        def function(parts: list[torch.Tensor], i: dict[str, Any] = i, case: Case = case) -> torch.Tensor:
+            return joined(i, case, parts) * 2.0
+
+        plain, fast = function(parts), torch.compile(function, backend="aot_eager", fullgraph=True)(parts)
+        assert torch.equal(plain, fast)
+        grads = [torch.autograd.grad(y, parts, i["dy"]) for y in (plain, fast)]
+        assert all(torch.equal(one, two) for one, two in zip(*grads, strict=True))
+
+
+def test_the_meta_device_allocates_what_the_kernels_do() -> None:
+    i = moved(inputs_of(CASES[1], torch.bfloat16), device="meta")
+    parts = [part.detach().requires_grad_() for part in i["parts"]]
+    y = joined(i, CASES[1], parts)
+    y.backward(i["dy"])
+    assert y.is_contiguous() and y.dtype == torch.bfloat16
+    assert all(part.grad.shape == part.shape and part.grad.is_contiguous() for part in parts)
+
+
+@pytest.mark.parametrize("shape", [(24, 128, True), (38, 64, False)], ids=["flux", "sd3.5"])
+def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(shape: tuple[int, int, bool]) -> None:
+    """In bfloat16, which the interpreter has not, and with the machine code that a Hopper GPU loads."""
+    from tests.unit.ops.compiling import compiled_code
+
+    from inweave.ops.rotary import triton as kernels
+
+    heads, size, rotary = shape
+    tiling = kernels._tiling(heads, size)
+    warps = tiling.pop("num_warps")
+    for two in (True, False):
+        constants = tiling | {"TWO": two, "NORM": True, "WEIGHT": True, "ROTARY": rotary}
+        for kernel, loads in ((kernels._join_kernel, 2), (kernels._gradient_kernel, 4)):
+            code = compiled_code(kernel, constants, warps=warps, aligned=True)
+            assert len(code["cubin"]) > 1000
+            assert code["ptx"].count("ld.global.v4.b32") >= loads and code["ptx"].count("st.global.v4.b32") == 2

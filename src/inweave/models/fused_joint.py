@@ -41,13 +41,11 @@ class FusedFluxAttention(FluxAttention):
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        image_rotary_emb: Rotary | None = None,
+        image_rotary_emb: Any = None,
         **kwargs: Any,
     ) -> Any:
         if attention_mask is not None or kwargs or not self._serves(encoder_hidden_states):
-            return super().forward(  # type: ignore[no-untyped-call]
-                hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs
-            )
+            return super().forward(hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
         streams = [(hidden_states, _MAIN, _NORMS)]
         if encoder_hidden_states is not None:
             streams.insert(0, (encoder_hidden_states, _ADDED, _ADDED_NORMS))
@@ -56,7 +54,7 @@ class FusedFluxAttention(FluxAttention):
         if encoder_hidden_states is None:
             return h
         rows = encoder_hidden_states.shape[1]
-        text, image = h.split([rows, h.shape[1] - rows], 1)
+        text, image = torch.split(h, [rows, h.shape[1] - rows], 1)
         return self.to_out[1](self.to_out[0](image.contiguous())), self.to_add_out(text.contiguous())
 
     def _serves(self, encoder_hidden_states: torch.Tensor | None) -> bool:
@@ -89,7 +87,7 @@ class FusedJointAttention(Attention):
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         if encoder_hidden_states is None:
             return self.to_out[1](self.to_out[0](h))
-        image, text = h.split([hidden_states.shape[1], encoder_hidden_states.shape[1]], 1)
+        image, text = torch.split(h, [hidden_states.shape[1], encoder_hidden_states.shape[1]], 1)
         if not self.context_pre_only:
             text = self.to_add_out(text)
         return self.to_out[1](self.to_out[0](image)), text
@@ -103,7 +101,7 @@ def _joined(
 ) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k."""
     projected = [
-        [heads.unflatten(-1, (-1, size)) for heads in project(attention, projections, x)]
+        [heads.view(*heads.shape[:-1], -1, size) for heads in project(attention, projections, x)]
         for x, projections, _ in streams
     ]
     parts = list(zip(*projected, strict=True))  # by queries, keys and values

@@ -140,7 +140,7 @@ def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, 
         return (None,) * 7
     first, second, weight, second_weight, cos, sin = ctx.saved_tensors
     if ctx.eps is None:  # the backward pass reads no more than their shapes
-        first, second = (*dy.split(ctx.rows, 1), None)[:2]
+        first, second = (*torch.split(dy, ctx.rows, 1), None)[:2]
     dfirst, dsecond = torch.ops.inweave.join_heads_backward(
         dy, first, second, weight, second_weight, ctx.eps, cos, sin, of_first, of_second
     )

@@ -53,7 +53,7 @@ def join_heads_backward(
         turned = g * sin[:, None]
         g = g * cos[:, None] + torch.stack([turned[..., 1::2], -turned[..., ::2]], -1).flatten(-2)
     grads: list[torch.Tensor | None] = []
-    pieces = g.split([part.shape[1] for part in parts], 1)
+    pieces = torch.split(g, [part.shape[1] for part in parts], 1)
     for piece, part, weight, of_part in zip(pieces, parts, weights, needed, strict=True):
         if not of_part:
             grads.append(None)

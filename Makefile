@@ -120,8 +120,9 @@ $(SITE):
 $(PEERS)/site:
 	for wheel in $(PEERS)/*.whl; do python3 -m zipfile -e $$wheel $@; done
 
+# a process per core: none of them may start threads, or a pool of compilers, for all cores
 test-gpu: $(SITE)
-	PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 14 --dist worksteal -rfE -q --tb=short --durations=20 tests/gpu
+	OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 14 --dist worksteal -rfE -q --tb=short --durations=20 tests/gpu
 
 # figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`
 FIGURES := build/bench

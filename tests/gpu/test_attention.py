@@ -47,9 +47,12 @@ def error(mine: Any, true: Any) -> float:
     return float((mine.double() - true).norm() / true.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", list(KERNELS))
+#: float32 is for the efficient kernel alone
+CASES = [(name, shape, dtype) for name in KERNELS for shape in SHAPES for dtype in (torch.bfloat16, torch.float16)]
+CASES += [("efficient", shape, torch.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype"), CASES, ids=str)
 def test_a_kernel_is_as_exact_as_plain_torch(name: str, shape: tuple[int, ...], dtype: Any) -> None:
     q, k, v, g = inputs(shape, dtype)
     true = exact(q, k, v, g)
@@ -68,8 +71,9 @@ def test_a_kernel_is_as_exact_as_plain_torch(name: str, shape: tuple[int, ...], 
 
 
 @pytest.mark.parametrize("shape", [(1, 20, 1024, 1024, 64), (1, 24, 4608, 4608, 128), (1, 10, 4096, 4096, 64)], ids=str)
-def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, ...]) -> None:
-    q, k, v, g = inputs(shape)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, ...], dtype: Any) -> None:
+    q, k, v, g = inputs(shape, dtype)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     runs = []
     for _ in range(5):

@@ -36,8 +36,11 @@ def test_the_kernel_gives_the_bits_of_the_formula(shape: tuple[int, int], dtype:
         assert torch.equal(one.float().nan_to_num(-1e9), two.float().nan_to_num(-1e9))
 
 
-@pytest.mark.parametrize("shape", [(4608, 3072, 3072), (512, 3072, 12288), (77, 2048, 2048), (1, 2048, 4096)])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "compiled"),
+    [((4608, 3072, 3072), False), ((512, 3072, 12288), False), ((77, 2048, 2048), True), ((1, 2048, 4096), True)],
+    ids=str,
+)
 def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, int], compiled: bool) -> None:
     rows, into, out = shape
     sizes = ((rows, into), (out, into), (rows, out))

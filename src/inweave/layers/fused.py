@@ -12,6 +12,9 @@ known by their version counters, which every in-place operation advances, but ne
 CUDA graph does. So nothing is kept for factors that are views of a larger buffer, and nothing once a layer has computed with
 gradients: what is being trained is read again in every forward pass.
 
+A GPU waits for the hundreds of layers that are called one after the other, so what every call checks is read from dictionaries:
+torch finds a parameter as an attribute of its module last.
+
 In a training step the factors are float32 and their rounded copies are all made at once, at its start (`Branch.rounded`).
 """
 
@@ -41,13 +44,16 @@ class Stack(NamedTuple):
     up: torch.Tensor
     scale: float
     source: list[tuple[torch.Tensor, int, int]]  # factor, address, version
+    scales: list[float]  # one per adapter
 
-    def is_of(self, factors: list[torch.Tensor], dtype: torch.dtype) -> bool:
+    def is_of(self, factors: list[torch.Tensor], scales: list[float], dtype: torch.dtype) -> bool:
         """Whether these factors, unchanged, are what it was made from."""
-        return (self.down.dtype, len(self.source)) == (dtype, len(factors)) and all(
-            factor is source and factor.data_ptr() == address and factor._version == version
-            for factor, (source, address, version) in zip(factors, self.source, strict=True)
-        )
+        if self.down.dtype is not dtype or self.scales != scales or len(self.source) != len(factors):
+            return False
+        for factor, (source, address, version) in zip(factors, self.source, strict=True):
+            if factor is not source or factor.data_ptr() != address or factor._version != version:
+                return False
+        return True
 
 
 def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
@@ -70,30 +76,36 @@ class FusedLinear:
 
     def output(self, x: torch.Tensor, acting: tuple[tuple[Branch, float], ...], training: bool) -> torch.Tensor | None:
         """The layer's output; None where the general path has to be taken. At least one adapter acts."""
-        if x.device.type not in DEVICES:
+        kind, dtype = x.device.type, x.dtype
+        if kind not in DEVICES:
             return None
-        if torch.is_grad_enabled():
+        gradients = torch.is_grad_enabled()
+        if gradients:
             self.may_train = True  # not read before: a compiled block would be compiled again for the other value
-        weight, bias = self.base._parameters.get("weight"), self.base._parameters.get("bias")
-        if not _unchanged(self.base) or x.dtype not in DTYPES or torch.is_autocast_enabled(x.device.type):
+        base = self.base
+        weight, bias = base._parameters.get("weight"), base._parameters.get("bias")
+        if (
+            dtype not in DTYPES
+            or not _unchanged(base)
+            or not _is_frozen(weight, dtype)
+            or not _is_frozen(bias, dtype)
+            or torch.is_autocast_enabled(kind)
+        ):
             return None
-        for parameter in (weight, bias):
-            if parameter is not None and (
-                type(parameter) is not nn.Parameter or parameter.dtype != x.dtype or parameter.requires_grad
-            ):
-                return None
         for branch, _ in acting:
             if not _is_plain_lora(branch, training):
                 return None
         loras = cast("tuple[tuple[LoraBranch, float], ...]", acting)
         if weight is None:
             return self._added(x, loras)
-        if torch.is_grad_enabled():
+        if gradients:
             return _with_gradients(x, weight, bias, loras)
         down, up, scale = self._inference_factors(x, loras)
-        rows = x.reshape(-1, x.shape[-1])
+        shape = x.shape
+        rows = x if len(shape) == 2 else x.reshape(-1, shape[-1])
         y = functional.linear(rows, weight, bias)
-        return y.addmm_(functional.linear(rows, down), up.T, alpha=scale).view(*x.shape[:-1], y.shape[-1])
+        y.addmm_(functional.linear(rows, down), up.t(), alpha=scale)
+        return y if len(shape) == 2 else y.view(*shape[:-1], y.shape[-1])
 
     def _added(self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]) -> torch.Tensor | None:
         """On a layer that was quantized since (`inweave.ops.fp8`): its own output, and the LoRAs added in place, by a product.
@@ -112,24 +124,29 @@ class FusedLinear:
         self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
         """(down, up, scale) in the dtype of ``x``."""
+        dtype = x.dtype
+        factors = [branch._parameters[role] for branch, _ in acting for role in ("down", "up")]
         if len(acting) == 1:
             ((branch, strength),) = acting
-            if branch.down.dtype == x.dtype and branch.up.dtype == x.dtype:
-                return branch.down, branch.up, strength * branch.scale
-            down_copy, up_copy = _copies(branch, x.dtype)
+            down, up = factors
+            if down.dtype is dtype and up.dtype is dtype:
+                return down, up, strength * branch.scale
+            down_copy, up_copy = _copies(branch, dtype)
             if down_copy is not None and up_copy is not None:
                 return down_copy.values, up_copy.values, strength * branch.scale
-        if torch.compiler.is_compiling() or self.may_train or not all(map(_has_versions, acting)):
-            self.stack = None
-            down, up, scale = _stacked(acting)
-            return down.to(x.dtype), up.to(x.dtype), scale
-        factors: list[torch.Tensor] = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
-        if self.stack is None or not self.stack.is_of(factors, x.dtype):
-            down, up, scale = _stacked(acting)
-            source = [(factor, factor.data_ptr(), factor._version) for factor in factors]
-            # copies: where nothing is rounded, a stack of one would hold the parameter itself
-            self.stack = Stack(down.to(x.dtype, copy=True), up.to(x.dtype, copy=True), scale, source)
-        return self.stack.down, self.stack.up, self.stack.scale
+        if not torch.compiler.is_compiling() and not self.may_train:
+            scales = _scales(acting)
+            if self.stack is not None and self.stack.is_of(factors, scales, dtype):
+                return self.stack.down, self.stack.up, self.stack.scale
+            if all(map(_has_versions, factors)):
+                down, up, scale = _stacked(acting)
+                source = [(factor, factor.data_ptr(), factor._version) for factor in factors]
+                # copies: where nothing is rounded, a stack of one would hold the parameter itself
+                self.stack = Stack(down.to(dtype, copy=True), up.to(dtype, copy=True), scale, source, scales)
+                return self.stack.down, self.stack.up, self.stack.scale
+        self.stack = None
+        down, up, scale = _stacked(acting)
+        return down.to(dtype), up.to(dtype), scale
 
 
 def _with_gradients(
@@ -158,14 +175,29 @@ def _unchanged(base: nn.Module) -> bool:
     return not hooks and "forward" not in base.__dict__
 
 
-def _is_plain_lora(branch: Branch, training: bool) -> bool:
-    return (
-        type(branch) is LoraBranch
-        and branch.magnitude is None
-        and branch.mid is None
-        and branch.up.shape[1] == branch.down.shape[0]
-        and not (training and branch.dropout)
+def _is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
+    """Whether there is none, or a plain one that gets no gradient."""
+    return parameter is None or (
+        type(parameter) is nn.Parameter and parameter.dtype is dtype and not parameter.requires_grad
     )
+
+
+def _is_plain_lora(branch: Branch, training: bool) -> bool:
+    if type(branch) is not LoraBranch or (training and branch.dropout):
+        return False
+    roles = branch._parameters
+    down, up = roles["down"], roles["up"]
+    return (
+        roles["magnitude"] is None
+        and roles["mid"] is None
+        and down is not None
+        and up is not None
+        and up.shape[1] == down.shape[0]
+    )
+
+
+def _scales(acting: tuple[tuple[LoraBranch, float], ...]) -> list[float]:
+    return [strength * branch.scale for branch, strength in acting]
 
 
 def _stacked(acting: tuple[tuple[LoraBranch, float], ...]) -> tuple[torch.Tensor, torch.Tensor, float]:
@@ -175,13 +207,9 @@ def _stacked(acting: tuple[tuple[LoraBranch, float], ...]) -> tuple[torch.Tensor
         return branch.down, branch.up, strength * branch.scale
     down = torch.cat([branch.down for branch, _ in acting])
     ups = [branch.up.to(torch.promote_types(branch.up.dtype, torch.float32)) for branch, _ in acting]
-    factors = [strength * branch.scale for branch, strength in acting]
-    return down, torch.cat([up * factor for up, factor in zip(ups, factors, strict=True)], 1), 1.0
+    return down, torch.cat([up * scale for up, scale in zip(ups, _scales(acting), strict=True)], 1), 1.0
 
 
-def _has_versions(entry: tuple[LoraBranch, float]) -> bool:
-    """Whether every change of the factors can be seen: see the module's docstring."""
-    return not any(
-        factor.is_inference() or factor.untyped_storage().nbytes() != factor.numel() * factor.itemsize
-        for factor in (entry[0].down, entry[0].up)
-    )
+def _has_versions(factor: torch.Tensor) -> bool:
+    """Whether every change of a factor can be seen: see the module's docstring."""
+    return not factor.is_inference() and factor.untyped_storage().nbytes() == factor.numel() * factor.itemsize

@@ -129,6 +129,44 @@ def test_kept_stack_follows_every_change() -> None:
     check()
 
 
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_changes_from_outside_are_seen_by_the_next_pass(
+    names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = network(*names).requires_grad_(False).eval()
+    layer, x = layers(model)[0], torch.randn(2, 3, WIDTH, dtype=torch.float64)
+    branch, base = layer.branch("a"), layer.base
+
+    def run(inputs: torch.Tensor = x) -> torch.Tensor:
+        with torch.no_grad():
+            return layer(inputs)
+
+    def check() -> None:
+        expected = general(model, lambda: [run()], monkeypatch)[0]
+        for _ in range(2):
+            torch.testing.assert_close(run(), expected, rtol=1e-12, atol=1e-12)
+
+    check()
+    assert is_fused(layer, x)
+    changes: list[Callable[[], object]] = [
+        lambda: branch.up.mul_(2),
+        lambda: setattr(branch, "scale", 7.0),
+        lambda: setattr(branch, "up", nn.Parameter(branch.up * 3, requires_grad=False)),
+        lambda: setattr(base, "weight", nn.Parameter(base.weight * 3, requires_grad=False)),
+        lambda: setattr(base, "bias", None),
+        lambda: layer.set_strength("a", -0.25),
+        lambda: setattr(branch, "magnitude", nn.Parameter(branch.up.sum(1).abs(), requires_grad=False)),
+        lambda: setattr(branch, "magnitude", None),
+        lambda: base.register_forward_hook(lambda module, inputs, output: output + 1),
+    ]
+    for change in changes:
+        change()
+        check()
+    model.float()
+    base._forward_hooks.clear()
+    assert run(x.float()).dtype == torch.float32
+
+
 def test_nothing_is_kept_of_what_may_be_trained() -> None:
     model = network("a", "b").requires_grad_(False)
     layer, x = layers(model)[0], torch.randn(3, WIDTH, dtype=torch.float64)

@@ -35,7 +35,6 @@ from inweave.ops.attention import MeasuredAttention
 from inweave.ops.linear import dispatch
 from inweave.training import kernels
 from inweave.training.adapters.attach import attach_adapters
-from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.quantization import quantize_denoiser
@@ -44,8 +43,6 @@ from inweave.training.step import Step
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 RANKS = {"flux1-dev": 16, "sd3.5-large": 16}
-LISTED = ["to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
-          "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2"]  # fmt: skip
 #: words in a kernel's name -> what it belongs to; the first that fits
 KINDS = {
     "copies": ("memcpy", "memset"),
@@ -63,7 +60,7 @@ def case_of(model: str, flags: set[str], batch: int) -> StepCase:
         model,
         batch=batch,
         rank=RANKS.get(model, 32),
-        targets="all" if model.startswith("flux") else "attention",
+        targets="listed" if "listed" in flags else "all" if model.startswith("flux") else "attention",
         checkpointing=next((mode for mode in ("full", "selective") if mode in flags), "off"),
         graph="off" if "eager" in flags else "on",
         deterministic="deterministic" in flags,
@@ -85,8 +82,6 @@ def measure(tag: str) -> None:
     flags = set(filter(None, names.split(",")))
     case = case_of(model_name, flags, int(batch or 1))
     config = step_config(case, DEVICE, DTYPE)
-    if "listed" in flags:
-        config = TrainConfig.of(**{**config.model_dump(exclude_unset=True), "targets": LISTED})
     switch(flags)
     with fresh_memory(DEVICE):
         model = random_model(case.model, DEVICE, DTYPE)

@@ -10,7 +10,6 @@ a step as the command itself reports it. "seconds" is one step with data and log
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -23,13 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
-from inweave.bench.models import fill_random
-from inweave.models import bundled
-from inweave.models.families import CLASSES
+from inweave.bench.train_command import write_images, write_model
 
 DEVICE = "cuda"
 SIDE, RANK, STEPS, LAST = 1024, 32, 15, 10
@@ -42,40 +37,6 @@ RUNS: dict[str, list[tuple[int, str | None, str]]] = {
     "flux1-dev": [(4, "32GiB", "off"), (4, "20GiB", "off"), (1, None, "full")],
 }
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
-
-
-# models and images
-
-
-def network(variant: str, folder: str, seed: int) -> Any:
-    """A component in bf16 on the GPU, with random weights that preserve the scale of activations."""
-    class_name, config = bundled.component_config(variant, folder)
-    kind = getattr(importlib.import_module(CLASSES[class_name]), class_name)
-    with torch.device("meta"):
-        model = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
-    model = model._apply(lambda t: t.bfloat16() if t.is_floating_point() else t).to_empty(device=DEVICE)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()
-    fill_random(model, seed)
-    return model.eval().requires_grad_(False)
-
-
-def write_model(variant: str, target: Path) -> None:
-    """A model folder as diffusers saves it."""
-    bundled.write_skeleton(variant, target)
-    for number, folder in enumerate(bundled.folders(variant)):
-        if not folder.startswith(("tokenizer", "scheduler")):
-            network(variant, folder, number).save_pretrained(target / folder, safe_serialization=True)
-    torch.cuda.empty_cache()
-
-
-def write_images(folder: Path) -> None:
-    folder.mkdir()
-    draw = np.random.default_rng(0)
-    for number in range(8):
-        coarse = Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-        coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(folder / f"{number}.png")
-        (folder / f"{number}.txt").write_text(f"image number {number}")
 
 
 # a run and its memory
@@ -151,8 +112,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="inweave-bench-") as temporary:
             folder = Path(temporary)
             started = time.perf_counter()
-            write_model(variant, folder / variant)
-            write_images(folder / "images")
+            write_model(variant, folder / variant, torch.device(DEVICE), torch.bfloat16)
+            write_images(folder / "images", SIDE)
             print(f"{variant}: written in {time.perf_counter() - started:.0f} s", flush=True)
             for batch, vram, mode in [run for run in RUNS[variant] if only in ("", run[1])]:
                 name = f"{variant}, batch {batch}, {vram or mode}"

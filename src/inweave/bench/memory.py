@@ -2,8 +2,10 @@
 
 predicted   `inweave.training.memory.estimate`, from the meta device: what `--vram` plans with
 measured    the most bytes at once during a step, above what was there before it; as training itself measures its second step
-time        of an eager step, since a recorded one allocates nothing when it is replayed
-saved       the part of the memory of mode "off" that a mode does without; slower: its time over that of "off"
+time        of an eager step; on a GPU of one that is recorded as CUDA graphs too, after memory was measured, since a replay
+            allocates nothing
+saved       the part of the memory of mode "off" that a mode does without; slower: its time over that of "off", recorded where both
+            could be
 peer        the same measurement of diffusers + PEFT, whose checkpointing is full or none
 """
 
@@ -47,7 +49,7 @@ def measure_memory(
     """A row per mode of gradient checkpointing, in GiB, and notes."""
     rows: list[Row] = []
     notes: list[str] = []
-    first: tuple[int, float] | None = None
+    first: tuple[int, float, float | None] | None = None
     for mode in modes:
         chosen = replace(case, checkpointing=mode, graph="off")
         if progress is not None:
@@ -55,11 +57,13 @@ def measure_memory(
         predicted = estimate(published_blueprint(case.model), step_config(chosen, device, dtype))["activation_bytes"]
         with fresh_memory(device):
             step = ready_step(chosen, device, dtype)
-            measured, seconds = _measure(step, device, runs)
+            measured, eager = _measure(step, device, runs)
+            recorded = _recorded(step, device, runs)
             modules, remarks = step.modules, step.notes()
             del step
         notes += [f"{mode}: {note}" for note in remarks]
-        first = first or (measured, seconds)
+        first = first or (measured, eager, recorded)
+        slower = eager / first[1] if recorded is None or first[2] is None else recorded / first[2]
         theirs: dict[str, float] = {}
         if peers and mode != "selective":
             try:
@@ -67,10 +71,9 @@ def measure_memory(
                     theirs[PEER] = _measure(ready_peer(chosen, device, dtype, modules, "eager"), device, 1)[0] / GIB
             except Exception as error:  # a peer that fails is a result too
                 notes.append(f"{PEER}, {mode}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-        details = {
-            "predicted": predicted / GIB, "predicted / measured": predicted / measured, "ms": seconds * 1e3,
-            "saved": 1 - measured / first[0], "slower": seconds / first[1],
-        }  # fmt: skip
+        details = {"predicted": predicted / GIB, "predicted / measured": predicted / measured, "ms, eager": eager * 1e3}
+        details |= {} if recorded is None else {"ms, CUDA graph": recorded * 1e3}
+        details |= {"saved": 1 - measured / first[0], "slower": slower}
         rows.append(Row(f"activation memory, {chosen.name}", "GiB", measured / GIB, theirs, None, details))
     return rows, notes
 
@@ -82,3 +85,12 @@ def _measure(step: ReadyStep, device: torch.device, runs: int) -> tuple[int, flo
     record = meter(step.update)
     assert record is not None, "the second step is measured"
     return int(record["measured_bytes"]), statistics.median(wall_seconds(step.update, device, runs=runs))
+
+
+def _recorded(step: ReadyStep, device: torch.device, runs: int) -> float | None:
+    """Median seconds of the same step as CUDA graphs; None where there are none."""
+    if device.type != "cuda" or step.graphs is None:
+        return None
+    step.graphs.enabled = True
+    seconds = statistics.median(wall_seconds(step.update, device, runs=runs, warmup=3))
+    return seconds if step.graphs.enabled else None

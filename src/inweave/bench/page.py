@@ -19,7 +19,8 @@ from inweave.errors import FormatError
 from inweave.files.writing import write_text
 
 TITLES = {
-    "kernels": "Kernels", "step": "A training step", "memory": "Activation memory", "swap": "Swapping LoRAs",
+    "kernels": "Kernels", "step": "A training step", "train": "The training command", "memory": "Activation memory",
+    "swap": "Swapping LoRAs", "unmerged": "A forward pass with unmerged LoRAs",
 }  # fmt: skip
 _HINT = "<!-- made by `make bench-docs` of docs/bench; edit docs/bench/page.md -->"
 _WITHOUT = re.compile(r"<!-- without (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)

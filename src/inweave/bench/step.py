@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from inweave.bench.models import published_blueprint, random_batch, random_model
+from inweave.bench.models import random_batch, random_model
+from inweave.bench.operations import step_operations
 from inweave.bench.report import Row
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
 from inweave.errors import ConfigError
@@ -32,13 +32,13 @@ from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
+from inweave.training.capture import StepGraphs
 from inweave.training.compilation import repeated_blocks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
 from inweave.training.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
-from inweave.training.memory.meta import FusedAttention, blank
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
@@ -47,13 +47,17 @@ from inweave.training.tasks.objective import make_objective
 
 RATE = 1e-4
 PEER = "diffusers + PEFT"
+PEER_RUNS = 6  # a peer's step takes several times as long
 GIB = 1 << 30
+#: "listed": the modules that diffusers' example script for Flux trains
+LISTED = ("to_k", "to_q", "to_v", "to_out.0", "add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", "ff.net.0.proj",
+          "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2")  # fmt: skip
 SAME_LOSS = 0.05  # how far first losses may be apart: half precision, and a quantized base
 
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """What is trained, and how."""
+    """What is trained, and how; ``targets``: as in training, or "listed"."""
 
     model: str
     batch: int = 1
@@ -110,7 +114,8 @@ class RandomTask:
 class StepFigures:
     """Seconds of a step, the most bytes that were allocated (on a GPU), and what has to be said about it.
 
-    ``loss``: of the first step, where adapters are zero: the same for all who do the same work.
+    ``loss``: of the first step, where adapters are zero: the same for all who do the same work. ``resting``: bytes that stay
+    between steps: model, adapter, gradients, optimizer.
     """
 
     median: float
@@ -119,6 +124,7 @@ class StepFigures:
     peak: int | None
     loss: float
     notes: tuple[str, ...] = ()
+    resting: int | None = None
 
 
 def measure_step(
@@ -141,7 +147,9 @@ def measure_step(
     for kind in peers:
         report(f"{case.name}: {PEER}, {kind}")
         try:
-            figures[f"{PEER}, {kind}"] = peer_step(case, device, dtype, modules, kind, runs=runs, warmup=warmup)
+            figures[f"{PEER}, {kind}"] = peer_step(
+                case, device, dtype, modules, kind, runs=min(runs, PEER_RUNS), warmup=min(warmup, 2)
+            )
         except Exception as error:  # a peer that fails is a result too, and ours is measured already
             notes.append(f"{PEER}, {kind}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     for name, each in figures.items():
@@ -149,7 +157,7 @@ def measure_step(
             notes.append(
                 f"{name}: not the same work: its first loss is {each.loss:.4g}, that of inweave {ours.loss:.4g}"
             )
-    limit = rates.seconds(step_operations(case, dtype), 0) * 1e3
+    limit = rates.seconds(step_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
     details = {"10 %": ours.low * 1e3, "90 %": ours.high * 1e3}
     rows = [
         Row(
@@ -163,14 +171,19 @@ def measure_step(
     ]
     if ours.peak is not None:
         peaks = {name: each.peak / GIB for name, each in figures.items() if each.peak is not None}
-        rows.append(Row(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks))
+        memory = (
+            {}
+            if ours.resting is None
+            else {"between steps": ours.resting / GIB, "above": (ours.peak - ours.resting) / GIB}
+        )
+        rows.append(Row(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks, None, memory))
     return rows, notes
 
 
 def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> TrainConfig:
     """The settings of a run like this."""
     settings: dict[str, Any] = {
-        "dataset": "-", "rank": case.rank, "targets": case.targets, "batch_size": case.batch, "resolution": case.size,
+        "dataset": "-", "rank": case.rank, "targets": LISTED if case.targets == "listed" else case.targets, "batch_size": case.batch, "resolution": case.size,
         "gradient_checkpointing": case.checkpointing, "graph": case.graph, "compile": case.compile,
         "deterministic": case.deterministic, "quantize": case.quantize, "learning_rate": RATE, "max_grad_norm": 1.0,
         "precision": {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32"), "device": str(device),
@@ -186,6 +199,7 @@ class ReadyStep:
     loss: Callable[[], float]
     modules: Sequence[str]
     notes: Callable[[], list[str]] = list
+    graphs: StepGraphs | None = None
 
 
 def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> ReadyStep:
@@ -214,7 +228,9 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
         return events if bool(step.loss.isfinite()) else [*events, "the loss is not finite"]
 
     modules = [name for network in task.networks.values() for name in lora_layers(network)]
-    return ReadyStep(lambda: step.run(next(numbers), RATE, batches), lambda: float(step.loss), modules, notes)
+    return ReadyStep(
+        lambda: step.run(next(numbers), RATE, batches), lambda: float(step.loss), modules, notes, step.graphs
+    )
 
 
 def ready_peer(
@@ -265,7 +281,10 @@ def our_step(
         step.update()
         first = step.loss()
         samples = wall_seconds(step.update, device, runs=runs, warmup=warmup)
-        return StepFigures(*quantiles(samples), peak_bytes(device), first, tuple(step.notes())), step.modules
+        figures = StepFigures(
+            *quantiles(samples), peak_bytes(device), first, tuple(step.notes()), resting_bytes(device)
+        )
+        return figures, step.modules
 
 
 def peer_step(
@@ -298,22 +317,6 @@ def peer_kinds(device: torch.device, *, compiled: bool) -> list[str]:
     return kinds
 
 
-def step_operations(case: StepCase, dtype: torch.dtype) -> float:
-    """Additions and multiplications of one step of the frozen base."""
-    model = blank(published_blueprint(case.model), dtype)
-    family = model.family
-    latents = torch.empty(model.latent_space.shape(case.size, case.size), dtype=dtype, device="meta")
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), FusedAttention():
-        text = family.encode(model, family.example_ids(model, 1, latents.device), None)
-        inputs = family.batch_inputs(model, text, torch.empty(1, 6, device="meta"), latents.shape, 1.0)
-        with counter:
-            family.denoise(model, latents, torch.empty(1, device="meta"), inputs)
-    by_operation = counter.get_flop_counts()["Global"]
-    attention = sum(count for operation, count in by_operation.items() if "attention" in str(operation))
-    return case.batch * (2.0 * (counter.get_total_flops() - attention) + 3.5 * attention)
-
-
 # the device
 
 
@@ -339,6 +342,10 @@ def _free(device: torch.device) -> None:
 
 def peak_bytes(device: torch.device) -> int | None:
     return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else None
+
+
+def resting_bytes(device: torch.device) -> int | None:
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else None
 
 
 @contextmanager

@@ -64,7 +64,11 @@ PixelSize = Annotated[
 Rank = Annotated[int, typer.Option("--rank", min=1, help="Rank of the LoRA.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per step.")]
 Targets = Annotated[
-    str, typer.Option("--targets", help="Modules with a LoRA, as in training: attention, attention-mlp or all.")
+    str,
+    typer.Option(
+        "--targets",
+        help="Modules with a LoRA, as in training: attention, attention-mlp, all; or listed: those of diffusers' Flux script.",
+    ),
 ]
 
 
@@ -123,6 +127,16 @@ def step(
     peers_compiled: Annotated[
         bool, typer.Option("--peers-compiled", help="Measure the peers compiled and in CUDA graphs too.")
     ] = False,
+    train_steps: Annotated[
+        int | None,
+        typer.Option(
+            "--train",
+            min=20,
+            metavar="STEPS",
+            show_default="none",
+            help="Measure so many steps of inweave train instead, data and log included, beside the step alone.",
+        ),
+    ] = None,
     device: DeviceName = None,
     report: Report = None,
 ) -> None:
@@ -130,14 +144,20 @@ def step(
 
     Example: inweave bench step --model sdxl --batch 4 --peers-compiled --json step.json
     """
-    with measuring("step", context, device, report) as bench:
+    with measuring("step" if train_steps is None else "train", context, device, report) as bench:
         from inweave.bench.step import StepCase, measure_step, peer_kinds
+        from inweave.bench.train_command import measure_training
 
         name, pixels = bench.model(model, size)
         recorded = graph or (Switch.on if bench.device.type == "cuda" else Switch.off)
         case = StepCase(
             name, batch, rank, pixels, targets, recorded.value, compiled.value, checkpointing.value, quantize.value, deterministic
         )  # fmt: skip
+        if train_steps is not None:
+            bench.rows, bench.notes = measure_training(
+                case, bench.device, bench.dtype, bench.rates, steps=train_steps, runs=steps, progress=bench.progress
+            )
+            return
         kinds = peer_kinds(bench.device, compiled=peers_compiled) if peers else []
         bench.rows, bench.notes = measure_step(
             case, bench.device, bench.dtype, bench.rates, runs=steps, warmup=warmup, peers=kinds, progress=bench.progress
@@ -149,6 +169,14 @@ def swap(
     model: ModelName = None,
     rank: Rank = 32,
     runs: Annotated[int, typer.Option("--runs", min=1, help="How often each is timed.")] = 7,
+    unmerged: Annotated[
+        bool,
+        typer.Option(
+            "--unmerged", help="Measure a forward pass with 1 and 3 LoRAs beside the weights, in place of swaps."
+        ),
+    ] = False,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of that pass.")] = 2,
+    size: PixelSize = None,
     peers: Peers = True,
     device: DeviceName = None,
     report: Report = None,
@@ -157,12 +185,19 @@ def swap(
 
     Example: inweave bench swap --model sdxl --json swap.json
     """
-    with measuring("swap", context, device, report) as bench:
+    with measuring("unmerged" if unmerged else "swap", context, device, report) as bench:
+        from inweave.bench.forward import ForwardCase, measure_forward
         from inweave.bench.step import peer_kinds
         from inweave.bench.swap import measure_swap
 
-        name, _ = bench.model(model, None)
+        name, pixels = bench.model(model, size)
         with_peers = peers and bool(peer_kinds(bench.device, compiled=False))
+        if unmerged:
+            bench.rows, bench.notes = measure_forward(
+                ForwardCase(name, batch, rank, pixels), bench.device, bench.dtype, bench.rates, runs=2 * runs + 1,
+                peers=with_peers, progress=bench.progress,
+            )  # fmt: skip
+            return
         bench.rows, bench.notes = measure_swap(
             name, rank, bench.device, bench.dtype, bench.rates, runs=runs, peers=with_peers, progress=bench.progress
         )

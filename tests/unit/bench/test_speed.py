@@ -17,12 +17,15 @@ from inweave.bench import step as stepping  # noqa: E402
 from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
 from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.memory import measure_memory  # noqa: E402
+from inweave.bench.operations import forward_operations, step_operations  # noqa: E402
 from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
-from inweave.bench.step import PEER, StepCase, measure_step, our_step, peer_step, step_operations  # noqa: E402
+from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config  # noqa: E402
 from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
+from inweave.bench.train_command import run_command, write_images  # noqa: E402
 from inweave.cli.app import app  # noqa: E402
-from inweave.errors import ConfigError, FormatError  # noqa: E402
+from inweave.errors import ConfigError, FormatError, InweaveError  # noqa: E402
+from inweave.training.data.reader import read_dataset  # noqa: E402
 
 CPU = torch.device("cpu")
 EMOJI = StepCase("inweave/emoji", batch=2, rank=4, size=64, graph="off")
@@ -87,6 +90,39 @@ def test_a_step_is_reported_with_its_command(tmp_path: Path) -> None:
     assert not [note for note in report.notes if "work" in note], report.notes
 
 
+def test_the_command_is_measured_beside_the_step(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    code, output = run("step", "--train", "20", "--size", "64", "--rank", "2", "--steps", "2", "--device", "cpu",
+                       "--json", str(file))  # fmt: skip
+    assert code == 0, output
+    report = Report.read(file)
+    (row,) = report.rows
+    assert (
+        report.bench == "train"
+        and row.name == "inweave train, inweave/emoji, batch 1, 64 pixels, rank 2 on attention, eager"
+    )
+    assert row.details["steps"] == "2 to 20" and row.details["times the step"] == pytest.approx(
+        row.ours / float(row.details["step alone"])
+    )
+    assert any("8 images encoded" in note for note in report.notes), report.notes
+
+
+def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
+    with pytest.raises(InweaveError, match=r"exit code 2: .*rank"):
+        run_command("inweave/emoji", tmp_path, 20, {"dataset": "-", "rank": 0})
+
+
+def test_the_dataset_of_the_command_has_a_caption_for_every_image(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 64)
+    dataset = read_dataset(str(tmp_path / "images"))
+    assert [example.captions for example in dataset.examples] == [(f"image number {n}",) for n in range(8)]
+
+
+def test_listed_targets_are_those_of_the_flux_script() -> None:
+    assert step_config(StepCase("flux1-dev", targets="listed"), CPU, torch.float32).targets == LISTED
+    assert StepCase("flux1-dev", targets="listed").name.endswith("rank 32 on listed, CUDA graph")
+
+
 def test_a_peer_that_fails_or_does_other_work_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     other, failing = stepping.StepFigures(1.0, 1.0, 1.0, None, 123.0), RuntimeError("cuDNN\nsaid no")
 
@@ -118,14 +154,27 @@ def test_bad_requests_are_one_line() -> None:
 
 
 def test_operations_of_a_step_are_those_of_the_layers() -> None:
-    one = step_operations(EMOJI, torch.float32)
-    assert step_operations(StepCase("inweave/emoji", batch=4, size=64), torch.float32) == 2 * one
-    forward_at_128_pixels = (
-        70.5e9 / 40
-    )  # docs/benchmarks.md: an image of 20 guided steps, nearly all of it the denoiser's
-    assert step_operations(StepCase("inweave/emoji", size=128), torch.float32) == pytest.approx(
-        2 * forward_at_128_pixels, rel=0.2
-    )
+    one = step_operations("inweave/emoji", 2, 64, torch.float32)
+    assert step_operations("inweave/emoji", 4, 64, torch.float32) == 2 * one
+    # docs/benchmarks.md: an image of 20 guided steps is 70.5 GFLOP, nearly all of it the denoiser's
+    forward = forward_operations("inweave/emoji", 1, 128, torch.float32)
+    assert forward == pytest.approx(70.5e9 / 40, rel=0.2)
+    assert 2 * forward < step_operations("inweave/emoji", 1, 128, torch.float32) < 2.2 * forward
+
+
+def test_a_forward_pass_with_unmerged_loras_is_compared_with_the_base_and_the_peer(tmp_path: Path) -> None:
+    file = tmp_path / "f.json"
+    code, output = run("swap", "--unmerged", "--batch", "1", "--size", "64", "--rank", "2", "--runs", "1", "--device", "cpu",
+                       "--json", str(file))  # fmt: skip
+    assert code == 0, output
+    report = Report.read(file)
+    assert report.bench == "unmerged" and not [note for note in report.notes if "same work" in note], report.notes
+    assert [row.name.removeprefix("inweave/emoji, batch 1, 64 pixels: ") for row in report.rows] == [
+        "base, eager", "1 unmerged LoRA, eager", "3 unmerged LoRAs, eager",
+    ]  # fmt: skip
+    base, one, three = report.rows
+    for row in (one, three):
+        assert row.details["times the base"] == pytest.approx(row.ours / base.ours) and row.peers[PEER] > 0
 
 
 def test_swaps_restore_the_base_and_are_compared_with_the_peers() -> None:
@@ -169,4 +218,4 @@ def test_a_report_survives_its_file_and_others_are_refused(tmp_path: Path) -> No
         with pytest.raises(FormatError, match=f"{name}.json: .*report"):
             Report.read(tmp_path / f"{name}.json")
     with pytest.raises(ConfigError, match="no model of this name"):
-        step_operations(StepCase("sd9"), torch.float32)
+        step_operations("sd9", 1, 64, torch.float32)

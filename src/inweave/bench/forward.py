@@ -1,0 +1,178 @@
+"""A forward pass of a denoiser with LoRAs beside its weights, none of them merged: what they add to the time of the base.
+
+    base      the network as it is
+    1, 3      so many LoRAs on the projections of its attention, in the dtype of the network      peer: PEFT's layers through
+              diffusers' add_adapter and set_adapters, with the same numbers
+    eager     calls from Python: on a fast GPU the time is mostly the host's
+    graph     the same kernels recorded as a CUDA graph and replayed: the time is the GPU's
+    times     the row's time over that of the base, of the same kind
+
+The limit is the arithmetic of the base at the rate of a large product. Outputs are compared with the peer's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from inweave.bench.models import random_batch, random_model
+from inweave.bench.operations import forward_operations
+from inweave.bench.report import Row
+from inweave.bench.step import PEER, fresh_memory
+from inweave.bench.timing import Rates, Work, capture, wall_seconds
+from inweave.layers import eject, inject, lora_layers
+from inweave.training.adapters.targets import select_modules
+from inweave.training.config.schema import TrainConfig
+
+COUNTS = (1, 3)
+SAME_OUTPUT = 0.02  # mean difference in parts of the mean size, of two ways to round to half precision
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCase:
+    """Which forward pass."""
+
+    model: str
+    batch: int = 2
+    rank: int = 32
+    size: int = 1024
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, batch {self.batch}, {self.size} pixels"
+
+
+class ForwardBench:
+    """A random denoiser and its inputs on the device."""
+
+    def __init__(self, case: ForwardCase, device: torch.device, dtype: torch.dtype, runs: int) -> None:
+        self.case, self.device, self.dtype, self.runs = case, device, dtype, runs
+        self.model = random_model(case.model, device, dtype)
+        self.network: Any = self.model.denoiser.eval().requires_grad_(False)
+        self.modules = select_modules("unet", self.network, TrainConfig.of(dataset="-", targets="attention"))
+        family, inputs = self.model.family, random_batch(self.model, case.batch, case.size)
+        text = {name.removeprefix("text."): value for name, value in inputs.items() if name.startswith("text.")}
+        latents = inputs["latents"].to(dtype)
+        conditioning = family.batch_inputs(self.model, text, inputs["sizes"], latents.shape, 1.0)
+
+        @torch.inference_mode()
+        def forward() -> torch.Tensor:
+            return family.denoise(self.model, latents, inputs["times"], conditioning)
+
+        self.forward: Callable[[], torch.Tensor] = forward
+
+    def milliseconds(self) -> dict[str, float]:
+        """Of a forward pass of the network as it is now: eager, and on a GPU as a graph."""
+
+        def median(work: Work) -> float:
+            return statistics.median(wall_seconds(work, self.device, runs=self.runs, warmup=3)) * 1e3
+
+        figures = {"eager": median(self.forward)}
+        if self.device.type == "cuda":
+            graph = capture(self.forward, self.device)
+            figures["CUDA graph"] = median(graph.replay)
+        return figures
+
+    @torch.no_grad()
+    def add_lora(self, number: int) -> None:
+        """One more, with random numbers in both factors."""
+        name = f"lora{number}"
+        inject(self.network, self.case.rank, None, self.modules, name=name, seed=number, dtype=self.dtype)
+        for layer in lora_layers(self.network).values():
+            layer.branch(name).up.normal_(std=0.1 * self.case.rank**-0.5)  # type: ignore[union-attr,operator]
+
+    def factors(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """(down, up) of every LoRA by module."""
+        layers = lora_layers(self.network)
+        names = list(next(iter(layers.values())).adapters)
+        return [
+            {module: (layer.branch(name).down.detach(), layer.branch(name).up.detach()) for module, layer in layers.items()}
+            for name in names
+        ]  # fmt: skip
+
+    @torch.no_grad()
+    def add_peer(self, number: int, factors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """PEFT's layers with these numbers, all of them active."""
+        from peft import LoraConfig
+
+        rank = self.case.rank
+        config = LoraConfig(r=rank, lora_alpha=rank, target_modules=list(self.modules), init_lora_weights=False)
+        name = f"lora{number}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is an adapter already
+            self.network.add_adapter(config, adapter_name=name)
+        for module, (down, up) in factors.items():
+            layer = self.network.get_submodule(module)
+            for role, value in (("lora_A", down), ("lora_B", up)):
+                weight = getattr(layer, role)[name].weight
+                weight.data = value.to(self.dtype)
+        self.network.set_adapters([f"lora{each}" for each in range(number + 1)])
+        self.network.eval().requires_grad_(False)
+
+
+def measure_forward(
+    case: ForwardCase,
+    device: torch.device,
+    dtype: torch.dtype,
+    rates: Rates,
+    *,
+    runs: int = 15,
+    counts: Sequence[int] = COUNTS,
+    peers: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Rows in milliseconds, and notes."""
+    report = progress or (lambda text: None)
+    with fresh_memory(device):
+        report(f"{case.name}: the base")
+        bench = ForwardBench(case, device, dtype, runs)
+        ours = {0: bench.milliseconds()}
+        outputs: dict[int, torch.Tensor] = {}
+        for number in range(max(counts)):
+            bench.add_lora(number)
+            if number + 1 in counts:
+                report(f"{case.name}: {number + 1} LoRAs")
+                outputs[number + 1] = bench.forward()
+                ours[number + 1] = bench.milliseconds()
+        loras = bench.factors()
+        eject(bench.network)
+        theirs, notes = _peer_figures(bench, loras, outputs, report) if peers else ({}, [])
+        layers = len(bench.modules)
+    limit = rates.seconds(forward_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
+    rows = []
+    for kind, base in ours[0].items():
+        for count, figures in ours.items():
+            title = "base" if count == 0 else f"{count} unmerged LoRA{'s' if count > 1 else ''}"
+            compared = {PEER: theirs[count][kind]} if count in theirs else {}
+            details = {"times the base": figures[kind] / base} if count else {}
+            rows.append(Row(f"{case.name}: {title}, {kind}", "ms", figures[kind], compared, limit, details))
+    return rows, [*notes, f"every LoRA: rank {case.rank} on {layers} linear layers of attention"]
+
+
+def _peer_figures(
+    bench: ForwardBench,
+    loras: list[dict[str, tuple[torch.Tensor, torch.Tensor]]],
+    outputs: dict[int, torch.Tensor],
+    report: Callable[[str], None],
+) -> tuple[dict[int, dict[str, float]], list[str]]:
+    figures: dict[int, dict[str, float]] = {}
+    notes: list[str] = []
+    try:
+        for number, factors in enumerate(loras):
+            bench.add_peer(number, factors)
+            if (count := number + 1) not in outputs:
+                continue
+            report(f"{bench.case.name}: {count} LoRAs, {PEER}")
+            expected = bench.forward().float()
+            off = float((outputs[count].float() - expected).abs().mean() / expected.abs().mean())
+            if not off <= SAME_OUTPUT:
+                notes.append(f"{PEER}, {count} LoRAs: not the same work: outputs differ by {off:.1%}")
+            figures[count] = bench.milliseconds()
+    except Exception as error:  # a peer that fails is a result too, and ours is measured already
+        notes.append(f"{PEER}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return figures, notes

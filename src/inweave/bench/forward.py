@@ -84,16 +84,16 @@ class ForwardBench:
         name = f"lora{number}"
         inject(self.network, self.case.rank, None, self.modules, name=name, seed=number, dtype=self.dtype)
         for layer in lora_layers(self.network).values():
-            layer.branch(name).up.normal_(std=0.1 * self.case.rank**-0.5)  # type: ignore[union-attr,operator]
+            layer.branch(name).roles()["up"].normal_(std=0.1 * self.case.rank**-0.5)
 
     def factors(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
         """(down, up) of every LoRA by module."""
         layers = lora_layers(self.network)
-        names = list(next(iter(layers.values())).adapters)
-        return [
-            {module: (layer.branch(name).down.detach(), layer.branch(name).up.detach()) for module, layer in layers.items()}
-            for name in names
-        ]  # fmt: skip
+        loras: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = []
+        for name in next(iter(layers.values())).adapters:
+            roles = {module: layer.branch(name).roles() for module, layer in layers.items()}
+            loras.append({module: (each["down"].detach(), each["up"].detach()) for module, each in roles.items()})
+        return loras
 
     @torch.no_grad()
     def add_peer(self, number: int, factors: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:

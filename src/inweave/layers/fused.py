@@ -125,7 +125,7 @@ class FusedLinear:
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
         """(down, up, scale) in the dtype of ``x``."""
         dtype = x.dtype
-        factors = [branch._parameters[role] for branch, _ in acting for role in ("down", "up")]
+        factors: list[torch.Tensor] = [branch._parameters[role] for branch, _ in acting for role in ("down", "up")]  # type: ignore[misc]
         if len(acting) == 1:
             ((branch, strength),) = acting
             down, up = factors

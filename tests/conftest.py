@@ -8,6 +8,7 @@ with `--full` only, and `tests.support.sized(sample, full)` for numbers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 
@@ -56,3 +57,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and thousands of tests stay until the end: no collection of garbage need look at them again."""
+    gc.collect()
+    gc.freeze()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from inweave.ops.activation import geglu, reference  # noqa: E402
@@ -53,22 +50,15 @@ def test_the_reference_is_as_exact_as_torch(dtype: torch.dtype) -> None:
     assert check_all(reference, [dtype]) > 1000
 
 
-def interpreted() -> None:
-    """What the subprocess runs: the kernel in the interpreter."""
+def interpreted() -> int:
+    """What the other process runs: the kernel in the interpreter."""
     from inweave.ops.activation import triton as kernel
 
-    print(json.dumps(check_all(kernel, [torch.float32, torch.float16])))
+    return check_all(kernel, [torch.float32, torch.float16])
 
 
 def test_the_kernel_is_as_exact_as_torch_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_activation import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) > 2000
+    assert run_interpreted(__name__) > 2000
 
 
 def test_autograd_agrees_and_stores_the_input_alone() -> None:

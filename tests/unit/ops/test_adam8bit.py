@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 from inweave.ops.adam8bit import code_book, corrections, dequantize, fresh, quantize, reference, step  # noqa: E402
 
@@ -195,8 +192,8 @@ def test_loss_follows_float32_on_a_regression() -> None:
     assert abs(curves[-1][1] / curves[-1][0] - 1) <= 0.01
 
 
-def interpreted() -> None:
-    """What the subprocess runs: kernel and reference side by side; prints what differs by more than it may.
+def interpreted() -> dict[int, list[str]]:
+    """What the other process runs: kernel and reference side by side; returns what differs by more than it may.
 
     Moments, codes and scales are made by additions, products, quotients and comparisons, which IEEE 754 rounds the same
     way everywhere: equal bits. A root is correctly rounded in the interpreter, but on x86-64 torch takes it from MKL,
@@ -228,16 +225,9 @@ def interpreted() -> None:
                 )
         rows[size] = [name for name, a, b in zip(names, ours[1:], plain[1:], strict=True) if not torch.equal(a, b)]
         rows[size] += ["values"] * bool(((ours[0] - plain[0]).abs() > room).any())
-    print(json.dumps(rows))
+    return rows
 
 
 def test_kernel_agrees_with_the_reference_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_adam8bit import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout.splitlines()[-1])
+    rows = run_interpreted(__name__)
     assert rows == {str(size): [] for size in SIZES}, "codes and scales bit for bit, values within a few roundings"

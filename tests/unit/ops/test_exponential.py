@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 import inweave.ops  # noqa: E402
 from inweave.ops.exponential import exact_exp  # noqa: E402
@@ -24,8 +21,8 @@ def kernel(x, y, SIZE: tl.constexpr):
     tl.store(y + places, exact_exp(tl.load(x + places)))
 
 
-def interpreted() -> None:
-    """What the subprocess runs: the largest error in units of the last place, and what becomes of special numbers."""
+def interpreted() -> tuple[float, list[str]]:
+    """What the other process runs: the largest error in units of the last place, and what becomes of special numbers."""
     x = torch.linspace(-87.0, 88.0, 4096)
     y = torch.empty_like(x)
     kernel[(1,)](x, y, SIZE=4096)
@@ -34,15 +31,11 @@ def interpreted() -> None:
     special = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, 200.0, -200.0, 89.0, -110.0])
     results = torch.empty_like(special)
     kernel[(1,)](special, results, SIZE=8)
-    print(json.dumps([float(((y.double() - truth) / unit).abs().max()), [str(float(each)) for each in results]]))
+    return float(((y.double() - truth) / unit).abs().max()), [str(float(each)) for each in results]
 
 
 def test_exp_has_the_error_of_one_rounding_or_two() -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, __file__]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert result.returncode == 0, result.stderr
-    error, special = json.loads(result.stdout.splitlines()[-1])
+    error, special = run_interpreted(__name__)
     assert error < 1.5
     assert special == ["inf", "0.0", "nan", "1.0", "inf", "0.0", "inf", "0.0"]
 
@@ -54,7 +47,3 @@ def test_every_kernel_is_launched_on_the_device_of_its_tensors() -> None:
     for package in packages:
         texts = [path.read_text(encoding="utf-8") for path in package.glob("*.py")]
         assert any("with on_device_of(" in text for text in texts), f"{package.name} launches on the current device"
-
-
-if __name__ == "__main__":
-    interpreted()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
+from tests.unit.ops.interpreter import run_interpreted
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -187,7 +184,7 @@ def test_a_device_without_such_products_says_so() -> None:
     assert device_problems(torch.device("cpu")) == ["device cpu: 8-bit products need a CUDA device"]
 
 
-def interpreted() -> None:
+def interpreted() -> dict[str, list[str]]:
     """In a process of its own: the kernel against the formula, bit for bit.
 
     Triton's interpreter loses the carry where rounding reaches the next power of two, and NaN: those are left to a GPU.
@@ -205,16 +202,9 @@ def interpreted() -> None:
         same = torch.equal(q.float()[comparable], expected.float()[comparable])
         same_scales = torch.equal(scales.nan_to_num(-1), expected_scales.nan_to_num(-1))
         differing[f"{rows}x{columns}"] = ["q"] * (not same) + ["scales"] * (not same_scales)
-    print(json.dumps(differing))
+    return differing
 
 
 def test_kernel_agrees_with_the_formula_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_fp8 import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout.splitlines()[-1])
+    rows = run_interpreted(__name__)
     assert len(rows) == 4 and not any(rows.values()), rows

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
@@ -205,7 +202,7 @@ def test_selective_checkpointing_stores_the_output() -> None:
     assert all(torch.equal(one, two) for one, two in zip(ours, expected, strict=True))
 
 
-def interpreted() -> None:
+def interpreted() -> dict[str, float]:
     """Run in a process of its own: what Triton's decorators make is decided when they run."""
     from inweave.ops.linear import triton as kernel
 
@@ -234,18 +231,11 @@ def interpreted() -> None:
                 for name, (our, their) in zip(("down", "up", "x"), pairs, strict=False):
                     error = float((our.double() - their.double()).norm() / their.double().norm())
                     worst[f"{name} {dtype}"] = max(worst.get(f"{name} {dtype}", 0.0), error)
-    print(json.dumps(worst))
+    return worst
 
 
 def test_kernels_agree_with_float64_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_linear import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    worst = json.loads(result.stdout.splitlines()[-1])
+    worst = run_interpreted(__name__)
     assert len(worst) == 6
     for name, error in worst.items():  # S, dS and dX are rounded once each; sums of 150 numbers at most are in float32
         assert error <= 2 * torch.finfo(torch.float16 if "16" in name else torch.float32).eps, name

@@ -5,14 +5,11 @@ bf16 is left to the GPU: the interpreter's bf16 products are wrong.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 
 from inweave.ops.merge import Product, Target, merge_products  # noqa: E402
 
@@ -79,8 +76,8 @@ def test_results_that_are_not_finite_are_reported(dtype: torch.dtype) -> None:
     assert merge_products(with_overflow(make_targets(dtype, dtype), dtype)) == [2, 4]
 
 
-def interpreted() -> None:
-    """What the subprocess runs: the kernel in the interpreter, its errors printed."""
+def interpreted() -> dict[str, list[list[float]]]:
+    """What the other process runs: the kernel in the interpreter; returns its errors."""
     from inweave.ops.merge import triton as kernel
 
     rows = {}
@@ -103,18 +100,11 @@ def interpreted() -> None:
         assert launch.run() == launch.run() == [2, 4]
         launch.rescale(torch.zeros(sum(len(target.products) for target in targets)).numpy())
         assert launch.run() == [4]  # its base
-    print(json.dumps(rows))
+    return rows
 
 
 def test_kernel_equals_the_reference_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_merge import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout.splitlines()[-1])
+    rows = run_interpreted(__name__)
     assert len(rows) == 5
     for name, (ours, plain) in rows.items():
         assert max(ours) <= 2 * max(*plain, 0.5), (name, ours, plain)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from inweave.ops.norm import group_norm, group_norm_and_input, reference  # noqa: E402
@@ -135,8 +132,8 @@ def test_references_are_as_exact_as_torch(dtype: torch.dtype) -> None:
     assert check_all(reference, rows, [dtype]) >= 15
 
 
-def interpreted() -> None:
-    """What the subprocess runs: the kernels in the interpreter."""
+def interpreted() -> int:
+    """What the other process runs: the kernels in the interpreter."""
     from inweave.ops.norm import triton as images
     from inweave.ops.row_norm import triton as rows
 
@@ -155,18 +152,11 @@ def interpreted() -> None:
         torch.testing.assert_close(fused, summed, rtol=1e-5, atol=1e-5)
     twice = [by_work(images, inputs, True, True) for _ in range(2)]
     assert all(torch.equal(one, two) for one, two in zip(*twice, strict=True))
-    print(json.dumps(count))
+    return count
 
 
 def test_kernels_are_as_exact_as_torch_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    program = "from tests.unit.ops.test_norm import interpreted; interpreted()"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout.splitlines()[-1]) >= 30
+    assert run_interpreted(__name__) >= 30
 
 
 def stored_for(work: Callable[[], Any]) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from inweave.errors import ConfigError
+from inweave.models.families import FAMILIES, family_named
 from inweave.training import compilation
 from inweave.training.compilation import COMPILE_SECONDS, CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.data.batches import Order
@@ -174,6 +175,14 @@ def test_compiling_pays_in_long_runs_of_large_images(tmp_path: Path) -> None:
     assert not saves_time(model, one, usual.model_copy(update={"resolution": 512}), 3 * enough)
     assert saves_time(model, one, usual.model_copy(update={"batch_size": 4}), enough // 3)
     assert not saves_time(SimpleNamespace(), one, usual, 10**6), "a language model"
+
+
+def test_compiling_pays_for_families_that_were_measured(tmp_path: Path) -> None:
+    usual, one = config(tmp_path, batch_size=1), Order((1,), (4,), 1)
+    pays = {family.name: saves_time(SimpleNamespace(family=family, size=1024), one, usual, 2500) for family in FAMILIES}
+    assert {name for name, long_enough in pays.items() if long_enough} == {"flux", "sd3"}
+    flux: Any = SimpleNamespace(family=family_named("flux"), size=1024)
+    assert saves_time(flux, one, usual, 500) and not saves_time(flux, one, usual, 400)
 
 
 def test_blocks_of_a_subclass_are_repeated_blocks_too() -> None:

@@ -159,8 +159,8 @@ def assert_as_exact_as_peft(step: Step, size: int, updates: int) -> None:
     assert all(value.isfinite().all() for value in mine.factors.values())
     assert 0 < figures[0] <= 2 * figures[1] + unit, figures
     assert figures[2] <= 2 * figures[3] + unit, figures
-    off, peer = (abs(each.loss - truth.loss) / truth.loss for each in (mine, theirs))
-    assert off <= 2 * max(peer, float(torch.finfo(dtype).eps)), (off, peer)
+    off = abs(mine.loss - truth.loss) / truth.loss
+    assert off <= 2 * figures[1] + unit, (off, figures)  # a mean of many errors: less than that of the gradients
 
 
 def trained_bits(step: Step, size: int, updates: int) -> dict[str, torch.Tensor]:

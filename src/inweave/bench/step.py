@@ -157,7 +157,7 @@ def measure_step(
             notes.append(
                 f"{name}: not the same work: its first loss is {each.loss:.4g}, that of inweave {ours.loss:.4g}"
             )
-    limit = rates.seconds(step_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
+    limit = step_limit(case, dtype, rates)
     details = {"10 %": ours.low * 1e3, "90 %": ours.high * 1e3}
     rows = [
         Row(
@@ -178,6 +178,13 @@ def measure_step(
         )
         rows.append(Row(f"{case.name}: peak memory", "GiB", ours.peak / GIB, peaks, None, memory))
     return rows, notes
+
+
+def step_limit(case: StepCase, dtype: torch.dtype, rates: Rates) -> float | None:
+    """Milliseconds; None where products are in 8 bits, whose rate was not measured."""
+    if case.quantize != "off":
+        return None
+    return rates.seconds(step_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
 
 
 def step_config(case: StepCase, device: torch.device, dtype: torch.dtype) -> TrainConfig:

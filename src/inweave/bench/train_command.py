@@ -26,9 +26,8 @@ import torch
 from PIL import Image
 
 from inweave.bench.models import fill_random, published_blueprint
-from inweave.bench.operations import step_operations
 from inweave.bench.report import Row
-from inweave.bench.step import StepCase, our_step, step_config
+from inweave.bench.step import StepCase, our_step, step_config, step_limit
 from inweave.bench.timing import Rates
 from inweave.errors import InweaveError
 from inweave.files.writing import write_text
@@ -72,8 +71,7 @@ def measure_training(
         "all": whole * 1e3, "step alone": bare_step.median * 1e3, "times the step": median / bare_step.median,
         "all, times the step": whole / bare_step.median, "steps": f"{first} to {last}",
     }  # fmt: skip
-    limit = rates.seconds(step_operations(case.model, case.batch, case.size, dtype), 0) * 1e3
-    row = Row(f"inweave train, {case.name}", "ms", median * 1e3, {}, limit, details)
+    row = Row(f"inweave train, {case.name}", "ms", median * 1e3, {}, step_limit(case, dtype, rates), details)
     return [row], [*bare_step.notes, *notes]
 
 

@@ -41,6 +41,12 @@ def test_reports_take_the_place_of_older_prose(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "page.md").write_text(PROSE)
     assert "old swaps" in make_page(folder)["../benchmarks.md"]
+    report("unmerged", cuda="13.0").write(folder / "unmerged-sdxl.json")
+    page = make_page(folder)["../benchmarks.md"]
+    assert "old swaps" in page and "## A forward pass with unmerged LoRAs\n" in page, (
+        "figures of other work replace nothing"
+    )
+    (folder / "unmerged-sdxl.json").unlink()
     report("swap", cuda="13.0").write(folder / "swap-sdxl.json")
     report("step").write(folder / "step-cpu.json")
     (folder / "gone.svg").write_text("<svg/>")

@@ -19,7 +19,7 @@ from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.memory import measure_memory  # noqa: E402
 from inweave.bench.operations import forward_operations, step_operations  # noqa: E402
 from inweave.bench.report import Report, Row, figure, make_report, table  # noqa: E402
-from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config  # noqa: E402
+from inweave.bench.step import LISTED, PEER, StepCase, measure_step, our_step, peer_step, step_config, step_limit  # noqa: E402
 from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
 from inweave.bench.train_command import run_command, write_images  # noqa: E402
@@ -116,6 +116,14 @@ def test_the_dataset_of_the_command_has_a_caption_for_every_image(tmp_path: Path
     write_images(tmp_path / "images", 64)
     dataset = read_dataset(str(tmp_path / "images"))
     assert [example.captions for example in dataset.examples] == [(f"image number {n}",) for n in range(8)]
+
+
+def test_eight_bits_have_no_limit_at_the_rate_of_sixteen() -> None:
+    rates = Rates(1e12, 1e12)
+    assert step_limit(EMOJI, torch.float32, rates) == pytest.approx(
+        step_operations("inweave/emoji", 2, 64, torch.float32) / 1e9
+    )
+    assert step_limit(StepCase("inweave/emoji", quantize="fp8"), torch.float32, rates) is None
 
 
 def test_listed_targets_are_those_of_the_flux_script() -> None:

@@ -121,6 +121,20 @@ def test_less_is_stored() -> None:
     assert len(stored) == 2 and x.data_ptr() in stored
 
 
+def test_no_weight_is_held_twice() -> None:
+    """A weight in another layout has memory of its own, and nothing else holds on to where it was."""
+    unet, _ = network("sdxl")
+
+    def storage_bytes() -> int:
+        storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in unet.parameters()}
+        return sum(storages.values())
+
+    size = sum(p.numel() * p.itemsize for p in unet.parameters())
+    for change in (fuse_blocks, restore_blocks):
+        change(unet)
+        assert storage_bytes() == size
+
+
 def test_what_is_not_understood_stays_as_it_is() -> None:
     unet, inputs = network("sd1.5")
     odd = unet.down_blocks[0].resnets[0]

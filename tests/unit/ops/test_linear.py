@@ -202,15 +202,53 @@ def test_selective_checkpointing_stores_the_output() -> None:
     assert all(torch.equal(one, two) for one, two in zip(ours, expected, strict=True))
 
 
+def side_by_side(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    """x, W, b, down, up, dY of several layers of one input."""
+    layers = [numbers(shape, dtype, seed) for seed in range(count)]
+    _, *stacked, _ = (torch.cat(tensors) for tensors in zip(*layers, strict=True))
+    return [layers[0][0], *stacked, torch.cat([layer[-1] for layer in layers], 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_layers_of_one_input_are_one_operation(dtype: torch.dtype) -> None:
+    tensors = side_by_side((7, 8, 6, 3), 3, dtype)
+    y, of_x, of_down, of_up = gradients(lora_linear, tensors, 0.7)
+    x, weight, bias, down, up, grad = tensors
+    apart = [
+        gradients(lora_linear, [x, *parts, part], 0.7)
+        for *parts, part in zip(
+            weight.split(6), bias.split(6), down.split(3), up.split(6), grad.split(6, 1), strict=True
+        )
+    ]
+    together = [torch.cat([one[0] for one in apart], 1), sum(one[1] for one in apart)]
+    together += [torch.cat([one[at] for one in apart]) for at in (2, 3)]
+    for ours, theirs in zip((y, of_x, of_down, of_up), together, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=4 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_layers_of_one_input_are_one_operation_when_compiled() -> None:
+    tensors = side_by_side((7, 8, 6, 3), 3, torch.float32)
+    compiled = torch.compile(lora_linear, fullgraph=True, backend="aot_eager")
+    for ours, theirs in zip(gradients(compiled, tensors, 0.7), gradients(lora_linear, tensors, 0.7), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def interpreted() -> dict[str, float]:
     """Run in a process of its own: what Triton's decorators make is decided when they run."""
     from inweave.ops.linear import triton as kernel
 
     worst: dict[str, float] = {}
-    for shape, splits in (((5, 8, 6, 3), 1), ((33, 40, 72, 20), 1), ((150, 24, 40, 4), 2)):
+    cases = (
+        ((5, 8, 6, 3), 1, 1),
+        ((33, 40, 72, 20), 1, 1),
+        ((150, 24, 40, 4), 2, 1),
+        ((37, 40, 24, 5), 1, 3),
+        ((150, 24, 40, 20), 2, 2),
+    )
+    for shape, splits, count in cases:
         for dtype in (torch.float32, torch.float16):
-            x, _, _, down, up, grad = numbers(shape, dtype)
-            division = kernel.plan(shape[0], shape[2], shape[1], shape[3])
+            x, _, _, down, up, grad = side_by_side(shape, count, dtype)
+            division = kernel.plan(shape[0], shape[2], shape[1], shape[3], count)
             division = division._replace(splits=splits, block_depth=32, rows=32)
             hidden = x @ down.T
             for saved, fresh, of_x in ((None, True, True), (hidden, False, True), (hidden, False, False)):

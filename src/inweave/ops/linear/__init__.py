@@ -6,6 +6,9 @@
 
     x (M, K)   W (N, K)   b (N)   down (r, K)   up (N, r)   S, dS (M, r)   dY (M, N)   s a Python number
 
+    several layers of one x, one width and one rank: W, b and down of all of them by rows, up too, with fewer columns (r) than down has
+    rows (count * r); y, S, dY and dS have the layers' columns side by side
+
 The only thing kept for the backward pass besides x is S. The gradient of W is never formed, and nothing of the size of
 y or x is written but y and dX themselves. Sums are in float32, in an order that depends on shapes alone: the same
 inputs give the same bits.

@@ -4,12 +4,15 @@
     dX = dY W          then  dX += dS down
     d_up, d_down       16-bit factors, float32 results: added to the float32 gradient by the product (beta = 1)
 
-Five products of the adapter in all, no casts and no elementwise kernels.
+Five products of the adapter in all, no casts and no elementwise kernels. Of several layers the products with `up` are batched,
+on views of the matrices that hold them side by side, and the others are one product.
 """
 
 from __future__ import annotations
 
 import torch
+
+from inweave.ops.linear.reference import block_count, blocks
 
 
 def forward(
@@ -18,7 +21,10 @@ def forward(
     """(y, S) of matrices of one dtype."""
     hidden = torch.mm(x, down.T)
     y = torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
-    return y.addmm_(hidden, up.T, alpha=scale), hidden
+    if (count := block_count(down, up)) == 1:
+        return y.addmm_(hidden, up.T, alpha=scale), hidden
+    blocks(y, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
+    return y, hidden
 
 
 def backward(
@@ -37,13 +43,21 @@ def backward(
 ) -> torch.Tensor | None:
     """As `reference.backward`; ``fresh``: the factors' gradients are overwritten, whatever they hold."""
     beta = 0 if fresh else 1
+    count = block_count(down, up)
     if grad_up is not None:
         hidden = torch.mm(x, down.T) if hidden is None else hidden
-        _accumulate(grad_up, grad_out.T, hidden, beta, scale)
+        if count == 1:
+            _accumulate(grad_up, grad_out.T, hidden, beta, scale)
+        else:
+            _accumulate_blocks(grad_up, blocks(grad_out, count).mT, blocks(hidden, count), beta, scale)
     if grad_down is None and not grad_x:
         return None
-    inner = grad_out.new_empty(grad_out.shape[0], up.shape[1])
-    inner.addmm_(grad_out, up, beta=0, alpha=scale)
+    inner = grad_out.new_empty(grad_out.shape[0], down.shape[0])
+    if count == 1:
+        inner.addmm_(grad_out, up, beta=0, alpha=scale)
+    else:
+        factors = up.view(count, -1, up.shape[1])
+        blocks(inner, count).baddbmm_(blocks(grad_out, count), factors, beta=0, alpha=scale)
     if grad_down is not None:
         _accumulate(grad_down, inner.T, x, beta, 1.0)
     if not grad_x:
@@ -57,3 +71,12 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, be
         total.addmm_(left, right, beta=beta, alpha=alpha)
     else:  # 16-bit factors, float32 result: CUDA only
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, beta=beta, alpha=alpha, out=total)
+
+
+def _accumulate_blocks(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
+    """The same for a batch of products, whose results are ``total`` by rows."""
+    results = total.view(left.shape[0], -1, total.shape[1])
+    if total.dtype == left.dtype:
+        results.baddbmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        torch.ops.aten.baddbmm.dtype_out(results, left, right, total.dtype, beta=beta, alpha=alpha, out=results)

@@ -120,14 +120,16 @@ def _in_two_launches(
     grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *others: torch.Tensor | None
 ) -> bool:
     """Whether the kernels take these matrices, and are the faster choice."""
-    rows, out = grad_out.shape
-    down = others[1]
-    assert down is not None
-    widest = max(out, down.shape[1])
+    rows = grad_out.shape[0]
+    _, down, up, *_ = others
+    assert down is not None and up is not None
+    count = reference.block_count(down, up)
+    widest = max(up.shape[0] // count, down.shape[1])
     return (
         grad_out.dtype != torch.float32
         and rows > 0
-        and down.shape[0] <= _LARGEST_RANK
+        and up.shape[1] <= _LARGEST_RANK
+        and (count == 1 or down.shape[0] <= 2 * _LARGEST_RANK)
         and (widest <= _WIDEST_LAYER if weight is not None else rows >= _MANY_ROWS or widest <= _WIDEST)
         and all(tensor is None or tensor.is_contiguous() for tensor in (grad_out, x, *others))
         and _has_triton()

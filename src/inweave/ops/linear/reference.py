@@ -5,13 +5,26 @@ from __future__ import annotations
 import torch
 
 
+def block_count(down: torch.Tensor, up: torch.Tensor) -> int:
+    """How many layers the factors belong to."""
+    return down.shape[0] // up.shape[1]
+
+
+def blocks(matrix: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, M, columns): the columns of each layer, as a view of a matrix that holds them side by side."""
+    return matrix.view(matrix.shape[0], count, matrix.shape[1] // count).transpose(0, 1)
+
+
 def forward(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) of matrices of one dtype."""
     hidden = x @ down.T
     base = x @ weight.T if bias is None else torch.addmm(bias, x, weight.T)
-    return torch.addmm(base, hidden, up.T, alpha=scale), hidden
+    if (count := block_count(down, up)) == 1:
+        return torch.addmm(base, hidden, up.T, alpha=scale), hidden
+    blocks(base, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
+    return base, hidden
 
 
 def backward(
@@ -33,12 +46,15 @@ def backward(
     and for ``hidden``.
     """
     wide = torch.promote_types(grad_out.dtype, torch.float32)
+    count = block_count(down, up)
     if grad_up is not None:
         hidden = x @ down.T if hidden is None else hidden
-        grad_up.add_((grad_out.to(wide).T @ hidden.to(wide)).to(grad_up.dtype), alpha=scale)
+        product = blocks(grad_out.to(wide), count).mT @ blocks(hidden.to(wide), count)
+        grad_up.add_(product.view(grad_up.shape).to(grad_up.dtype), alpha=scale)
     if grad_down is None and not grad_x:
         return None
-    inner = (grad_out.to(wide) @ up.to(wide) * scale).to(grad_out.dtype)
+    product = blocks(grad_out.to(wide), count) @ up.to(wide).view(count, -1, up.shape[1]) * scale
+    inner = product.transpose(0, 1).reshape(-1, down.shape[0]).to(grad_out.dtype)
     if grad_down is not None:
         grad_down.add_((inner.to(wide).T @ x.to(wide)).to(grad_down.dtype))
     if not grad_x:

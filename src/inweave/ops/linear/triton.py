@@ -8,6 +8,8 @@ Five cuBLAS products read dY and x twice each as well, but pay for five launches
 fill a GPU. Where there are many rows and few columns, rows are divided among programs; their sums, in float32, are
 then added up by a third launch, in order.
 
+Several layers of one x go through the same launches, side by side (`inweave.ops.linear`).
+
 S and dS are rounded to the dtype of the inputs. Sums are in float32; everything that decides their order depends on the
 shape alone.
 """
@@ -19,6 +21,8 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+
+from inweave.ops.linear.reference import block_count
 
 #: programs that the second launch should have: the multiprocessors of a large GPU, and half as many again
 _PROGRAMS = 192
@@ -37,27 +41,37 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan(rows: int, out: int, into: int, rank: int) -> Plan:
-    """The division for M, N, K, r; on one H200 4608 x 3072 of rank 16 takes 35 us with small tiles and 53 with large ones."""
-    padded = max(16, triton.next_power_of_2(rank))
+def plan(rows: int, out: int, into: int, rank: int, count: int = 1) -> Plan:
+    """The division for M, N, K, r of so many layers.
+
+    On one H200 4608 x 3072 of rank 16 takes 35 us with small tiles and 53 with large ones.
+    """
+    padded = _padded(rank)
     if rows >= 2048 and min(out, into) >= 2048 and padded <= 32:
         return Plan(32, 256 if padded == 16 else 128, 32, 64, 8, padded, 4)
     block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
     block_depth = 256 if padded <= 32 and block_rows == 16 else 128 if padded <= 64 else 64
-    tile_rows = max(16, min(128, triton.next_power_of_2(rows)))
+    most_rows = 128 if _padded(count * rank) <= 64 else 64  # a tile of dS is as wide as all ranks
+    tile_rows = max(16, min(most_rows, triton.next_power_of_2(rows)))
     columns = 64 if padded >= 64 and rows >= 2048 else 32
-    tiles = triton.cdiv(out, columns) + triton.cdiv(into, columns)
+    tiles = triton.cdiv(out, columns) * count + triton.cdiv(into, columns)
     splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // (4 * tile_rows)))
     return Plan(block_rows, block_depth, tile_rows, columns, splits, padded, 4 if padded <= 64 else 3)
 
 
+def _padded(rank: int) -> int:
+    return max(16, triton.next_power_of_2(rank))  # type: ignore[no-any-return]
+
+
 @triton.jit
-def _row_product(left, right, m, r, rows, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr):
+def _row_product(
+    left, right, m, r, rows, stride, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr
+):
     """left (rows, width) @ right, for the rows m; right's element (c, r) is at c * across + r * along."""
     total = tl.zeros((m.shape[0], r.shape[0]), tl.float32)
     for start in range(0, width, DEPTH):
         c = start + tl.arange(0, DEPTH)
-        a = tl.load(left + m[:, None] * width + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
+        a = tl.load(left + m[:, None] * stride + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
         b = tl.load(
             right + c[:, None].to(tl.int64) * across + r[None, :] * along,
             mask=(c < width)[:, None] & (r < rank)[None, :],
@@ -80,6 +94,7 @@ def _inner_kernel(
     into,
     rank,
     scale,
+    COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     RANK: tl.constexpr,
@@ -87,13 +102,18 @@ def _inner_kernel(
 ):
     m = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     r = tl.arange(0, RANK)
-    places = m[:, None] * rank + r[None, :]
+    part = tl.program_id(1)
+    layer = part % COUNT
+    places = m[:, None] * (COUNT * rank) + layer * rank + r[None, :]
     there = (m < rows)[:, None] & (r < rank)[None, :]
-    if tl.program_id(1) == 0:
-        total = _row_product(grad_out, up, m, r, rows, out, rank, rank, 1, DEPTH, PRECISION) * scale
+    if part < COUNT:
+        left = grad_out + layer * out
+        right = up + layer * out * rank
+        total = _row_product(left, right, m, r, rows, COUNT * out, out, rank, rank, 1, DEPTH, PRECISION) * scale
         tl.store(inner + places, total.to(inner.dtype.element_ty), mask=there)
     else:
-        total = _row_product(x, down, m, r, rows, into, rank, 1, into, DEPTH, PRECISION)
+        right = down + layer * rank * into
+        total = _row_product(x, right, m, r, rows, into, into, rank, 1, into, DEPTH, PRECISION)
         tl.store(hidden + places, total.to(hidden.dtype.element_ty), mask=there)
 
 
@@ -119,9 +139,10 @@ def _column_kernel(
     into,
     rank,
     scale,
-    up_tiles,
+    up_tiles,  # of one layer
     split_rows,  # rows of a split, a multiple of ROWS
     split_size,  # numbers of a split's sums; where there are no splits it is not used
+    COUNT: tl.constexpr,
     OF_X: tl.constexpr,
     OF_DOWN: tl.constexpr,
     ADD: tl.constexpr,
@@ -129,44 +150,52 @@ def _column_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
+    RANKS: tl.constexpr,  # of all layers
     PRECISION: tl.constexpr,
 ):
     tile = tl.program_id(0)
     part = tl.program_id(1)
     first = part * split_rows
     last = tl.minimum(first + split_rows, rows)
-    r = tl.arange(0, RANK)
-    total = tl.zeros((COLUMNS, RANK), tl.float32)
     offset = part.to(tl.int64) * split_size
-    if tile < up_tiles:
-        c = tile * COLUMNS + tl.arange(0, COLUMNS)
+    if tile < up_tiles * COUNT:
+        layer = tile // up_tiles
+        r = tl.arange(0, RANK)
+        c = (tile % up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        total = tl.zeros((COLUMNS, RANK), tl.float32)
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
-            there = (m < last)[:, None]
             a = tl.load(
-                grad_out + m[None, :].to(tl.int64) * out + c[:, None],
+                grad_out + m[None, :].to(tl.int64) * (COUNT * out) + layer * out + c[:, None],
                 mask=(m < last)[None, :] & (c < out)[:, None],
                 other=0.0,
             )
-            b = tl.load(hidden + wide * rank + r[None, :], mask=there & (r < rank)[None, :], other=0.0)
+            b = tl.load(
+                hidden + wide * (COUNT * rank) + layer * rank + r[None, :],
+                mask=(m < last)[:, None] & (r < rank)[None, :],
+                other=0.0,
+            )
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        places = c[:, None].to(tl.int64) * rank + r[None, :]
+        places = (layer * out + c)[:, None].to(tl.int64) * rank + r[None, :]
         mask = (c < out)[:, None] & (r < rank)[None, :]
         if SPLIT:
             places += offset
         _put(grad_up, places, total * scale, mask, ADD)
     else:
-        c = (tile - up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+        ranks = COUNT * rank
+        r = tl.arange(0, RANKS)
+        c = (tile - up_tiles * COUNT) * COLUMNS + tl.arange(0, COLUMNS)
         inside = c < into
+        total = tl.zeros((COLUMNS, RANKS), tl.float32)
         factor = tl.load(
-            down + r[:, None].to(tl.int64) * into + c[None, :], mask=(r < rank)[:, None] & inside[None, :], other=0.0
+            down + r[:, None].to(tl.int64) * into + c[None, :], mask=(r < ranks)[:, None] & inside[None, :], other=0.0
         )
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
             there = (m < last)[:, None]
-            b = tl.load(inner + wide * rank + r[None, :], mask=there & (r < rank)[None, :], other=0.0)
+            b = tl.load(inner + wide * ranks + r[None, :], mask=there & (r < ranks)[None, :], other=0.0)
             if OF_DOWN:
                 a = tl.load(
                     x + m[None, :].to(tl.int64) * into + c[:, None],
@@ -181,7 +210,7 @@ def _column_kernel(
                 )
         if OF_DOWN:
             places = r[None, :].to(tl.int64) * into + c[:, None]
-            mask = inside[:, None] & (r < rank)[None, :]
+            mask = inside[:, None] & (r < ranks)[None, :]
             if SPLIT:
                 places += offset
             _put(grad_down, places, total, mask, ADD)
@@ -215,18 +244,19 @@ def backward(
     chosen: Plan | None = None,
 ) -> torch.Tensor | None:
     """As `composed.backward` without a weight, on contiguous matrices; ``chosen``: another division, for measurements."""
-    rows, out = grad_out.shape
-    rank, into = down.shape
-    division = chosen or plan(rows, out, into, rank)
+    rows = grad_out.shape[0]
+    count, rank, into = block_count(down, up), up.shape[1], down.shape[1]
+    out = up.shape[0] // count
+    division = chosen or plan(rows, out, into, rank, count)
     precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     of_down, of_up = grad_down is not None, grad_up is not None
     again = hidden is None and of_up
-    inner = grad_out.new_empty(rows, rank)
-    s_rows = grad_out.new_empty(rows, rank) if hidden is None else hidden
+    inner = grad_out.new_empty(rows, count * rank)
+    s_rows = torch.empty_like(inner) if hidden is None else hidden
     if again or of_down or grad_x:
-        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 if again else 1)](
+        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 * count if again else count)](
             grad_out, up, inner, x, down, s_rows, rows, out, into, rank, scale,
-            BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
+            COUNT=count, BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
             num_warps=4, num_stages=division.stages,
         )  # fmt: skip
     result = grad_out.new_empty(rows, into) if grad_x else None
@@ -239,14 +269,15 @@ def backward(
     else:
         into_up, into_down = (inner if total is None else total for total in (grad_up, grad_down))
     up_tiles = triton.cdiv(out, division.columns) if of_up else 0
-    tiles = up_tiles + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
+    tiles = up_tiles * count + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
     if tiles:
         split_rows = triton.cdiv(triton.cdiv(rows, splits), division.rows) * division.rows
         _column_kernel[(tiles, splits)](
             grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
             rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
-            OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
-            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, PRECISION=precision,
+            COUNT=count, OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
+            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, RANKS=_padded(count * rank),
+            PRECISION=precision,
             num_warps=4, num_stages=division.stages,
         )  # fmt: skip
     if splits > 1:

@@ -15,7 +15,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from inweave.ops.attention import attention, choice  # noqa: E402
-from inweave.ops.attention.kernels import KERNELS, deterministic_calls, sequence_first  # noqa: E402
+from inweave.ops.attention.kernels import KERNELS, deterministic_calls, sequence_first, strided_rows  # noqa: E402
 
 #: (batch, heads, queries, keys, head size): SDXL's, SD 1.5's, Flux's, a ragged one, a text encoder's
 SHAPES = [
@@ -33,6 +33,9 @@ def inputs(shape: tuple[int, ...], dtype: Any = torch.bfloat16, layout: str = "s
     generator = torch.Generator("cuda").manual_seed(0)
     sizes = [(batch, heads, rows, size) for rows in (queries, keys, keys, queries)]
     tensors = [torch.randn(size, generator=generator, device="cuda").to(dtype) for size in sizes]
+    if layout == "columns":  # of a wider matrix, as the three projections of one product are
+        wide = [torch.cat([tensor.transpose(1, 2).flatten(2)] * 3, -1)[..., heads * size : -heads * size] for tensor in tensors]
+        return [tensor.unflatten(-1, (heads, size)).transpose(1, 2) for tensor in wide]
     return [sequence_first(tensor) if layout == "sequence" else tensor for tensor in tensors]
 
 
@@ -83,7 +86,7 @@ def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, 
         assert all(torch.equal(one, two) for one, two in zip(runs[0], other, strict=True))
 
 
-@pytest.mark.parametrize("queries", ["heads", "sequence"])
+@pytest.mark.parametrize("queries", ["heads", "sequence", "columns"])
 @pytest.mark.parametrize("grad", ["heads", "sequence"])
 def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the gradient is sequence-first and the queries heads-first, cuDNN's backward pass read out of bounds (Flux)."""
@@ -101,6 +104,22 @@ def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypat
         theirs = torch.autograd.grad(functional.scaled_dot_product_attention(*leaves), leaves, g)
     for one, other in zip(mine, theirs, strict=True):
         assert error(one, other.double()) < 2e-2
+
+
+@pytest.mark.parametrize("shape", [(2, 20, 1024, 1024, 64), (2, 10, 1024, 77, 64), (1, 38, 640, 640, 64)], ids=str)
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_columns_of_a_wider_matrix_are_read_where_they_are(name: str, shape: tuple[int, ...]) -> None:
+    *columns, g = inputs(shape, layout="columns")
+    *rows, _ = inputs(shape)
+    assert strided_rows(columns[0]) is columns[0] and strided_rows(rows[0]) is rows[0]
+    g, scale, results = sequence_first(g), shape[-1] ** -0.5, []
+    for tensors in (columns, rows):
+        with deterministic_calls(True):
+            out, lse = KERNELS[name].forward(*tensors, False, scale)
+            results.append([out, *KERNELS[name].backward(g, *tensors, sequence_first(out), lse, False, scale)])
+    for one, other in zip(*results, strict=True):
+        assert one.transpose(1, 2).is_contiguous()
+        assert error(one, other.double()) < 1e-3
 
 
 def test_the_fastest_kernel_is_chosen_once_and_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

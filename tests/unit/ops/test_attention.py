@@ -14,7 +14,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from inweave.ops.attention import MeasuredAttention, attention, choice  # noqa: E402
-from inweave.ops.attention.kernels import KERNELS  # noqa: E402
+from inweave.ops.attention.kernels import KERNELS, strided_rows  # noqa: E402
 from inweave.training.kernels import step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
 
@@ -144,3 +144,16 @@ def test_choices_are_remembered_beside_those_of_others(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     (tmp_path / "a file").write_text("")
     choice._store()  # nowhere to write: another measurement next time
+
+
+def test_columns_of_one_product_are_not_copied() -> None:
+    packed = torch.randn(2, 6, 3 * 4 * 8, dtype=torch.float64, requires_grad=True)
+    q, k, v = (part.transpose(1, 2) for part in packed.unflatten(-1, (3, 4, 8)).unbind(2))
+    assert strided_rows(q) is q and strided_rows(v) is v
+    apart = [tensor.detach().contiguous().requires_grad_() for tensor in (q, k, v)]
+    assert strided_rows(apart[0]).data_ptr() != apart[0].data_ptr()  # heads-first: reordered
+    ours, theirs = attention(q, k, v), attention(*apart)
+    torch.testing.assert_close(ours, theirs)
+    (one,) = torch.autograd.grad(ours.square().sum(), packed)
+    others = torch.autograd.grad(theirs.square().sum(), apart)
+    torch.testing.assert_close(one, torch.stack([other.transpose(1, 2) for other in others], 2).flatten(2))

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from inweave.ops.attention.choice import kernel_for
-from inweave.ops.attention.kernels import deterministic_calls, sequence_first
+from inweave.ops.attention.kernels import aligned_rows, deterministic_calls, sequence_first, strided_rows
 
 _MAX_HEAD = 256
 
@@ -29,7 +29,7 @@ _MAX_HEAD = 256
 def _attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, deterministic: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v = sequence_first(q), sequence_first(k), sequence_first(v)
+    q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
     out, lse = kernel_for(q, k, causal, deterministic).forward(q, k, v, causal, scale)
     return sequence_first(out), lse.contiguous()
 
@@ -55,7 +55,8 @@ def _attention_backward(
     scale: float,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grad, q, k, v, out = (sequence_first(tensor) for tensor in (grad, q, k, v, out))
+    grad, out = sequence_first(grad), sequence_first(out)
+    q, k, v = aligned_rows(q), aligned_rows(k), aligned_rows(v)
     kernel = kernel_for(q, k, causal, deterministic)
     with deterministic_calls(deterministic):
         dq, dk, dv = kernel.backward(grad, q, k, v, out, lse, causal, scale)
@@ -114,7 +115,7 @@ def attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     # here and not inside of the operation: a compiler lets whatever makes them write them in this order
-    q, k, v = sequence_first(q), sequence_first(k), sequence_first(v)
+    q, k, v = strided_rows(q), strided_rows(k), strided_rows(v)
     out: torch.Tensor = torch.ops.inweave.attention(q, k, v, causal, scale, deterministic)[0]
     return out
 

@@ -7,7 +7,7 @@
 
 Everything that goes into a kernel and comes out of it lies in memory as (batch, sequence, heads, size): cuDNN's backward pass
 reads out of bounds where the gradient of the output is laid out like that and queries are not. It is also what the layers
-around attention have, so a copy is rare.
+around attention have, so a copy is rare. Queries, keys and values may be columns of a wider matrix, one product's result.
 
 `causal` means that query i sees keys 0 to i. Deterministic backward passes are a property of the call: the libraries read torch's
 global switch when they are called, so it is set for the moment of the call. Flash and the efficient kernel obey it.
@@ -39,6 +39,20 @@ class Kernel(NamedTuple):
 def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
     """The same (batch, heads, sequence, size) with the memory of a contiguous (batch, sequence, heads, size)."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def strided_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, but the rows of a sequence may be further apart: columns of a wider matrix stay where they are."""
+    _, heads, _, size = tensor.shape
+    batch_stride, head_stride, row_stride, stride = tensor.stride()
+    columns = stride == 1 and head_stride == size and row_stride >= heads * size and row_stride % 8 == 0
+    whole = tensor.shape[0] == 1 or batch_stride == tensor.shape[2] * row_stride
+    return tensor if columns and whole else sequence_first(tensor)
+
+
+def aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The same at an address that kernels can read 16 bytes from at once."""
+    return strided_rows(tensor if tensor.data_ptr() % 16 == 0 else tensor.clone())
 
 
 def _no_random(tensor: torch.Tensor) -> torch.Tensor:

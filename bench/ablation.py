@@ -6,6 +6,7 @@ MODEL[:FLAG,FLAG...[:BATCH]]
 flash       torch's own attention without cuDNN in place of measured kernels
 unfused     diffusers' blocks as they are
 plain       LoRA layers by the general path
+apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
@@ -31,6 +32,7 @@ from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, pe
 from inweave.bench.timing import quantiles, wall_seconds
 from inweave.layers import fused, lora_layers
 from inweave.models.fused_blocks import fuse_blocks
+from inweave.models.siblings import stack_siblings
 from inweave.ops.attention import MeasuredAttention
 from inweave.ops.linear import dispatch
 from inweave.training import kernels
@@ -91,6 +93,8 @@ def measure(tag: str) -> None:
         if "unfused" not in flags:
             for network in task.networks.values():
                 fuse_blocks(network)
+                if "apart" not in flags:
+                    stack_siblings(network)
         if "fp8" in flags:
             print(quantize_denoiser(model, DEVICE))
         step = Step(task, FlatParameters(trainable.parameters, trainable.multipliers, DEVICE), config, World())

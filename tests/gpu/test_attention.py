@@ -34,7 +34,10 @@ def inputs(shape: tuple[int, ...], dtype: Any = torch.bfloat16, layout: str = "s
     sizes = [(batch, heads, rows, size) for rows in (queries, keys, keys, queries)]
     tensors = [torch.randn(size, generator=generator, device="cuda").to(dtype) for size in sizes]
     if layout == "columns":  # of a wider matrix, as the three projections of one product are
-        wide = [torch.cat([tensor.transpose(1, 2).flatten(2)] * 3, -1)[..., heads * size : -heads * size] for tensor in tensors]
+        wide = [
+            torch.cat([tensor.transpose(1, 2).flatten(2)] * 3, -1)[..., heads * size : -heads * size]
+            for tensor in tensors
+        ]
         return [tensor.unflatten(-1, (heads, size)).transpose(1, 2) for tensor in wide]
     return [sequence_first(tensor) if layout == "sequence" else tensor for tensor in tensors]
 

@@ -30,6 +30,7 @@ from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.model import Model
+from inweave.models.siblings import stack_siblings
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
 from inweave.training.capture import StepGraphs
@@ -225,6 +226,7 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     if device.type == "cuda":
         for network in task.networks.values():
             fuse_blocks(network)
+            stack_siblings(network)
     kernels = partial(step_kernels, device, deterministic=config.deterministic)
     apply_checkpointing(task.networks, config.gradient_checkpointing, kernels, random=False)
     batches = [random_batch(model, case.batch, case.size)]

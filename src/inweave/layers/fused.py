@@ -86,14 +86,14 @@ class FusedLinear:
         weight, bias = base._parameters.get("weight"), base._parameters.get("bias")
         if (
             dtype not in DTYPES
-            or not _unchanged(base)
+            or not is_unchanged(base)
             or not _is_frozen(weight, dtype)
             or not _is_frozen(bias, dtype)
             or torch.is_autocast_enabled(kind)
         ):
             return None
         for branch, _ in acting:
-            if not _is_plain_lora(branch, training):
+            if not is_plain_lora(branch, training):
                 return None
         loras = cast("tuple[tuple[LoraBranch, float], ...]", acting)
         if weight is None:
@@ -169,7 +169,7 @@ def _copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rou
     )
 
 
-def _unchanged(base: nn.Module) -> bool:
+def is_unchanged(base: nn.Module) -> bool:
     """Whether calling the module does what its class says."""
     hooks = base._forward_hooks or base._forward_pre_hooks or base._backward_hooks or base._backward_pre_hooks
     return not hooks and "forward" not in base.__dict__
@@ -182,7 +182,8 @@ def _is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
     )
 
 
-def _is_plain_lora(branch: Branch, training: bool) -> bool:
+def is_plain_lora(branch: Branch, training: bool) -> bool:
+    """Whether it adds  scale * up(down(x))  and nothing else."""
     if type(branch) is not LoraBranch or (training and branch.dropout):
         return False
     roles = branch._parameters

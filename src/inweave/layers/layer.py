@@ -96,6 +96,11 @@ class LoraLayer(nn.Module):
         """A stored weight as (out, all inputs)."""
         return weight.T if self.kind.transposed else weight.flatten(1)
 
+    @property
+    def acting(self) -> tuple[tuple[Branch, float], ...]:
+        """The live adapters and their strengths."""
+        return self._acting
+
     # forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

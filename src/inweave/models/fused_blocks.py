@@ -5,7 +5,9 @@
                              the residual's gradient is added inside of the first norm's backward pass
     Transformer2DModel       no copy to channels-first at its end
     BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
-    Attention                no division by 1; of two streams and Flux's, see `fused_joint`
+    Attention                no division by 1; one product for queries, keys and values (`models.siblings`); of two streams and
+                             Flux's, see `fused_joint`
+    UNet2DConditionModel     one product for the keys and values of all cross attentions
     GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
@@ -30,16 +32,19 @@ from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from diffusers.models.transformers.transformer_flux import FluxAttention
+from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import nn
 from torch.nn import functional
 
-from inweave.models.fitting import accepts, has
+from inweave.layers.siblings import Siblings
+from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused_joint import (
     FusedFluxAttention,
     FusedJointAttention,
     flux_attention_fits,
     joint_attention_fits,
 )
+from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
 from inweave.ops.norm import group_norm, group_norm_and_input
@@ -68,6 +73,7 @@ def restore_blocks(network: nn.Module) -> int:
         if type(module) in plain:
             module.__class__ = plain[type(module)]
             count += 1
+    unstack_siblings(network)
     if count:
         _set_layout(network, torch.contiguous_format)
     return count
@@ -151,7 +157,7 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
             context = encoder_hidden_states if self.only_cross_attention else None
             h = self.attn1(h, encoder_hidden_states=context, attention_mask=attention_mask)
         else:
-            stream, *inputs = layer_norm_and_input(hidden_states, *_affine(self.norm1), uses=3)
+            stream, *inputs = layer_norm_and_input(hidden_states, *_affine(self.norm1), uses=self.attn1.inputs)
             h = self.attn1(tuple(inputs))
         stream, h = add_layer_norm(stream, h, *_affine(self.norm2))
         h = self.attn2(h, encoder_hidden_states=encoder_hidden_states, attention_mask=encoder_attention_mask)
@@ -160,6 +166,23 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
 
 
 class FusedAttention(Attention):
+    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    text: TextProjections | None = None
+
+    @property
+    def projects_siblings(self) -> bool:
+        return not self.is_cross_attention
+
+    @property
+    def reads_text(self) -> bool:
+        return self.is_cross_attention
+
+    @property
+    def inputs(self) -> int:
+        """How many equal inputs it takes: one for each product that reads it, so that their gradients meet in one kernel."""
+        group = self.siblings.get("to_q")
+        return 3 if group is None or group.factors is None else 1
+
     def forward(
         self,
         hidden_states: torch.Tensor | tuple[torch.Tensor, ...],
@@ -174,16 +197,36 @@ class FusedAttention(Attention):
         plain = type(processor) is AttnProcessor2_0 and attention_mask is None and not cross_attention_kwargs
         if not plain or hidden_states.dim() != 3:
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
-        context = hidden_states if encoder_hidden_states is None else encoder_hidden_states
-        _, for_keys, for_values = inputs if len(inputs) == 3 else (hidden_states, context, context)
         q, k, v = (
             projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for projected in (self.to_q(hidden_states), self.to_k(for_keys), self.to_v(for_values))
+            for projected in self._projections(inputs, encoder_hidden_states)
         )
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         for module in self.to_out:
             h = module(h)
         return h
+
+    def _projections(self, inputs: tuple[torch.Tensor, ...], text: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        if text is not None:
+            keys = values = None
+            if self.text is not None:
+                keys, values = (self.text.group.output(text, at) for at in self.text[1:])
+            keys = self.to_k(text) if keys is None else keys
+            return self.to_q(inputs[0]), keys, self.to_v(text) if values is None else values
+        if len(inputs) == 1:
+            return project(self, ("to_q", "to_k", "to_v"), inputs[0])
+        return self.to_q(inputs[0]), self.to_k(inputs[1]), self.to_v(inputs[2])
+
+
+class FusedUNet2DConditionModel(UNet2DConditionModel):
+    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    shares_text = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library's; ``encoder_hidden_states`` is its third argument."""
+        text = kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[2]
+        with shared_text(self, text):
+            return super().forward(*args, **kwargs)
 
 
 def _norm_silu(
@@ -247,8 +290,13 @@ def _attention_fits(module: Attention) -> bool:
         accepts(Attention.forward, "hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs")
         and has(module, spatial_norm=None, group_norm=None, norm_cross=None, norm_q=None, norm_k=None)
         and has(module, residual_connection=False, rescale_output_factor=1.0, to_out=frozenset({nn.ModuleList}))
-        and all(getattr(module, name, None) is not None for name in ("heads", "to_q", "to_k", "to_v"))
+        and has_all(module, "heads", "to_q", "to_k", "to_v", "is_cross_attention")
     )
+
+
+def _unet_fits(module: UNet2DConditionModel) -> bool:
+    names = tuple(inspect.signature(UNet2DConditionModel.forward).parameters)
+    return names[1:4] == ("sample", "timestep", "encoder_hidden_states")
 
 
 def _conv_fits(module: nn.Conv2d) -> bool:
@@ -267,4 +315,5 @@ _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ..
     (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),
     (Transformer2DModel, FusedTransformer2DModel, _transformer_fits),
     (BasicTransformerBlock, FusedBasicTransformerBlock, _block_fits),
+    (UNet2DConditionModel, FusedUNet2DConditionModel, _unet_fits),
 )

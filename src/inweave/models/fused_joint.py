@@ -23,8 +23,9 @@ from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAt
 from torch import nn
 from torch.nn import functional
 
+from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
-from inweave.models.projection import project
+from inweave.models.siblings import project
 from inweave.ops.rotary import join_heads
 
 _MAIN = ("to_q", "to_k", "to_v")
@@ -36,6 +37,9 @@ Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 class FusedFluxAttention(FluxAttention):
+    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    projects_siblings = True
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -69,6 +73,9 @@ class FusedFluxAttention(FluxAttention):
 
 
 class FusedJointAttention(Attention):
+    siblings: dict[str, Siblings] = {}  # noqa: RUF012  replaced, never changed
+    projects_siblings = True
+
     def forward(
         self,
         hidden_states: torch.Tensor,

@@ -17,8 +17,8 @@ these copies until it ends: whatever was written to the parameters before (an up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -26,9 +26,7 @@ import torch
 
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import fused, lora_layers
-from inweave.layers.branch import Branch
 from inweave.ops.attention import recorded_choices
-from inweave.ops.linear import Rounded
 from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
@@ -41,6 +39,7 @@ from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.optim.weight_norms import limit_norms
+from inweave.training.rounding import RoundedFactors
 from inweave.training.tasks.base import Task, Tensors, seed_for
 
 DROPOUT = "dropout_seeds"  # the input that seeds the adapter's dropout: two numbers per row
@@ -94,7 +93,7 @@ class Step:
                 branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
         self.blocks = CompiledBlocks(task.networks)
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
-        self._copies = self._branch_copies(flat.rounded(self._dtype)) if halves else []
+        self._rounded = RoundedFactors(flat, task.networks, self._dtype) if halves else None
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
         self.attention: dict[str, str] = {}  # which kernel computes which shape
         self.encoder_steps: int | None = None  # updates that train text encoders; None: all
@@ -160,34 +159,12 @@ class Step:
             scaled.backward()  # type: ignore[no-untyped-call]
         self.loss += loss.detach() * self.share
 
-    @contextmanager
-    def rounded_factors(self) -> Iterator[None]:
-        """Inside the block layers compute with copies of their factors in the model's dtype, rounded here and now.
-
-        Gradients of the factors are added to the flat gradients; the parameters must not change inside.
-        """
-        if self._copies:
-            self.flat.rounded(self._dtype)
-        for branch, copies in self._copies:
-            branch.rounded = copies
-        try:
-            yield
-        finally:
-            for branch, _ in self._copies:
-                branch.rounded = {}
-
-    def _branch_copies(self, values: torch.Tensor) -> list[tuple[Branch, Mapping[str, Rounded]]]:
-        grads = self.flat.gradients()
-        names = {id(parameter): name for name, parameter in self.flat.parameters.items()}
-        copies: list[tuple[Branch, Mapping[str, Rounded]]] = []
-        for branch in self._branches:
-            trained = {role: names[id(factor)] for role, factor in branch.roles().items() if id(factor) in names}
-            views = {
-                role: Rounded(values[self.flat.segments[name].place].view(self.flat.segments[name].shape), grads[name])
-                for role, name in trained.items()
-            }
-            copies.append((branch, views))
-        return copies
+    def rounded_factors(self) -> AbstractContextManager[None]:
+        """Inside the block layers compute with copies of their factors in the model's dtype, rounded here and now."""
+        if self._rounded is None:
+            return nullcontext()
+        recomputed = self.config.gradient_checkpointing != "off"
+        return self._rounded.active(shared=not recomputed and not self.blocks.active)
 
     def apply_gradients(self) -> None:
         """Clip the gradients and update parameters, optimizer, loss scale, EMA and counters."""

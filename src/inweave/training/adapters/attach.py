@@ -28,6 +28,7 @@ from inweave.layers import ALGORITHMS, AdapterSpec, attach, collect, geometry_of
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
+from inweave.training.adapters.order import side_by_side
 from inweave.training.adapters.summary import conflicts, shape_of
 from inweave.training.adapters.targets import check_rules, check_targets, first_rules, select_modules
 from inweave.training.config.schema import TrainConfig
@@ -92,6 +93,7 @@ def attach_adapters(
                     multipliers[name] *= config.loraplus_lr_ratio
     if config.loraplus_lr_ratio is not None and (kinds := shape_of(networks, NAME).kinds.keys() & {"loha", "lokr"}):
         raise ConfigError(f"loraplus_lr_ratio: LoRA+ is for LoRA's two factors, and start_from has {', '.join(kinds)}")
+    parameters = side_by_side(parameters)
     candidates = modules + [f"{component}.{name}" for component, names in selected.items() for name in names]
     check_rules(config.rules, list(dict.fromkeys(candidates)))
     if index is None:

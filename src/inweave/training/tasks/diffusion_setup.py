@@ -147,10 +147,12 @@ class LoadedDiffusionModel:
 
     def fuse_blocks(self) -> None:
         from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks, for seconds
+        from inweave.models.siblings import stack_siblings
 
         self.model.release_weaver()  # it would write where convolutions had their weights before
         for network in self.task.networks.values():
             fuse_blocks(network)
+            stack_siblings(network)
 
     def notes(self) -> list[str]:
         report = _report(self.task.config, self._dataset, self.model, 1, self.task.batch_lengths)

@@ -1,0 +1,130 @@
+"""LoRA layers of one input as one product: queries, keys and values, or all projections of a text.
+
+    [y_1 | y_2 | ...] = x W^T + b + s S up^T       W, b, down and up of all layers by rows       `inweave.ops.linear`
+
+The layers keep their parameters and names: frozen weights become views of the one matrix, so that nothing is stored twice, and
+the factors are views of the flat buffer of a training run, where they lie side by side (`inweave.training.adapters.order`).
+They are there while a training step computes (`inweave.training.rounding`). Without them every layer computes for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import nn
+
+from inweave.layers.branch import Branch
+from inweave.layers.fused import is_plain_linear, is_plain_lora, is_unchanged
+from inweave.layers.layer import LoraLayer
+from inweave.layers.lora import LoraBranch
+from inweave.ops.linear import Rounded, lora_linear
+
+
+class SiblingFactors(NamedTuple):
+    """Factors of all layers by rows: trained tensors, and their copies in the dtype of the inputs."""
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+    rounded_down: Rounded
+    rounded_up: Rounded
+
+
+class Siblings:
+    """Layers of one input, width and rank; ``factors``: while a training step computes."""
+
+    def __init__(self, layers: tuple[LoraLayer, ...], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.layers = layers
+        self.weight, self.bias = weight, bias
+        self.count = len(layers)
+        self.factors: SiblingFactors | None = None
+
+    def loras(self) -> tuple[list[LoraBranch], float] | None:
+        """The one LoRA of each layer, and the factor that they share; None where each layer has to compute for itself."""
+        branches: list[Branch] = []
+        scales = set()
+        for at, layer in enumerate(self.layers):
+            acting = layer.acting
+            if len(acting) != 1 or not is_plain_lora(acting[0][0], layer.training) or not is_unchanged(layer.base):
+                return None
+            own = self.weight[at * layer.out : (at + 1) * layer.out]
+            if layer.weight.data_ptr() != own.data_ptr() or layer.weight.dtype != own.dtype:
+                return None  # quantized, moved or replaced since
+            branches.append(acting[0][0])
+            scales.add(acting[0][1] * acting[0][0].scale)
+        return (cast("list[LoraBranch]", branches), scales.pop()) if len(scales) == 1 else None
+
+    def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """What the layers give for ``x``, as columns of one matrix; None where each layer has to compute for itself."""
+        factors = self.factors
+        if factors is None or x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            return None
+        y = lora_linear(
+            x, self.weight, self.bias, factors.down, factors.up, factors.scale,
+            rounded_down=factors.rounded_down, rounded_up=factors.rounded_up,
+        )  # fmt: skip
+        return y.unflatten(-1, (self.count, -1)).unbind(-2)
+
+
+class SharedSiblings(Siblings):
+    """Layers in many places that read one tensor: their outputs are made once, before the first of them is called."""
+
+    def __init__(self, layers: tuple[LoraLayer, ...], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(layers, weight, bias)
+        self._source: torch.Tensor | None = None
+        self._outputs: tuple[torch.Tensor, ...] = ()
+
+    def share(self, x: torch.Tensor) -> None:
+        outputs = self.outputs(x)
+        if outputs is not None:
+            self._source, self._outputs = x, outputs
+
+    def forget(self) -> None:
+        self._source, self._outputs = None, ()
+
+    def output(self, x: torch.Tensor, at: int) -> torch.Tensor | None:
+        """The output of layer ``at`` for this very tensor; None if there is none."""
+        return self._outputs[at] if x is self._source else None
+
+
+S = TypeVar("S", bound=Siblings)
+
+
+@torch.no_grad()
+def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
+    """One product for these modules, if they are plain frozen linear layers of one shape that have adapters."""
+    layers = tuple(module for module in modules if isinstance(module, LoraLayer))
+    if len(layers) < max(2, len(modules)) or not all(is_plain_linear(layer.base, layer.kind) for layer in layers):
+        return None
+    weights = [layer._parameters.get("weight") for layer in layers]
+    biases = [layer._parameters.get("bias") for layer in layers]
+    if not _alike(weights) or not (_alike(biases) or all(bias is None for bias in biases)):
+        return None
+    weight = _one_matrix(cast("list[nn.Parameter]", weights))
+    bias = None if biases[0] is None else _one_matrix(cast("list[nn.Parameter]", biases))
+    return kind(layers, weight, bias)
+
+
+def _alike(parameters: Sequence[nn.Parameter | None]) -> bool:
+    """Whether these are frozen, different parameters with the same shape, dtype and device."""
+    kinds = {None if p is None else (type(p), p.shape, p.dtype, p.device, p.requires_grad) for p in parameters}
+    first = parameters[0]
+    return (
+        len(kinds) == 1
+        and first is not None
+        and type(first) is nn.Parameter
+        and not first.requires_grad
+        and len({id(parameter) for parameter in parameters}) == len(parameters)
+    )
+
+
+def _one_matrix(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """All of them by rows; they become views of it, one after the other, so that memory holds one of them twice at most."""
+    rows = parameters[0].shape[0]
+    whole = parameters[0].new_empty(rows * len(parameters), *parameters[0].shape[1:])
+    for part, parameter in zip(whole.split(rows), parameters, strict=True):
+        part.copy_(parameter)
+        parameter.data = part
+    return whole

@@ -1,0 +1,48 @@
+"""In which order trained factors lie in memory: those of layers that read one input are side by side, by role.
+
+    down of q, down of k, down of v, up of q, up of k, up of v        one block's attention
+    all down of cross attention's k and v, then all their up          one width of a UNet: all of them read the text
+
+So one product can serve several layers (`inweave.layers.siblings`). The order is that of names and shapes alone: a run has the same
+one on every device, whether or not it is made use of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from torch import nn
+
+_TOGETHER = (
+    frozenset({"to_q", "to_k", "to_v"}),
+    frozenset({"add_q_proj", "add_k_proj", "add_v_proj"}),
+    frozenset({"q_proj", "k_proj", "v_proj"}),
+)
+_CROSS_ATTENTION, _OF_TEXT = "attn2", frozenset({"to_k", "to_v"})
+
+
+def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The same parameters, named `<component>.<module>.<factor>`, in this order."""
+    modules: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        module, _, role = name.rpartition(".")
+        modules.setdefault(module, {})[role] = parameter
+    groups: dict[Hashable, list[str]] = {}
+    for module, factors in modules.items():
+        shapes = tuple((role, parameter.shape) for role, parameter in factors.items())
+        groups.setdefault(_group(module, shapes), []).append(module)
+    return {
+        f"{module}.{role}": modules[module][role]
+        for members in groups.values()
+        for role in dict.fromkeys(role for module in members for role in modules[module])
+        for module in members
+        if role in modules[module]
+    }
+
+
+def _group(module: str, shapes: Hashable) -> Hashable:
+    parent, _, leaf = module.rpartition(".")
+    component, _, path = parent.partition(".")
+    if path.rpartition(".")[2] == _CROSS_ATTENTION and leaf in _OF_TEXT:
+        return component, shapes
+    return next((parent, shapes, names) for names in (*_TOGETHER, frozenset({leaf})) if leaf in names)

@@ -1,0 +1,203 @@
+"""Layers of one input share a product in a training step: the same outputs and gradients, and the same names and parameters."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+
+from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.layers.siblings import SharedSiblings  # noqa: E402
+from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
+from inweave.models.siblings import stack_siblings  # noqa: E402
+from inweave.ops.linear import function  # noqa: E402
+from inweave.training.adapters.order import side_by_side  # noqa: E402
+from inweave.training.compilation import CompiledBlocks  # noqa: E402
+from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
+from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from inweave.training.rounding import RoundedFactors, sibling_groups  # noqa: E402
+from tests.peers import tiny_models  # noqa: E402
+
+
+class Net:
+    """A tiny SDXL U-Net with LoRAs of rank 8 whose factors are in a flat buffer."""
+
+    def __init__(self, targets: str = r".*(to_[qkv]|to_out\.0)", **options: Any) -> None:
+        self.unet = copy.deepcopy(tiny_models.pipeline("sdxl").unet)
+        inject(self.unet, 8, targets=targets, **options)
+        parameters = {
+            f"unet.{module}.{role}": factor
+            for module, layer in lora_layers(self.unet).items()
+            for role, factor in layer.branch("default").roles().items()
+        }
+        for number, parameter in enumerate(parameters.values()):
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+        self.flat = FlatParameters(side_by_side(parameters))
+        generator = torch.Generator().manual_seed(0)
+
+        def numbers(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.inputs = {
+            "sample": numbers(2, 4, 16, 24),
+            "timestep": torch.tensor([3, 500]),
+            "encoder_hidden_states": numbers(2, 7, self.unet.config.cross_attention_dim),
+            "added_cond_kwargs": {"text_embeds": numbers(2, tiny_models.SECOND), "time_ids": numbers(2, 6)},
+        }
+
+    def rounded(self) -> RoundedFactors:
+        return RoundedFactors(self.flat, {"unet": self.unet}, torch.float32)
+
+    def results(self, context: Any = None) -> list[torch.Tensor]:
+        self.flat.zero_grads()
+        with context or nullcontext():
+            output = self.unet(**self.inputs).sample
+            output.square().mean().backward()
+        return [output.detach(), self.flat.grads.clone()]
+
+
+def products(net: Net, context: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many layers each product of a forward pass serves."""
+    counts: list[int] = []
+    plain = function.forward
+
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, bias: Any, down: torch.Tensor, up: torch.Tensor, scale: float
+    ) -> Any:
+        counts.append(down.shape[0] // up.shape[1])
+        return plain(x, weight, bias, down, up, scale)
+
+    monkeypatch.setattr(function, "forward", forward)
+    net.results(context)
+    monkeypatch.setattr(function, "forward", plain)
+    return counts
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_outputs_and_gradients_stay(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    names = list(net.unet.state_dict())
+    values = {name: value.clone() for name, value in net.unet.state_dict().items()}
+    plain = net.results()
+    fuse_blocks(net.unet)
+    layers = stack_siblings(net.unet)
+    blocks = sum(type(module).__name__ == "FusedBasicTransformerBlock" for module in net.unet.modules())
+    assert layers == 5 * blocks, "queries, keys and values of self attention, keys and values of cross attention"
+    rounded = net.rounded()
+    counts = products(net, rounded.active(shared=shared), monkeypatch)
+    if shared:
+        assert counts.count(3) == blocks and sum(counts) == layers and len(counts) > blocks
+    else:
+        assert counts == [3] * blocks
+    ours = net.results(rounded.active(shared=shared))
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5
+    assert all(group.factors is None for group in sibling_groups(net.unet))
+    assert products(net, None, monkeypatch) == [], "outside of a step each layer computes for itself"
+    assert list(net.unet.state_dict()) == names
+    assert all(torch.equal(value, values[name]) for name, value in net.unet.state_dict().items())
+    restore_blocks(net.unet)
+    assert sibling_groups(net.unet) == []
+    again = net.results()
+    assert all(torch.equal(one, other) for one, other in zip(again, plain, strict=True))
+
+
+def test_nothing_is_stored_twice() -> None:
+    net = Net()
+    before = {parameter.untyped_storage().data_ptr() for parameter in net.unet.parameters()}
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    sizes: dict[int, int] = {}
+    for parameter in net.unet.parameters():
+        storage = parameter.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+    assert len(sizes) < len(before)
+    own = sum(parameter.nbytes for parameter in net.unet.parameters() if not parameter.requires_grad)
+    flat = net.flat.values.nbytes
+    assert sum(sizes.values()) == own + flat
+
+
+def test_a_trained_text_encoder_gets_its_gradient() -> None:
+    net = Net()
+    text = net.inputs["encoder_hidden_states"].requires_grad_()
+    net.results()
+    expected = text.grad.clone()
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    text.grad = None
+    net.results(net.rounded().active(shared=True))
+    assert float((text.grad - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_recomputed_blocks_share_the_products_of_one_block() -> None:
+    net = Net()
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    rounded = net.rounded()
+    plain = net.results(rounded.active(shared=False))
+    for mode in ("selective", "full"):
+        apply_checkpointing({"unet": net.unet}, mode, random=False)
+        for one, other in zip(net.results(rounded.active(shared=False)), plain, strict=True):
+            assert float((one - other).norm() / other.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("change", ["dropout", "inactive", "strength", "weight", "hook", "missing", "not adjacent"])
+def test_layers_that_differ_compute_for_themselves(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net(
+        r".*(to_[qv]|to_out\.0)" if change == "missing" else r".*(to_[qkv]|to_out\.0)",
+        **({"dropout": 0.5} if change == "dropout" else {}),
+    )
+    if change == "not adjacent":
+        net.flat = FlatParameters(dict(sorted(net.flat.parameters.items())))
+    layers = list(lora_layers(net.unet).values())
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    for layer in layers:
+        if change == "inactive" and layer.names[0].endswith("to_k"):
+            layer.activate([])
+        elif change == "weight":
+            layer.weight.data = layer.weight.data.clone()
+        elif change == "hook":
+            layer.base.register_forward_hook(lambda *_: None)
+        elif change == "strength" and layer.names[0].endswith("to_k"):
+            layer.set_strength("default", 0.5)
+    net.unet.train()
+    assert products(net, net.rounded().active(shared=True), monkeypatch) == []
+
+
+def test_another_text_is_not_confused_with_the_shared_one() -> None:
+    net = Net()
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    group = next(group for group in sibling_groups(net.unet) if isinstance(group, SharedSiblings))
+    text = net.inputs["encoder_hidden_states"]
+    with net.rounded().active(shared=True):
+        group.share(text)
+        assert group.output(text.clone(), 0) is None
+        first = group.output(text, 0)
+        assert first is not None
+        torch.testing.assert_close(first, group.layers[0](text))
+        group.forget()
+        assert group.output(text, 0) is None
+
+
+def test_compiled_blocks_share_products_and_one_compilation() -> None:
+    net = Net()
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    rounded = net.rounded()
+    plain = net.results(rounded.active(shared=False))
+    blocks = CompiledBlocks({"unet": net.unet}, backend="eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    blocks.start()
+    ours = net.results(rounded.active(shared=False))
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5
+    versions = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert versions <= 3 < len(blocks.blocks), "two sizes of images, and the first block, whose input has no gradient"

@@ -4,7 +4,7 @@
 
 The layers keep their parameters and names: frozen weights become views of the one matrix, so that nothing is stored twice, and
 the factors are views of the flat buffer of a training run, where they lie side by side (`inweave.training.adapters.order`).
-They are there while a training step computes (`inweave.training.rounding`). Without them every layer computes for itself.
+They are there while a training step computes (`inweave.training.optim.rounding`). Without them every layer computes for itself.
 """
 
 from __future__ import annotations

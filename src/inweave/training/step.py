@@ -38,8 +38,8 @@ from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
+from inweave.training.optim.rounding import RoundedFactors
 from inweave.training.optim.weight_norms import limit_norms
-from inweave.training.rounding import RoundedFactors
 from inweave.training.tasks.base import Task, Tensors, seed_for
 
 DROPOUT = "dropout_seeds"  # the input that seeds the adapter's dropout: two numbers per row

@@ -20,7 +20,7 @@ from inweave.training.adapters.order import side_by_side  # noqa: E402
 from inweave.training.compilation import CompiledBlocks  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from inweave.training.rounding import RoundedFactors, sibling_groups  # noqa: E402
+from inweave.training.optim.rounding import RoundedFactors, sibling_groups  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
 
 

@@ -21,6 +21,7 @@ here needs, in the values that it computes; any other stays as it is, beside fus
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from inweave.layers.siblings import SharedSiblings  # noqa: E402
 from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.siblings import stack_siblings  # noqa: E402
 from inweave.ops.linear import function  # noqa: E402
+from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.adapters.order import side_by_side  # noqa: E402
 from inweave.training.compilation import CompiledBlocks  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 from inweave.training.optim.rounding import RoundedFactors, sibling_groups  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
+from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 
 class Net:
@@ -201,3 +204,43 @@ def test_compiled_blocks_share_products_and_one_compilation() -> None:
         assert float((one - other).norm() / other.norm()) < 1e-5
     versions = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert versions <= 3 < len(blocks.blocks), "two sizes of images, and the first block, whose input has no gradient"
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux1-dev"])
+def test_streams_of_text_and_image_have_a_product_each(
+    variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_on(make_set(tmp_path / "set"), model=fresh_model(variant), targets="attention", rank=8)
+    trained = attach_adapters(task.networks, task.config)
+    for number, parameter in enumerate(trained.parameters.values()):
+        parameter.data = 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    flat = FlatParameters(trained.parameters, trained.multipliers)
+    inputs = sample_inputs(task)
+
+    def results(context: Any) -> list[torch.Tensor]:
+        flat.zero_grads()
+        with context:
+            loss = task.loss(inputs)
+            loss.backward()
+        return [loss.detach(), flat.grads.clone()]
+
+    plain = results(nullcontext())
+    denoiser = task.networks["unet"]
+    fuse_blocks(denoiser)
+    layers = stack_siblings(denoiser)
+    groups = sibling_groups(denoiser)
+    attentions = [module for module in denoiser.modules() if type(module).__name__.startswith("Fused")]
+    assert layers == 3 * len(groups) > 0 and {group.count for group in groups} == {3}
+    assert len(groups) > sum("Attention" in type(module).__name__ for module in attentions), "text has its own"
+    counts: list[int] = []
+    plain_forward = function.forward
+
+    def forward(x: torch.Tensor, *others: Any) -> Any:
+        counts.append(others[2].shape[0] // others[3].shape[1])
+        return plain_forward(x, *others)
+
+    monkeypatch.setattr(function, "forward", forward)
+    ours = results(RoundedFactors(flat, task.networks, torch.float32).active(shared=True))
+    assert counts == [3] * len(groups)
+    for one, other in zip(ours, plain, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-4

@@ -10,13 +10,14 @@ one on every device, whether or not it is made use of.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from typing import NamedTuple
 
 from torch import nn
 
 _TOGETHER = (
-    frozenset({"to_q", "to_k", "to_v"}),
-    frozenset({"add_q_proj", "add_k_proj", "add_v_proj"}),
-    frozenset({"q_proj", "k_proj", "v_proj"}),
+    ("to_q", "to_k", "to_v"),
+    ("add_q_proj", "add_k_proj", "add_v_proj"),
+    ("q_proj", "k_proj", "v_proj"),
 )
 _CROSS_ATTENTION, _OF_TEXT = "attn2", frozenset({"to_k", "to_v"})
 
@@ -31,6 +32,9 @@ def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramet
     for module, factors in modules.items():
         shapes = tuple((role, parameter.shape) for role, parameter in factors.items())
         groups.setdefault(_group(module, shapes), []).append(module)
+    for key, members in groups.items():
+        if isinstance(key, _Attention):
+            members.sort(key=lambda module: key.names.index(module.rpartition(".")[2]))
     return {
         f"{module}.{role}": modules[module][role]
         for members in groups.values()
@@ -40,9 +44,17 @@ def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramet
     }
 
 
+class _Attention(NamedTuple):
+    """Of one module: its projections in this order, whichever one the model lists them in."""
+
+    parent: str
+    names: tuple[str, ...]
+    shapes: Hashable
+
+
 def _group(module: str, shapes: Hashable) -> Hashable:
     parent, _, leaf = module.rpartition(".")
     component, _, path = parent.partition(".")
     if path.rpartition(".")[2] == _CROSS_ATTENTION and leaf in _OF_TEXT:
         return component, shapes
-    return next((parent, shapes, names) for names in (*_TOGETHER, frozenset({leaf})) if leaf in names)
+    return next((_Attention(parent, names, shapes) for names in _TOGETHER if leaf in names), module)

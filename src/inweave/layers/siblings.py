@@ -65,7 +65,7 @@ class Siblings:
             x, self.weight, self.bias, factors.down, factors.up, factors.scale,
             rounded_down=factors.rounded_down, rounded_up=factors.rounded_up,
         )  # fmt: skip
-        return y.unflatten(-1, (self.count, -1)).unbind(-2)
+        return y.view(*x.shape[:-1], self.count, -1).unbind(-2)
 
 
 class SharedSiblings(Siblings):
@@ -124,7 +124,7 @@ def _one_matrix(parameters: list[nn.Parameter]) -> torch.Tensor:
     """All of them by rows; they become views of it, one after the other, so that memory holds one of them twice at most."""
     rows = parameters[0].shape[0]
     whole = parameters[0].new_empty(rows * len(parameters), *parameters[0].shape[1:])
-    for part, parameter in zip(whole.split(rows), parameters, strict=True):
+    for part, parameter in zip(torch.split(whole, rows), parameters, strict=True):
         part.copy_(parameter)
         parameter.data = part
     return whole

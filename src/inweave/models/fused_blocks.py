@@ -199,7 +199,7 @@ class FusedAttention(Attention):
         if not plain or hidden_states.dim() != 3:
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
         q, k, v = (
-            projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            projected.view(*projected.shape[:-1], self.heads, -1).transpose(1, 2)
             for projected in self._projections(inputs, encoder_hidden_states)
         )
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

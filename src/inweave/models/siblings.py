@@ -37,8 +37,9 @@ def stack_siblings(network: nn.Module) -> int:
         if getattr(module, "projects_siblings", False):
             streams = {names[0]: [getattr(module, name, None) for name in names] for names in _STREAMS}
             products = {name: stacked(Siblings, layers) for name, layers in streams.items()}
-            module.siblings = {name: group for name, group in products.items() if group is not None}  # type: ignore[assignment]
-            groups += module.siblings.values()
+            own = {name: group for name, group in products.items() if group is not None}
+            module.siblings = own  # type: ignore[assignment]
+            groups += own.values()
     if getattr(network, "shares_text", False):
         groups += _stack_text(network)
     return sum(group.count for group in groups)

@@ -30,7 +30,9 @@ from inweave.training.adapters.targets import select_modules
 from inweave.training.config.schema import TrainConfig
 
 COUNTS = (1, 3)
-SAME_OUTPUT = 0.02  # mean difference in parts of the mean size, of two ways to round to half precision
+SAME_OUTPUT = (
+    0.1  # mean difference in parts of the mean size, of two ways to round to half precision; a missing LoRA makes more
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class ForwardBench:
         name = f"lora{number}"
         inject(self.network, self.case.rank, None, self.modules, name=name, seed=number, dtype=self.dtype)
         for layer in lora_layers(self.network).values():
-            layer.branch(name).roles()["up"].normal_(std=0.1 * self.case.rank**-0.5)
+            layer.branch(name).roles()["up"].normal_(std=0.3 * self.case.rank**-0.5)
 
     def factors(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
         """(down, up) of every LoRA by module."""

@@ -128,3 +128,44 @@ def test_the_tables_of_an_import_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         ConfigError, match=r"dataset: datasets\[0\]\.subsets\[0\]\.image_dir: expected the path of a folder"
     ):
         read_dataset({"datasets": [{"subsets": [{"image_dir": "none"}]}]})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw_bf16", ("adamw", (0.9, 0.999), 0.01, 1e-6)), ("optimi-adamw", ("adamw", (0.9, 0.99), 0.0, 1e-6)),
+        ("bnb-adamw8bit", ("adamw8bit", (0.9, 0.999), 0.01, 1e-6)), ("optimi-lion", ("lion", (0.9, 0.99), 0.0, None)),
+        ("adamw_schedulefree", ("schedulefree", (0.9, 0.999), 0.01, 1e-8)),
+    ],
+)  # fmt: skip
+def test_simpletuner_has_values_of_its_own_for_optimizers(name: str, expected: tuple[Any, ...], tmp_path: Path) -> None:
+    c = imported(tmp_path, {**TUNER, "optimizer": name, "lr_scheduler": "constant"}).config
+    assert (c.optimizer, c.betas, c.weight_decay) == expected[:3]
+    assert expected[3] is None or c.epsilon == expected[3]
+    with pytest.raises(ConfigError, match="ProdigyPlusScheduleFree"):
+        imported(tmp_path, {**TUNER, "optimizer": "prodigy"})
+
+
+def test_a_folder_of_the_command_is_read_as_the_file_says(tmp_path: Path) -> None:
+    """Without a dataset its trainer's options of one are written; with one, that folder's own stay."""
+    tuner = imported(tmp_path, {**TUNER, "loss_type": "huber"}).config
+    assert (tuner.resolution, tuner.caption_extensions, tuner.crop, tuner.upscale) == (1024, (".txt",), "center", True)
+    assert (tuner.loss, tuner.huber_c, tuner.huber_schedule) == ("huber", 0.1, "snr")
+    one = imported(tmp_path, ONE).config
+    assert (one.resolution, one.caption_extensions, one.crop, one.flip) == (512, (".txt",), "random", True)
+    path = tmp_path / "job.json"
+    job: dict[str, Any] = {"job": "extension", "config": {"name": "n", "process": [{**TOOLKIT, "datasets": [
+        {"folder_path": "a", "resolution": [512, 768], "num_repeats": 3}]}]}}  # fmt: skip
+    path.write_text(json.dumps(job), "utf-8")
+    c = import_config(path, dataset="b").config
+    assert isinstance(c.dataset, dict)
+    tables = [
+        (table["resolution"], *(table["subsets"][0][key] for key in ("image_dir", "num_repeats")))
+        for table in c.dataset["datasets"]
+    ]
+    assert tables == [(512, "b", 3), (768, "b", 3)]
+    assert import_config(path, dataset="b.toml").config.dataset == "b.toml"
+    job["config"]["process"][0]["datasets"].append({"folder_path": "c"})
+    path.write_text(json.dumps(job), "utf-8")
+    several = import_config(path, dataset="b")
+    assert several.config.dataset == "b" and any("has several folders" in note for note in several.notes)

@@ -119,3 +119,20 @@ def test_one_value_of_diffusers_is_no_list() -> None:
         "train.sh",
     ).config
     assert (c.text_encoder_learning_rate, c.learning_rate) == (1.0, 1.0)
+
+
+def test_calculations_of_shells() -> None:
+    bash = (
+        "EPOCHS=10\nSTEPS=$((EPOCHS * 100))\nWARM=$(( $STEPS / 30 ))\n"
+        "python train_network.py --network_module=networks.lora --max_train_steps $STEPS --lr_scheduler cosine "
+        "--lr_warmup_steps $WARM --seed $((STEPS + EPOCHS*2 - 1))"
+    )
+    c = import_text(bash, "a.sh", dataset="x").config
+    assert (c.steps, c.warmup, c.seed) == (1000, 33, 1019)
+    windows = (
+        "SET STEPS=900\nset /A WARM=%STEPS%/10\n"
+        "python train_network.py --network_module=networks.lora --lr_scheduler cosine --lr_warmup_steps %WARM%"
+    )
+    assert import_text(windows, "a.bat", dataset="x").config.warmup == 90
+    with pytest.raises(ConfigError, match=r"lr_warmup_steps \(warmup\): should be a valid number"):
+        import_text(windows.replace("/10", "/0"), "a.bat", dataset="x")

@@ -9,6 +9,7 @@ the tables are those of a dataset .toml.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,11 +48,7 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
     if not folders:
         return
     first = folders[0]
-    for key, ours in _RUN_FIELDS.items():
-        if key in first.options:
-            value = first.options[key]
-            out.fields[ours] = ("random" if value else "center") if key == "random_crop" else value
-    out.fields["resolution"] = first.resolutions[-1]
+    put_options(out, first)
     plain = first.options.keys() <= _RUN_FIELDS.keys()
     if len(folders) == 1 and len(first.resolutions) == 1 and first.repeats == 1 and plain and not first.regularization:
         out.fields["dataset"] = first.path
@@ -60,6 +57,28 @@ def put_folders(out: Translation, folders: list[Folder]) -> None:
         out.fields["dataset"] = {"datasets": tables}
     for folder in folders:
         out.mapping[folder.where] = "dataset"
+
+
+def put_options(out: Translation, folder: Folder) -> None:
+    """The options of a folder as settings of the run: those of one that is named elsewhere."""
+    for key, ours in _RUN_FIELDS.items():
+        if key in folder.options:
+            value = folder.options[key]
+            value = ("random" if value else "center") if key == "random_crop" else value
+            out.fields[ours] = [value] if key == "caption_extension" else value
+    out.fields["resolution"] = folder.resolutions[-1]
+
+
+def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
+    """The tables of a dataset with another folder of images; None where they have several, or none."""
+    listed = [subset for table in tables.get("datasets", ()) for subset in table.get("subsets", ())]
+    if len({subset.get("image_dir") for subset in listed}) != 1:
+        return None
+    replaced = [
+        {**table, "subsets": [{**subset, "image_dir": folder} for subset in table["subsets"]]}
+        for table in tables["datasets"]
+    ]
+    return {**tables, "datasets": replaced}
 
 
 def _table(folder: Folder, side: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from inweave.training.config.importers import (
     onetrainer,
     simpletuner,
 )
+from inweave.training.config.importers.datasets import with_folder
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.files import leaves_of, parse_text
 from inweave.training.config.importers.shell import COMMANDS
@@ -112,6 +113,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
             implied |= _base_model(out, settings, overrides)
             _settle(out, overrides)
         replaced = {*overrides, *({"steps", "epochs"} if {"steps", "epochs"} & overrides.keys() else ())}
+        overrides = _with_tables(out, overrides)
         out.fields = {name: value for name, value in out.fields.items() if name not in replaced} | overrides
         _refuse(out, overrides, dict.fromkeys(implied, kind))
         config = TrainConfig.from_translation(out)
@@ -127,6 +129,17 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
     mapping = {name: ours for name, ours in out.mapping.items() if name not in implied}
     unset = [name for name in dict.fromkeys(out.unset) if name not in mapping]
     return Imported(config, mapping, list(dict.fromkeys(no_equivalent)), notes, kind, implied, unset)
+
+
+def _with_tables(out: Translation, overrides: dict[str, Any]) -> dict[str, Any]:
+    """A folder that stands in for the one of a file keeps what the file says of it: resolutions, repeats, captions."""
+    folder, tables = overrides.get("dataset"), out.fields.get("dataset")
+    is_folder = isinstance(folder, str) and Path(folder).suffix not in (".toml", ".json", ".jsonl", ".txt")
+    if is_folder and folder != "inweave/pixel" and isinstance(tables, Mapping):
+        if (same := with_folder(tables, str(folder))) is not None:
+            return {**overrides, "dataset": same}
+        out.note("dataset", "the file has several folders, whose own settings are left out")
+    return overrides
 
 
 def _unset_variables(settings: Mapping[str, Any]) -> list[str]:

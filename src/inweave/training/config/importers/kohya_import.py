@@ -182,6 +182,8 @@ def _remove_ignored(entries: dict[str, Any], out: Translation) -> None:
         if name in entries:
             out.note(name, "optimizer_type is used")
             del entries[name]
+    if "dropout" in _network_args(entries):
+        entries.pop("network_dropout", None)  # that of network_args counts
     if out.family in MUSUBI:
         entries["network_train_unet_only"] = True  # it has no other
         ensure_musubi_arguments(out, entries)
@@ -238,6 +240,7 @@ def _implied(entries: Mapping[str, Any], family: str) -> dict[str, Any]:
         "learning_rate": None if entries.get("unet_lr") or entries.get("lr") else rate,
         "text_encoder_lr": None if only_unet or entries.get("text_encoder_lr") is not None else rate,
         "max_train_steps": None if lasts else values["max_train_steps"],
+        "network_dropout": None if "dropout" in _network_args(entries) else values["network_dropout"],
     }
     if normalize_name(entries.get("loss_type")) in ("huber", "smoothl1"):
         values |= defaults("kohya", "huber")

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from inweave.checked import for_message
-from inweave.training.config.importers.datasets import Folder, put_folders
+from inweave.training.config.importers.datasets import Folder, put_folders, put_options
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.translate import Translation, parse_resolutions
 from inweave.training.config.importers.values import is_off, parse_bool, parse_int, parse_number
@@ -64,7 +64,11 @@ def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
     for folder in folders:
         folder.options["enable_bucket"] = bucketing
     put_folders(out, folders)
-    out.fields.setdefault("resolution", resolutions[-1])
+    if not folders:  # of a preset, which has none
+        usual = {**defaults("onetrainer", "concept"), "path": "-"}
+        if (folder := _folder("concepts", {}, usual, resolutions, out)) is not None:
+            folder.options["enable_bucket"] = bucketing
+            put_options(out, folder)
     count = len(resolutions)
     if count > 1:
         epochs = parse_int(out.fields.get("epochs") or settings.get("epochs") or 100)

@@ -1,6 +1,7 @@
 r"""What a shell script would run: its commands, with the variables and lists that it sets put in. Nothing is run.
 
     NAME=value   export NAME=value   set NAME=value   $name = "value"        a variable
+    set /a NAME=10*20   NAME=$((10 * 20))                                    whole numbers
     args=("--a" "b")   args+=("--c $d")   $args = @("--a")                   a list
     $args = [System.Collections.ArrayList]::new()   [void]$args.Add("--a=" + $b)
     if [[ $a == 1 ]]; then ... elif ... else ... fi                          bash; also [ ... ], -n, -z, = and !=
@@ -25,8 +26,12 @@ from inweave.errors import ConfigError
 _CONTINUED = re.compile(r"[ \t]*[\\^`][ \t]*\r?\n")
 _COMMENT = re.compile(r"^[ \t]*(?:#|::|rem\b|@?echo\b)[^\n]*\n?", re.IGNORECASE | re.MULTILINE)
 _ASSIGNMENT = re.compile(
-    r"""^\s*(?:export\s+|set\s+|local\s+|declare\s+|readonly\s+|\$(?:env:)?)?"?([A-Za-z_]\w*)\s*=\s*(?!=)(.*?)\s*$"""
+    r"""^\s*(?:export\s+|set\s+(?:/a\s+)?|local\s+|declare\s+|readonly\s+|\$(?:env:)?)?"?([A-Za-z_]\w*)\s*=\s*(?!=)(.*?)\s*$""",
+    re.IGNORECASE,
 )
+_ARITHMETIC = re.compile(r"\$\(\(\s*(.+?)\s*\)\)")
+_CALCULATION = re.compile(r"\s*\d{1,15}(?:\s*[-+*/%]\s*\d{1,15}){0,20}\s*")
+_BARE = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::-([^}]*))?\}|\$(?:env:)?([A-Za-z_]\w*)|%([A-Za-z_]\w*)%")
 UNSET_VARIABLE = re.compile(r"\$\{?(?:env:)?[A-Za-z_]\w*[^}\s]*\}?|%[A-Za-z_]\w*%|\$\(|\$\d")
 _BASH_LIST = re.compile(r"^\s*(?:local\s+|declare\s+(?:-a\s+)?)?([A-Za-z_]\w*)(\+?)=\((.*)\)\s*(?:#.*)?$", re.DOTALL)
@@ -73,7 +78,8 @@ class _Script:
         elif (match := _POWERSHELL_ADD.match(line)) and match[1] in self.lists:
             self._extend(match[1], [self._text(match[2] or match[3] or "")], fresh=False)
         elif (match := _ASSIGNMENT.match(line)) and (_QUOTED.match(match[2]) or not re.search(r"\s--[A-Za-z]", line)):
-            self.variables[match[1]] = self.replaced(_assigned(match[2]))
+            value = self.replaced(_assigned(match[2]))
+            self.variables[match[1]] = _computed(value) if re.match(r"\s*set\s+/a\s", line, re.IGNORECASE) else value
             self.lists.pop(match[1], None)
         elif re.search(r"(?:^|\s|\")--[A-Za-z]|\[[@*]\]", line):
             self.commands.append(self.words(line))
@@ -143,12 +149,21 @@ class _Script:
             name = match[1] or match[3] or match[4]
             return self.variables.get(name, match[2] if match[2] is not None else match[0])
 
-        return _VARIABLE.sub(value, text)
+        return _VARIABLE.sub(value, self.calculated(text))
+
+    def calculated(self, text: str) -> str:
+        """``text`` with the results of its calculations; names in them need no dollar."""
+
+        def result(match: re.Match[str]) -> str:
+            numbers = _BARE.sub(lambda name: self.variables.get(name[1], name[0]), match[1])
+            return _computed(numbers, match[0])
+
+        return _ARITHMETIC.sub(result, text)
 
     def words(self, line: str) -> list[str]:
         """The words of a command, with its lists in their place."""
         words: list[str] = []
-        for word in _words(line):
+        for word in _words(self.calculated(line)):
             match = _LIST_WORD.match(word)
             name = (match[1] or match[2]) if match else ""
             if name not in self.lists:
@@ -200,6 +215,24 @@ def _assigned(text: str) -> str:
     if text[:1] in ("'", '"') and text.find(text[0], 1) > 0:
         return text[1 : text.index(text[0], 1)]
     return re.split(r"\s#", text)[0].strip().rstrip('"')
+
+
+def _computed(text: str, otherwise: str = "") -> str:
+    """The result of a calculation with whole numbers, as shells round it; other text as it is."""
+    if not _CALCULATION.fullmatch(text):
+        return otherwise or text
+    total, pending = [0], "+"
+    for number, sign in re.findall(r"(\d+)\s*([-+*/%]?)", text):
+        value = int(number)
+        if pending in "/%" and value == 0:
+            return otherwise or text
+        if pending in "*/%":
+            quotient = abs(total[-1]) // max(value, 1) * (-1 if total[-1] < 0 else 1)
+            total[-1] = {"*": total[-1] * value, "/": quotient, "%": total[-1] - quotient * value}[pending]
+        else:
+            total.append(value if pending == "+" else -value)
+        pending = sign
+    return str(sum(total))
 
 
 def _words(line: str) -> list[str]:

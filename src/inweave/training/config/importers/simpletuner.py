@@ -12,16 +12,16 @@ flow_schedule_shift, or by the resolution with flow_schedule_auto_shift.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from inweave.checked import for_message
 from inweave.training.config.fields import Settings
-from inweave.training.config.importers.datasets import Folder, put_folders
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.models import SIMPLE_TUNER as FAMILIES
 from inweave.training.config.importers.models import ensure_plain_base, ensure_trainable, refuse_method
 from inweave.training.config.importers.optimizers import lr_scheduler, optimizer, optimizer_args, with_library_defaults
+from inweave.training.config.importers.simpletuner_datasets import ReadFile, read_folders
 from inweave.training.config.importers.targets import FLOW
 from inweave.training.config.importers.translate import (
     ELSEWHERE,
@@ -44,8 +44,6 @@ from inweave.training.config.importers.translate import (
 )
 from inweave.training.config.importers.values import is_off, normalize_name, parse_bool, parse_int, parse_number
 
-#: reads a file that the configuration names; None where it is not there
-ReadFile = Callable[[str], Any]
 MARKS = frozenset({"model_family", "data_backend_config", "lora_type", "lycoris_config"})
 _ATTENTION = ["to_k", "to_q", "to_v", "to_out.0"]
 _TEXT = ["add_k_proj", "add_q_proj", "add_v_proj", "to_add_out"]
@@ -97,7 +95,7 @@ def import_simpletuner(settings: OtherSettings, out: Translation, read_file: Rea
     _length(out, complete)
     _network(out, complete, read_file)
     _times(out, complete)
-    _folders(out, complete, read_file)
+    read_folders(out, complete, read_file)
     if normalize_name(complete.get("grad_clip_method")) == "value":
         out.fields["max_grad_norm"] = 0.0
         out.unsupported("grad_clip_method", "gradients are clipped by their norm here, or not at all, and not by value")
@@ -106,8 +104,24 @@ def import_simpletuner(settings: OtherSettings, out: Translation, read_file: Rea
     if normalize_name(complete.get("lr_scheduler")) == "constant":
         out.fields["warmup"] = 0
     out.fields["upscale"] = True  # it enlarges what is too small
-    with_library_defaults(out)
+    _optimizer_defaults(out, complete)
     return implied
+
+
+def _optimizer_defaults(out: Translation, settings: OtherSettings) -> None:
+    """Its own values for each optimizer; its Prodigy is another algorithm, and schedule-free has no other schedule."""
+    name = str(settings.get("optimizer") or "")
+    if name == "prodigy":
+        out.refuse("optimizer", "'prodigy' is ProdigyPlusScheduleFree, which does not exist here", "optimizer")
+    own = defaults("simpletuner", f"optimizers.{name}")
+    for theirs, ours in (("betas", "betas"), ("weight_decay", "weight_decay"), ("eps", "epsilon")):
+        if theirs in own:
+            out.fields.setdefault(ours, tuple(own[theirs]) if theirs == "betas" else own[theirs])
+    if out.fields.get("optimizer") == "schedulefree":
+        out.fields["lr_scheduler"] = "constant"
+        out.refused.pop("lr_scheduler", None)
+        out.note("lr_scheduler", "schedule-free optimizers have none there")
+    with_library_defaults(out)
 
 
 def _length(out: Translation, settings: OtherSettings) -> None:
@@ -209,78 +223,16 @@ def _times(out: Translation, settings: OtherSettings) -> None:
         out.fields["timestep_sampling"] = "sigmoid"
 
 
-_BACKEND_HARMLESS = (
-    "id", "type", "cache_", "metadata_", "preserve_", "scan_for", "disabled", "dataset_type", "minimum_", "maximum_", "target_down",
-    "vae_cache", "crop_aspect_buckets", "probability", "hash_", "default", "skip_file", "instance_data", "instance_prompt",
-    "caption_", "resolution", "repeats", "crop", "disable_validation", "prepend_", "only_instance", "is_regular", "write_batch",
-    "parquet", "dataset_name", "image_embeds", "text_embeds", "huggingface", "aws_", "max_retry", "csv_", "slider", "start_",
-)  # fmt: skip
-
-
-def _folders(out: Translation, settings: OtherSettings, read_file: ReadFile) -> None:
-    listed = settings.get("data_backend_config")
-    if listed is None:
-        return
-    backends = listed if isinstance(listed, list) else read_file(str(listed))
-    if not isinstance(backends, list):
-        out.note("data_backend_config", f"{for_message(listed)} is not next to the configuration; set dataset")
-        return
-    folders = []
-    for index, backend in enumerate(backends):
-        if not isinstance(backend, Mapping) or not is_off(backend.get("disabled")):
-            continue
-        if str(backend.get("dataset_type", "image")) == "image":
-            table = {**settings, **defaults("simpletuner", "backend"), **backend}
-            folder = _folder(f"data_backend_config.{index}", table, backend, out)
-            folders += [folder] if folder else []
-        elif str(backend.get("dataset_type")) not in ("text_embeds", "image_embeds"):
-            out.refuse(
-                f"data_backend_config.{index}.dataset_type", f"{for_message(backend['dataset_type'])} is not supported"
-            )
-    put_folders(out, folders)
-    out.mapping["data_backend_config"] = "dataset"
-
-
-def _folder(at: str, table: Mapping[str, Any], backend: Mapping[str, Any], out: Translation) -> Folder | None:
-    kind = str(table.get("type", "local"))
-    if kind != "local":
-        out.note(f"{at}.type", f"{for_message(kind)}: a dataset is a folder of images; set dataset to one")
-        return None
-    options: dict[str, Any] = {"caption_extension": ".txt", "flip_aug": False}
-    strategy = normalize_name(table["caption_strategy"])
-    if strategy == "instanceprompt" or not is_off(table.get("only_instance_prompt")):
-        out.put(f"{at}.instance_prompt", "caption", str(table.get("instance_prompt") or ""))
-        options["caption_extension"] = ".no-captions"
-    elif strategy != "textfile":
-        out.refuse(
-            f"{at}.caption_strategy", f"{for_message(table['caption_strategy'])}: captions are files beside images"
-        )
-    elif not is_off(table.get("prepend_instance_prompt")):
-        out.put(f"{at}.instance_prompt", "trigger", str(table.get("instance_prompt") or "").strip())
-    square = not is_off(table.get("crop")) and normalize_name(table.get("crop_aspect", "square")) == "square"
-    options["enable_bucket"] = not square
-    style = normalize_name(table.get("crop_style", "random"))
-    options["random_crop"] = style == "random" and not is_off(table.get("crop"))
-    if not is_off(table.get("crop")) and style != "random" and not style.startswith("cent"):
-        out.refuse(f"{at}.crop_style", f"{for_message(table['crop_style'])}: crops are random or centered")
-    side = parse_number(table["resolution"])
-    if normalize_name(table.get("resolution_type")) == "area":
-        side = round(side**0.5 * 1024)
-    elif normalize_name(table.get("resolution_type")) == "pixel" and options["enable_bucket"]:
-        out.unsupported(f"{at}.resolution_type", "pixel: a resolution is an area here, and not the shorter side")
-    for key, value in backend.items():
-        if not key.startswith(_BACKEND_HARMLESS) and not is_off(value):
-            out.refuse(f"{at}.{key}", f"{for_message(value)}: is not supported")
-    return Folder(at, str(table.get("instance_data_dir") or ""), [round(side)], parse_int(table["repeats"] or 0) + 1,
-                  any(key.startswith("is_regulari") and not is_off(value) for key, value in table.items()), options)  # fmt: skip
-
-
 def _loss(out: Translation, name: str, value: Any, settings: OtherSettings) -> None:
     ours = {"l2": "mse", "huber": "huber", "smoothl1": "smooth_l1"}.get(normalize_name(value))
     if ours == "mse" and "loss" not in Settings.model_fields:
         out.note(name, "is always the case here")
     elif ours and "loss" in Settings.model_fields:
         out.put(name, "loss", ours)
+        if ours != "mse":
+            usual = defaults("simpletuner", "huber")
+            out.fields["huber_c"] = parse_number(settings.get("huber_c") or usual["huber_c"])
+            out.fields["huber_schedule"] = normalize_name(settings.get("huber_schedule") or usual["huber_schedule"])
     else:
         out.refuse(name, f"{for_message(value)} is not supported")
 

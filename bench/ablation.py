@@ -10,6 +10,7 @@ apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
+copies      the largest copies, and which operation asks for them
 profile     kernels by kind, on the screen and in $OUT/profile_*.txt
 """
 
@@ -119,6 +120,8 @@ def measure(tag: str) -> None:
         )
         if "profile" in flags:
             profile(tag, update)
+        if "copies" in flags:
+            list_copies(step, batches)
 
 
 def repeats_bits(step: Step, batches: list[Any]) -> bool:
@@ -128,6 +131,25 @@ def repeats_bits(step: Step, batches: list[Any]) -> bool:
         step._retry_split(lambda: step._accumulate(7, batches), batches)
         results.append(step.flat.grads.clone())
     return all(torch.equal(results[0], other) for other in results[1:])
+
+
+def list_copies(step: Step, batches: list[Any]) -> None:
+    """Copies of a step that is not recorded, by the shapes of what is copied, and which operation asks for them."""
+    step.graphs.enabled = False
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, record_shapes=True) as record:
+        step._retry_split(lambda: step._accumulate(7, batches), batches)
+        torch.cuda.synchronize()
+    counts: Counter[str] = Counter()
+    for event in record.events() or ():
+        if event.name == "aten::copy_" and event.device_time > 20:
+            parents, parent = [], event.cpu_parent
+            while parent is not None and len(parents) < 4:
+                parents.append(parent.name[:40])
+                parent = parent.cpu_parent
+            counts[f"{event.input_shapes[:2]} < {' < '.join(parents)}"] += int(event.device_time)
+    for text, time in counts.most_common(12):
+        print(f"    copy {time / 1e3:7.2f} ms {text}", flush=True)
 
 
 def profile(tag: str, update: Any) -> None:

@@ -81,6 +81,36 @@ def test_error_is_at_most_twice_that_of_plain_torch(shape: tuple[int, int, int, 
     assert_as_good(gradients(lora_linear, tensors, 0.7), gradients(plain, tensors, 0.7), exact)
 
 
+def one_by_one(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> torch.Tensor:
+    count = down.shape[0] // up.shape[1]
+    parts = zip(*(tensor.chunk(count) for tensor in (weight, bias, down, up)), strict=True)
+    return torch.cat([plain(x, *part, scale) for part in parts], -1)
+
+
+#: M, K, N, r and how many layers: SDXL's self attention (two launches), all of its text's, Flux's, SD 3.5's, sizes that no tile divides
+SIBLINGS = [
+    ((1024, 1280, 1280, 32), 3), ((4096, 640, 640, 32), 3), ((77, 2048, 640, 32), 20), ((308, 2048, 1280, 32), 120),
+    ((4608, 3072, 3072, 16), 3), ((154, 2432, 2432, 16), 3), ((333, 130, 70, 3), 3), ((129, 257, 513, 64), 2), ((1, 64, 64, 1), 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("shape", "count"), SIBLINGS, ids=str)
+def test_layers_of_one_input_are_as_exact(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> None:
+    if dtype == torch.float32 and count > 20:
+        pytest.skip("float64's matrices of this size take seconds")
+    layers = [numbers(shape, dtype, seed) for seed in range(count)]
+    x, grad = layers[0][0], torch.cat([layer[-1] for layer in layers], 1)
+    tensors = [x, *(torch.cat(tensors) for tensors in list(zip(*layers, strict=True))[1:-1]), grad]
+    exact = gradients(one_by_one, [tensor.double() for tensor in tensors], 0.7)
+    ours = gradients(lora_linear, tensors, 0.7)
+    assert_as_good(ours, gradients(one_by_one, tensors, 0.7), exact)
+    again = gradients(lora_linear, tensors, 0.7)
+    assert all(torch.equal(one, two) for one, two in zip(ours, again, strict=True))
+
+
 @pytest.mark.parametrize(("shape", "dtype"), CASES, ids=str)
 def test_adapter_alone_in_a_graph_twice_the_same_bits(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     x, _, _, down, up, grad = numbers(shape, dtype)

@@ -22,6 +22,7 @@ from inweave.bench.step import RandomTask, without_cudnn_attention
 from inweave.layers import lora_layers
 from inweave.models import bundled
 from inweave.models.fused_blocks import fuse_blocks
+from inweave.models.siblings import stack_siblings
 from inweave.models.model import Model
 from inweave.training.adapters.attach import NAME, attach_adapters
 from inweave.training.config.schema import TrainConfig
@@ -92,6 +93,7 @@ def our_step(device: torch.device, dtype: torch.dtype, **settings: Any) -> Step:
     step.require_choices()
     step.compile(model, 0, before=None)
     assert fuse_blocks(task.networks["unet"]) > 100
+    assert stack_siblings(task.networks["unet"]) > 30
     kernels = partial(step_kernels, device, deterministic=config.deterministic)
     apply_checkpointing(task.networks, config.gradient_checkpointing, kernels, random=False)
     return step

@@ -22,8 +22,8 @@ from inweave.bench.step import RandomTask, without_cudnn_attention
 from inweave.layers import lora_layers
 from inweave.models import bundled
 from inweave.models.fused_blocks import fuse_blocks
-from inweave.models.siblings import stack_siblings
 from inweave.models.model import Model
+from inweave.models.siblings import stack_siblings
 from inweave.training.adapters.attach import NAME, attach_adapters
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World

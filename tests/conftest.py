@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 
@@ -59,7 +60,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
-def pytest_collection_finish() -> None:
-    """Libraries and thousands of tests stay until the end: no collection of garbage need look at them again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Libraries and thousands of tests stay until the end: no collection of garbage need look at them, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()

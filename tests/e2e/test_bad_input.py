@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from inweave.cli.app import app
 from tests.bad_files import BAD, PAIR, PAIR_BYTES, executed, good_file, pack, peft_directory, without_root
+from tests.e2e.commands import in_process as inweave
 
 VERBS = ("inspect", "check", "hash", "convert")
 #: the protocols differ in one branch only, which the unit tests walk through
@@ -45,12 +46,20 @@ PAIRS = [
 ]
 
 
-def inweave(*arguments: object) -> subprocess.CompletedProcess[str]:
+#: a reader that waits for them would wait forever; a process is given up
+WAITING = ("named-pipe", "socket", "device")
+
+
+def process(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "inweave", *map(str, arguments)]
     environment = {**os.environ, "NO_COLOR": "1", "PYTHONUTF8": "1"}
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment, stdin=subprocess.DEVNULL
     )
+
+
+def run_on(kind: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    return process(*arguments) if kind in WAITING else inweave(*arguments)
 
 
 def arguments(verb: str, path: Path, out: Path) -> list[object]:
@@ -76,7 +85,7 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out.safetensors"
     folder.mkdir()
     path = BAD[kind].make(folder)
-    message = one_line(inweave(*arguments(verb, path, out)))
+    message = one_line(run_on(kind, *arguments(verb, path, out)))
     assert str(path.parent) in message
     if verb != "hash" or path.suffix == ".safetensors":  # a hash is of one file; for a directory the message says so
         assert BAD[kind].message in message
@@ -85,10 +94,21 @@ def test_one_line_and_exit_code_2(verb: str, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_a_process_ends_as_the_command_does(verb: str, tmp_path: Path) -> None:
+    """The others run in this process, named pipes and their like apart."""
+    path = BAD["cut-in-data"].make(tmp_path)
+    for more in ((), ("--json",)):
+        command = [*arguments(verb, path, tmp_path / "out.safetensors"), *more]
+        ended, returned = process(*command), inweave(*command)
+        assert ended.returncode == returned.returncode == 2
+        assert (ended.stdout, ended.stderr) == (returned.stdout, returned.stderr)
+
+
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("kind", ["missing", "cut-in-data", "pickle-0-renamed", "named-pipe", "dunder-name"])
 def test_json_has_the_error(verb: str, kind: str, tmp_path: Path) -> None:
     path = BAD[kind].make(tmp_path)
-    result = inweave(*arguments(verb, path, tmp_path / "out.safetensors"), "--json")
+    result = run_on(kind, *arguments(verb, path, tmp_path / "out.safetensors"), "--json")
     assert result.returncode == 2
     assert result.stderr == ""
     document = json.loads(result.stdout)
@@ -156,7 +176,7 @@ def test_a_base_that_cannot_be_read(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "base"
     folder.mkdir()
     base = BAD[kind].make(folder)
-    message = one_line(inweave("check", good_file(tmp_path / "x.safetensors"), "--base", base))
+    message = one_line(run_on(kind, "check", good_file(tmp_path / "x.safetensors"), "--base", base))
     assert str(folder) in message
     assert not executed(folder)
 

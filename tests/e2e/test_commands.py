@@ -1,4 +1,4 @@
-"""The commands as a user runs them: real processes, exit codes, documented JSON."""
+"""The commands as a user runs them: exit codes, documented JSON; text comes from real processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from inweave.formats.files import open_container
+from tests.e2e.commands import in_process
 from tests.support import DATA, lora_pair, random, tensor, write
 
 FILES = DATA / "files"
@@ -27,7 +28,7 @@ def inweave(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def inweave_json(*arguments: str | Path, code: int = 0):
-    result = inweave(*arguments, "--json")
+    result = in_process(*arguments, "--json")
     assert result.returncode == code, result.stdout + result.stderr
     assert not result.stderr
     return json.loads(result.stdout)

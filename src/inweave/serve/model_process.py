@@ -26,6 +26,7 @@ from inweave.serve.contract import RunnerSettings, RunRequest
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event
 from inweave.serve.wire import Message, WireError, read_message
+from inweave.weights.gc_pause import collector_waits
 
 
 class ModelProcess:
@@ -39,7 +40,8 @@ class ModelProcess:
 
     def serve(self) -> None:
         threading.Thread(target=self._read, name="inweave-commands", daemon=True).start()
-        from inweave.serve.runner import Runner  # imports torch: seconds
+        with collector_waits():
+            from inweave.serve.runner import Runner  # imports torch: seconds
 
         settings = self._queue.get().data
         confine(*map(Path, settings.pop("folders", ())))

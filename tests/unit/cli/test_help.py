@@ -137,11 +137,14 @@ def test_names_below_the_lora_folder_in_every_command(folder: Path) -> None:
         assert run("check", reference, "--base", "inweave/emoji")[0] == 0
         assert run("convert", reference, "a.safetensors", "--to", "comfy", "--force")[0] == 0
         assert run("resize", f"{reference}:0.5", "--rank", "1", "-o", "b.safetensors", "--force")[0] == 0
-        assert run("bake", "--base", "inweave/emoji", "--lora", reference, "-o", "c", "--force")[0] == 0
         sampler = ["--sampler", "lcm", "--schedule", "karras"]  # what is refused after the LoRA was looked up
         assert "no such file" not in run("generate", "x", "--lora", f"{reference}:0.5", *sampler)[1]
-        checked = json.loads(run("train", *emoji, *dataset, "--set", f"start_from={reference}", "--check", "--json")[1])
-        assert checked["config"]["start_from"] == "loras/styles/mine.safetensors"
+    # these look it up in the same way and then work on a whole model
+    assert run("bake", "--base", "inweave/emoji", "--lora", "styles/mine", "-o", "c")[0] == 0
+    start = ["--set", "start_from=mine.safetensors", "--check", "--json"]
+    assert (
+        json.loads(run("train", *emoji, *dataset, *start)[1])["config"]["start_from"] == "loras/styles/mine.safetensors"
+    )
     code, output = run("inspect", "styles/gone")
     assert code == 2 and "styles/gone: no such file" in output
     code, output = run("train", *emoji, *dataset, "--set", "start_from=mien", "--check")

@@ -1,0 +1,18 @@
+"""`inweave` in this process: most tests ask what a command prints, and a process of its own costs half a second of imports."""
+
+from __future__ import annotations
+
+import subprocess
+
+from typer.testing import CliRunner
+
+from inweave.cli.app import app
+
+
+def in_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What a process would have left: exit code, standard output, standard error. Any exception fails the test."""
+    command = list(map(str, arguments))
+    result = CliRunner(env={"NO_COLOR": "1"}).invoke(app, command)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise AssertionError(f"inweave {' '.join(command)}: a traceback") from result.exception
+    return subprocess.CompletedProcess(command, result.exit_code, result.stdout, result.stderr)

@@ -32,7 +32,7 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
-from diffusers.models.transformers.transformer_flux import FluxAttention
+from diffusers.models.transformers.transformer_flux import FluxAttention, FluxSingleTransformerBlock
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import nn
 from torch.nn import functional
@@ -41,6 +41,7 @@ from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused_joint import (
     FusedFluxAttention,
+    FusedFluxSingleTransformerBlock,
     FusedJointAttention,
     flux_attention_fits,
     joint_attention_fits,
@@ -311,6 +312,7 @@ _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ..
     (Attention, FusedJointAttention, joint_attention_fits),
     (Attention, FusedAttention, _attention_fits),
     (FluxAttention, FusedFluxAttention, flux_attention_fits),
+    (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, lambda module: True),
     (GEGLU, FusedGEGLU, lambda module: hasattr(module, "proj")),
     (RMSNorm, FusedRMSNorm, lambda module: has(module, bias=None) and len(module.dim) == 1),
     (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),

@@ -7,6 +7,9 @@
     FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
     Attention        of Stable Diffusion 3: image before text; the second attention of its dual blocks has the image alone
 
+    FluxSingleTransformerBlock   compiled, its results are tensors of their own: gradients of slices would be put together outside
+                                 of the compiled code, by a fill, a copy and a sum of the whole stream
+
 Arguments that the formula has not (masks, other processors, projections that diffusers has fused) take diffusers' own path.
 """
 
@@ -19,7 +22,7 @@ import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.attention_processor import Attention, JointAttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
-from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor
+from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAttnProcessor, FluxSingleTransformerBlock
 from torch import nn
 from torch.nn import functional
 
@@ -70,6 +73,14 @@ class FusedFluxAttention(FluxAttention):
             and not self.fused_projections
             and (self.added_kv_proj_dim is None) == (encoder_hidden_states is None)
         )
+
+
+class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        results = super().forward(*args, **kwargs)
+        if torch.compiler.is_compiling() and isinstance(results, tuple):
+            return tuple(result.clone() for result in results)
+        return results
 
 
 class FusedJointAttention(Attention):

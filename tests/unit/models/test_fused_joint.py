@@ -163,3 +163,22 @@ def test_norms_that_differ_are_not_fused() -> None:
         fuse_blocks(transformer)
         assert not isinstance(attention, kind) and kind.__name__ in kinds_of(transformer)
         assert largest_gap(gradients(transformer, inputs), plain) < 1e-5
+
+
+def test_a_compiled_single_block_leaves_no_gradients_of_slices_to_autograd() -> None:
+    transformer, _ = network("flux1-dev", dtype=torch.float32)
+    block, width = transformer.single_transformer_blocks[0], transformer.inner_dim
+    image, text = (torch.randn(2, rows, width, requires_grad=True) for rows in (6, 3))
+    angles = torch.randn(9, transformer.config.attention_head_dim)
+    arguments = (image, text, torch.randn(2, width), (angles.cos(), angles.sin()))
+    fuse_blocks(transformer)
+    plain = block(*arguments)
+    block.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    results = block(*arguments)
+    assert [type(result.grad_fn).__name__ for result in plain] == ["SliceBackward0"] * 2
+    assert [type(result.grad_fn).__name__ for result in results] == ["CompiledFunctionBackward"] * 2
+    for one, two in zip(plain, results, strict=True):
+        torch.testing.assert_close(one, two)
+    grads = [torch.autograd.grad([each.sum() for each in pair], [image, text]) for pair in (plain, results)]
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two)

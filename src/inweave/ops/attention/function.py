@@ -93,6 +93,7 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, _lse: torch.Tensor | None) -
         return (None,) * 6
     q, k, v, out, lse = ctx.saved_tensors
     settings = (ctx.causal, ctx.scale, ctx.deterministic)
+    grad = sequence_first(grad)  # here, as in `attention`: it may be some columns of a wider gradient
     return (*torch.ops.inweave.attention_backward(grad, q, k, v, out, lse, *settings), None, None, None)
 
 

@@ -26,9 +26,10 @@ from inweave.cli.app import app
 from inweave.exchange.hashes import hash_file
 from inweave.formats.writers import WRITERS
 from inweave.models.embedded import style_folder
+from inweave.training import session
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.config.schema import TrainConfig
-from tests.unit.training.tiny import file_bits, tiny
+from tests.unit.training.tiny import file_bits, make_run, tiny
 
 ROOT = Path(__file__).parents[2]
 
@@ -339,6 +340,20 @@ def logged_steps(text: str) -> list[int]:
     matches = [(line, line_of_step.fullmatch(line)) for line in text.splitlines()]
     assert not [line for line, match in matches if match is None], text
     return [int(match[1]) for _, match in matches if match is not None]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (100, [7])])
+def test_off_a_terminal_there_is_a_line_per_log_every(
+    every: int, steps: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one at the end, whatever the interval."""
+    monkeypatch.setattr(
+        session, "train", lambda config, on_record=None, **_: make_run(config).train(on_record=on_record)
+    )
+    output = invoked("-m", "tiny", "-d", "-", "-o", tmp_path, "--steps", 7, "-b", 2, "--rank", 2, "--set",
+                     'targets=["to_q", "to_k"]', "--set", "dialect=peft", "--set", "precision=fp32", "--set",
+                     f"log_every={every}")  # fmt: skip
+    assert [int(step) for step in re.findall(r"^(\d+)/7  loss \d", output, re.MULTILINE)] == steps, output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

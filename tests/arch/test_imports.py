@@ -223,5 +223,7 @@ def test_the_old_name_lives_only_in_the_picture_of_the_loom() -> None:
         path = root / name
         assert old not in name.lower(), name
         if name != "tests/arch/test_imports.py" and path.is_file():
-            text = allowed.sub("", path.read_bytes().decode("utf-8", "replace"))
-            assert old not in text.lower(), f"{name} says {old}"
+            content = path.read_bytes()
+            if old.encode() in content.lower():  # of most files that is all
+                text = allowed.sub("", content.decode("utf-8", "replace"))
+                assert old not in text.lower(), f"{name} says {old}"

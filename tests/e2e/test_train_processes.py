@@ -29,21 +29,26 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from tests.unit.training import tiny
+from tests.e2e.ranks import run_two
 from inweave.training import loop as run
 from inweave.training.checkpoint import resume as resuming
 from inweave.training.distributed.world import join
 output, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-world = join("cpu")
-if not world.first:
-    def never(*_, **__):
-        raise AssertionError("only the first process writes")
-    run.save_state = run.save_adapter = run.TrainLog = resuming.recover = resuming.lock = never
-task = tiny.tiny(output, world=world, **settings)
-report = task.train()
-validating = task.task.held_out
-(output / f"drawn-{world.rank}.json").write_text(json.dumps(
-    [report.losses, report.validation, [batch for batch in task.task.sampled_batches if batch not in validating]]))
-world.leave()
+
+def work():
+    world = join("cpu")
+    if not world.first:
+        def never(*_, **__):
+            raise AssertionError("only the first process writes")
+        run.save_state = run.save_adapter = run.TrainLog = resuming.recover = resuming.lock = never
+    task = tiny.tiny(output, world=world, **settings)
+    report = task.train()
+    validating = task.task.held_out
+    (output / f"drawn-{world.rank}.json").write_text(json.dumps(
+        [report.losses, report.validation, [batch for batch in task.task.sampled_batches if batch not in validating]]))
+    world.leave()
+
+run_two(work)
 """
 
 
@@ -56,8 +61,7 @@ def test_two_processes_are_one_with_twice_the_accumulation(tmp_path: Path) -> No
     script.write_text(WORKER)
     (tmp_path / "two").mkdir()
     started = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         str(tmp_path / "two"), json.dumps(settings)],
+        [sys.executable, str(script), str(tmp_path / "two"), json.dumps(settings)],
         cwd=tmp_path, capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip

@@ -26,31 +26,38 @@ import gc, json, os, signal, sys
 from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
+from diffusers import AutoencoderKL, FluxTransformer2DModel  # once, and not in either process
+from transformers import CLIPTextModel, T5EncoderModel
+from tests.e2e.ranks import run_two
+from inweave.generate import pipeline
 from inweave.training.config.schema import TrainConfig
 from inweave.training.session import prepare
 from inweave.training.distributed.fsdp import frozen_bytes
 from inweave.training.distributed.world import join
 
-world = join("cpu")
-for settings in json.loads(sys.argv[1]):
-    dies = settings.pop("dies", None)
-    config = TrainConfig.of(**settings)
-    run, sample = prepare(config, world)
+def work():
+    world = join("cpu")
+    for settings in json.loads(sys.argv[1]):
+        dies = settings.pop("dies", None)
+        config = TrainConfig.of(**settings)
+        run, sample = prepare(config, world)
 
-    def kill_at(record):
-        if record.get("step") == dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        def kill_at(record):
+            if record.get("step") == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    summary = run.train(sample=sample, on_record=kill_at)
-    gc.collect()
-    tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
-    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    network = run.task.networks.get("unet", run.task.networks.get("model"))
-    Path(config.output, f"report-{world.rank}.json").write_text(json.dumps(
-        [*frozen_bytes(network), sum(storages.values()), summary.losses, summary.validation, len(run.task.held_out)]))
-    del run, sample, summary, tensors, network
-    gc.collect()
-world.leave()
+        summary = run.train(sample=sample, on_record=kill_at)
+        gc.collect()
+        tensors = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and not isinstance(t, DTensor)]
+        storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+        network = run.task.networks.get("unet", run.task.networks.get("model"))
+        Path(config.output, f"report-{world.rank}.json").write_text(json.dumps(
+            [*frozen_bytes(network), sum(storages.values()), summary.losses, summary.validation, len(run.task.held_out)]))
+        del run, sample, summary, tensors, network
+        gc.collect()
+    world.leave()
+
+run_two(work)
 """
 
 
@@ -63,8 +70,7 @@ def launched(settings: dict[Path, dict[str, Any]]) -> subprocess.CompletedProces
     common = {"name": "t", "device": "cpu", "save_dtype": "fp32", "log_every": 1}
     runs = [{"output": str(folder), **common, **each} for folder, each in settings.items()]
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script),
-         json.dumps(runs)],
+        [sys.executable, str(script), json.dumps(runs)],
         cwd=folder, capture_output=True, text=True, check=False, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
     )  # fmt: skip

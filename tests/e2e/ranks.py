@@ -1,0 +1,47 @@
+"""The two processes of a run, forked from one that has imported the libraries and done nothing with them.
+
+Launchers, which import them again in every process, are tested in `test_train_processes`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+
+def run_two(work: Callable[[], None]) -> None:
+    """Run ``work`` as ranks 0 and 1 of one world, and exit: with 1 as soon as either of them fails or is killed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = {_start(work, rank, port) for rank in (0, 1)}
+    code = 0
+    while processes:
+        process, status = os.wait()
+        processes.discard(process)
+        if status and not code:
+            code = 1
+            for other in processes:
+                os.kill(other, signal.SIGKILL)
+    sys.exit(code)
+
+
+def _start(work: Callable[[], None], rank: int, port: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}  # fmt: skip
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -119,3 +119,12 @@ def test_kohya_for_flux(tmp_path: Path) -> None:
     assert TrainConfig.load(again) == c == import_config(again).config
     mixed = write_text(tmp_path, 'train_data_dir = "x"\nrank = 8\nepochs = 2\nprecision = "bf16"\n')
     assert (import_config(mixed).config.rank, import_config(mixed).config.alpha) == (8, 1.0)
+
+
+def test_without_buckets_images_are_cropped_to_the_resolution_itself(tmp_path: Path) -> None:
+    """Whatever its steps, and however small they are."""
+    text = 'train_data_dir = "x"\nnetwork_dim = 16\nresolution = "600"\nbucket_no_upscale = true\n'
+    c = import_config(write_text(tmp_path, text)).config
+    assert (c.buckets, c.resolution, c.bucket_step, c.upscale) == (False, 600, 8, True)
+    with pytest.raises(ConfigError, match="'DAdaptation' is DAdaptAdamPreprint there"):
+        import_config(write_text(tmp_path, text + 'optimizer_type = "DAdaptation"\n'))

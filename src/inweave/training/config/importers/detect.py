@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,9 @@ def _settle(out: Translation, overrides: Mapping[str, Any]) -> None:
     for name, info in TrainConfig.model_fields.items():
         if setting_facts(name)["group"] in _WRITTEN and name not in {*open_fields, *overrides}:
             fields.setdefault(name, info.get_default(call_default_factory=True))
+    side, step = fields.get("resolution"), fields.get("bucket_step", 64)
+    if fields.get("buckets") is False and isinstance(side, int) and isinstance(step, int) and gcd(side, step) >= 8:
+        fields["bucket_step"] = gcd(side, step)  # images are cropped to the resolution itself there
     if fields.get("network") != "lokr":
         fields["lokr_factor"] = -1
     if fields.get("network") == "lora":

@@ -147,6 +147,8 @@ def import_kohya(settings: Mapping[str, Any], out: Translation, own: frozenset[s
         out.fields["dataset"] = dataset
     read_times(out, complete)
     _shape(out, complete)
+    if out.fields.get("buckets") is False:
+        out.fields["upscale"] = True  # bucket_no_upscale is for buckets
     if "objective" not in out.fields:
         out.fields["objective"] = "flow" if out.family in FLOW else "epsilon"
     with_library_defaults(out)

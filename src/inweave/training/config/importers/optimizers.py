@@ -43,6 +43,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "adadelta": ("torch.optim.Adadelta",), "rprop": ("torch.optim.Rprop",), "asgd": ("torch.optim.ASGD",),
     "torchoptimmuon": ("torch.optim.Muon",), "prodigyopt": ("prodigy",), "prodigy8bit": ("prodigy",),
 }  # fmt: skip
+#: names of D-Adaptation as its preprint has it
+_PREPRINT = ("dadaptation", "dadaptadampreprint")
 #: what a trainer always gives to an optimizer of that name, unless its options say otherwise
 _IMPLIED_ARGS: dict[str, dict[str, Any]] = {
     "sgdnesterov": {"nesterov": True, "momentum": 0.9}, "sgdnesterov8bit": {"nesterov": True, "momentum": 0.9},
@@ -98,6 +100,11 @@ def _accepted(name: str) -> bool:
 
 def optimizer(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
     out.optimizer_name = normalize_name(str(value).rpartition(".")[2])
+    if out.exact and out.optimizer_name in _PREPRINT:
+        out.refuse(
+            name, f"{for_message(value)} is DAdaptAdamPreprint there, an older algorithm than DAdaptAdam", "optimizer"
+        )
+        return
     if ours := our_optimizer(value):
         out.put(name, "optimizer", ours)
     else:

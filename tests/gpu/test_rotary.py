@@ -14,9 +14,20 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
 from tests.unit.models.test_fused_joint import VARIANTS, gradients, network  # noqa: E402
-from tests.unit.ops.test_rotary import CASES, Case, by_work, compare, inputs_of, joined, moved  # noqa: E402
+from tests.unit.ops.test_rotary import (  # noqa: E402
+    CASES,
+    Case,
+    by_work,
+    compare,
+    inputs_of,
+    joined,
+    moved,
+    one_by_one,
+    packed_inputs,
+)
 
 from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.ops.rotary import join_projections  # noqa: E402
 from inweave.ops.rotary import triton as kernels  # noqa: E402
 from inweave.training.kernels import step_kernels  # noqa: E402
 
@@ -50,6 +61,27 @@ def test_a_compiled_region_has_the_bits_of_the_operator(case: Case) -> None:
     assert torch.equal(plain, fast)
     grads = [torch.autograd.grad(y, parts, i["dy"]) for y in (plain, fast)]
     assert all(torch.equal(one, two) for one, two in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("case", [*PUBLISHED, CASES[2], CASES[7]], ids=str)
+def test_columns_of_one_product_have_the_bits_of_three_operators(case: Case) -> None:
+    parts, settings, dys = packed_inputs(case, torch.bfloat16)
+    parts = [part.cuda().requires_grad_() for part in parts]
+    dys = [dy.cuda() for dy in dys]
+    settings["weights"] = [
+        [None if weight is None else weight.cuda() for weight in pair] for pair in settings["weights"]
+    ]
+    settings["rotary"] = settings["rotary"] and tuple(table.cuda() for table in settings["rotary"])
+
+    def function(parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return join_projections(parts, **settings)
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=False)
+    plain, packed, fast = one_by_one(parts, settings), function(parts), compiled(parts)
+    expected = [*plain, *torch.autograd.grad(plain, parts, dys)]
+    for results in (packed, fast):
+        grads = torch.autograd.grad(results, parts, dys)
+        assert all(torch.equal(one, two) for one, two in zip(expected, [*results, *grads], strict=True))
 
 
 def test_a_recorded_operator_is_the_operator() -> None:

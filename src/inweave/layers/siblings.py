@@ -58,6 +58,11 @@ class Siblings:
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """What the layers give for ``x``, as columns of one matrix; None where each layer has to compute for itself."""
+        y = self.product(x)
+        return None if y is None else y.unbind(-2)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor | None:
+        """The same in one tensor (..., layers, columns)."""
         factors = self.factors
         if factors is None or x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
             return None
@@ -65,7 +70,7 @@ class Siblings:
             x, self.weight, self.bias, factors.down, factors.up, factors.scale,
             rounded_down=factors.rounded_down, rounded_up=factors.rounded_up,
         )  # fmt: skip
-        return y.view(*x.shape[:-1], self.count, -1).unbind(-2)
+        return y.view(*x.shape[:-1], self.count, -1)
 
 
 class SharedSiblings(Siblings):

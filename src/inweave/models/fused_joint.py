@@ -2,6 +2,7 @@
 
     queries, keys    per stream: projection, RMS norm of every head; the streams joined, and rotated (Flux)     one kernel each way
     values           per stream: projection; the streams joined
+                     of one product for queries, keys and values, its gradient too is written as one (`ops.rotary.packed`)
     attention        on (batch, rows of both, heads, size): what `ops.attention` reads without a copy
 
     FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
@@ -28,8 +29,8 @@ from torch.nn import functional
 
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
-from inweave.models.siblings import project
-from inweave.ops.rotary import join_heads
+from inweave.models.siblings import project, project_at_once
+from inweave.ops.rotary import join_heads, join_projections
 
 _MAIN = ("to_q", "to_k", "to_v")
 _ADDED = ("add_q_proj", "add_k_proj", "add_v_proj")
@@ -118,24 +119,39 @@ def _joined(
     rotary: Rotary | None,
 ) -> tuple[torch.Tensor, ...]:
     """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k."""
+    norms = [[getattr(attention, name) for name in names] for *_, names in streams]
+    products = [project_at_once(attention, projections, x) for x, projections, _ in streams]
+    whole = [product.view(*product.shape[:-1], -1, size) for product in products if product is not None]
+    if len(whole) == len(streams) and all(_have_dtype(pair, whole[0].dtype) for pair in norms):
+        if norms[0][0] is None:
+            return join_projections(whole, rotary=rotary)
+        weights = [[norm.weight for norm in pair] for pair in norms]
+        return join_projections(whole, weights=weights, eps=norms[0][0].eps, rotary=rotary)
     projected = [
-        [heads.view(*heads.shape[:-1], -1, size) for heads in project(attention, projections, x)]
-        for x, projections, _ in streams
+        [
+            heads.view(*heads.shape[:-1], -1, size)
+            for heads in (project(attention, projections, x) if product is None else product.unbind(-2))
+        ]
+        for (x, projections, _), product in zip(streams, products, strict=True)
     ]
     parts = list(zip(*projected, strict=True))  # by queries, keys and values
-    norms = zip(*([getattr(attention, name) for name in names] for *_, names in streams), strict=True)
-    q, k = (_normalized(heads, modules, rotary) for heads, modules in zip(parts[:2], norms, strict=True))
+    q, k = (
+        _normalized(heads, modules, rotary) for heads, modules in zip(parts[:2], zip(*norms, strict=True), strict=True)
+    )
     return q, k, join_heads(parts[2])
 
 
 def _normalized(parts: Sequence[torch.Tensor], norms: Sequence[Any], rotary: Rotary | None) -> torch.Tensor:
     if norms[0] is None:
         return join_heads(parts, rotary=rotary)
-    weights = [norm.weight for norm in norms]
-    if any(weight is not None and weight.dtype != part.dtype for part, weight in zip(parts, weights, strict=True)):
+    if not _have_dtype(norms, parts[0].dtype):
         # whose result has the wider dtype with diffusers' norm, and that of the input with torch's
         return join_heads([norm(part) for norm, part in zip(norms, parts, strict=True)], rotary=rotary)
-    return join_heads(parts, weights=weights, eps=norms[0].eps, rotary=rotary)
+    return join_heads(parts, weights=[norm.weight for norm in norms], eps=norms[0].eps, rotary=rotary)
+
+
+def _have_dtype(norms: Sequence[Any], dtype: torch.dtype) -> bool:
+    return all(norm is None or norm.weight is None or norm.weight.dtype == dtype for norm in norms)
 
 
 # what fits

@@ -59,6 +59,12 @@ def project(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> tu
     return tuple(getattr(attention, name)(x) for name in names) if outputs is None else outputs
 
 
+def project_at_once(attention: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> torch.Tensor | None:
+    """The same in one tensor (..., layers, columns); None where every layer computes for itself."""
+    group = getattr(attention, "siblings", {}).get(names[0])
+    return None if group is None else group.product(x)
+
+
 @contextmanager
 def shared_text(network: Any, text: torch.Tensor | None) -> Iterator[None]:
     """Inside the block cross attentions find their keys and values for this very tensor."""

@@ -14,6 +14,7 @@ pytest.importorskip("diffusers")
 
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.layers.siblings import SharedSiblings  # noqa: E402
+from inweave.models import fused_joint  # noqa: E402
 from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.siblings import stack_siblings  # noqa: E402
 from inweave.ops.linear import function  # noqa: E402
@@ -240,7 +241,12 @@ def test_streams_of_text_and_image_have_a_product_each(
         return plain_forward(x, *others)
 
     monkeypatch.setattr(function, "forward", forward)
+    joins: list[int] = []
+    plain_join = fused_joint.join_projections
+    monkeypatch.setattr(
+        fused_joint, "join_projections", lambda parts, **how: joins.append(len(parts)) or plain_join(parts, **how)
+    )
     ours = results(RoundedFactors(flat, task.networks, torch.float32).active(shared=True))
-    assert counts == [3] * len(groups)
+    assert counts == [3] * len(groups) and sum(joins) == len(groups), "heads are read from the products"
     for one, other in zip(ours, plain, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-4

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 
-from inweave.ops.rotary import join_heads, reference  # noqa: E402
+from inweave.ops.rotary import join_heads, join_projections, reference  # noqa: E402
 
 EPS = 1e-6
 
@@ -103,20 +103,14 @@ def by_torch(i: dict[str, Any], case: Case) -> list[torch.Tensor]:
 def by_work(work: Any, i: dict[str, Any], case: Case) -> list[torch.Tensor]:
     eps = EPS if case.norm else None
     y = work.join_heads(i["parts"], i["weights"], eps, i["cos"], i["sin"])
-    needed = [True] * len(case.rows)
-    grads = work.join_heads_backward(i["dy"], i["parts"], i["weights"], eps, i["cos"], i["sin"], needed)
-    for number in range(len(case.rows)):  # one at a time, the same bits
-        some = work.join_heads_backward(
-            i["dy"],
-            i["parts"],
-            i["weights"],
-            eps,
-            i["cos"],
-            i["sin"],
-            [each == number for each in range(len(case.rows))],
-        )
-        assert torch.equal(some[number], grads[number]) and sum(grad is not None for grad in some) == 1
-    assert y.is_contiguous() and all(grad.is_contiguous() for grad in grads)
+    grads = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in i["parts"]]
+    work.join_heads_backward(i["dy"], i["parts"], i["weights"], eps, i["cos"], i["sin"], grads)
+    for number, part in enumerate(i["parts"]):  # one at a time and into columns of a wider matrix, the same bits
+        wide = part.new_full((*part.shape[:2], 3, *part.shape[2:]), 7.0)
+        some = [wide[:, :, 1] if each == number else None for each in range(len(grads))]
+        work.join_heads_backward(i["dy"], i["parts"], i["weights"], eps, i["cos"], i["sin"], some)
+        assert torch.equal(wide[:, :, 1], grads[number]) and bool((wide[:, :, ::2] == 7).all())
+    assert y.is_contiguous()
     return [y, *grads]
 
 
@@ -263,3 +257,73 @@ def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(shape: tuple[int, i
             code = compiled_code(kernel, constants, warps=warps, aligned=True)
             assert len(code["cubin"]) > 1000
             assert code["ptx"].count("ld.global.v4.b32") >= loads and code["ptx"].count("st.global.v4.b32") == 2
+
+
+def packed_inputs(case: Case, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict[str, Any], list[torch.Tensor]]:
+    """Products with queries, keys and values of every part, the settings of both, and gradients of the three results."""
+    width = (3, case.heads, case.size)
+    parts = [values(case.batch, rows, *width, dtype=dtype, seed=n) for n, rows in enumerate(case.rows)]
+    i = inputs_of(case, dtype)
+    weights = [[weight, None if weight is None else weight.flip(0)] for weight in i["weights"]]
+    dys = [values(case.batch, sum(case.rows), *width[1:], dtype=dtype, seed=60 + n) for n in range(3)]
+    rotary = (i["cos"], i["sin"]) if case.rotary else None
+    return parts, {"weights": weights, "eps": EPS if case.norm else None, "rotary": rotary}, dys
+
+
+def one_by_one(parts: list[torch.Tensor], settings: dict[str, Any]) -> list[torch.Tensor]:
+    q, k, v = zip(*(part.unbind(2) for part in parts), strict=True)
+    pairs = list(zip(*settings["weights"], strict=True))
+    return [
+        *(join_heads(each, **settings | {"weights": pair}) for each, pair in zip((q, k), pairs, strict=True)),
+        join_heads(v),
+    ]
+
+
+@pytest.mark.parametrize(
+    "case", [CASES[1], CASES[2], CASES[3], CASES[6], CASES[7], CASES[9]._replace(norm=False)], ids=str
+)
+def test_columns_of_one_product_have_the_bits_of_three_operators(case: Case) -> None:
+    parts, settings, dys = packed_inputs(case, torch.float32)
+    for part in parts:
+        part.requires_grad_()
+    plain, packed = one_by_one(parts, settings), join_projections(parts, **settings)
+    assert all(torch.equal(one, two) for one, two in zip(plain, packed, strict=True))
+    assert all(each.is_contiguous() for each in packed)
+    grads = [torch.autograd.grad(results, parts, dys) for results in (plain, packed)]
+    assert all(torch.equal(one, two) and two.is_contiguous() for one, two in zip(*grads, strict=True))
+    if len(parts) == 2:
+        parts[0].requires_grad_(False)
+        (alone,) = torch.autograd.grad(join_projections(parts, **settings), parts[1:], dys)
+        assert torch.equal(alone, grads[0][1])
+
+
+def test_columns_of_one_product_in_a_compiled_region_and_on_the_meta_device() -> None:
+    for case in (CASES[1], CASES[2], CASES[7]):
+        parts, settings, dys = packed_inputs(case, torch.float32)
+        for part in parts:
+            part.requires_grad_()
+        cos, sin = settings["rotary"]
+        flat = [weight for pair in settings["weights"] for weight in pair] + [None] * (4 - 2 * len(parts))
+        second = parts[1] if len(parts) == 2 else None
+        arguments = (parts[0], second, *flat, settings["eps"], cos, sin)
+        torch.library.opcheck(torch.ops.inweave.join_projections.default, arguments)
+
+        def function(parts: list[torch.Tensor], settings: dict[str, Any] = settings) -> list[torch.Tensor]:
+            return [2.0 * each for each in join_projections(parts, **settings)]
+
+        plain, fast = function(parts), torch.compile(function, backend="aot_eager", fullgraph=True)(parts)
+        grads = [torch.autograd.grad(results, parts, dys) for results in (plain, fast)]
+        assert all(torch.equal(one, two) for one, two in zip([*plain, *grads[0]], [*fast, *grads[1]], strict=True))
+    meta = [part.detach().to("meta").requires_grad_() for part in parts]
+    tables = tuple(table.to("meta") for table in settings["rotary"])
+    results = join_projections(meta, eps=EPS, rotary=tables)
+    torch.autograd.backward(list(results), [torch.empty_like(each) for each in results])
+    assert all(part.grad.shape == part.shape for part in meta)
+
+
+def test_trained_weights_of_columns_have_their_gradients() -> None:
+    parts, settings, dys = packed_inputs(CASES[1], torch.float32)
+    weights = [weight.requires_grad_() for pair in settings["weights"] for weight in pair]
+    plain, packed = one_by_one(parts, settings), join_projections(parts, **settings)
+    grads = [torch.autograd.grad(results[:2], weights, dys[:2]) for results in (plain, packed)]
+    assert all(torch.equal(one, two) for one, two in zip(*grads, strict=True))

@@ -65,7 +65,7 @@ def _forward(
     work = implementation(_PACKAGE, first)
     parts, weights = ([first], [weight]) if second is None else ([first, second], [weight, second_weight])
     with on_device_of(first):
-        y: torch.Tensor = work.join_heads(parts, weights, eps, *_dense(cos, sin))
+        y: torch.Tensor = work.join_heads(parts, weights, eps, *dense(cos, sin))
     return y
 
 
@@ -97,10 +97,12 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     work = implementation(_PACKAGE, dy)
     parts, weights = ([first], [weight]) if second is None else ([first, second], [weight, second_weight])
-    needed = [of_first, of_second][: len(parts)]
+    dfirst, dsecond = _backward_shapes(
+        dy, first, second, weight, second_weight, eps, cos, sin, of_first, of_second
+    )  # fmt: skip
+    grads = [dfirst if of_first else None, dsecond if of_second else None][: len(parts)]
     with on_device_of(dy):
-        grads = work.join_heads_backward(dy, parts, weights, eps, *_dense(cos, sin), needed)
-    dfirst, dsecond = (dy.new_empty(0) if grad is None else grad for grad in (*grads, None)[:2])
+        work.join_heads_backward(dy, parts, weights, eps, *dense(cos, sin), grads)
     return dfirst, dsecond
 
 
@@ -122,7 +124,8 @@ def _backward_shapes(
     )
 
 
-def _dense(*tables: torch.Tensor | None) -> list[torch.Tensor | None]:
+def dense(*tables: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """Contiguous ones."""
     return [None if table is None else table.contiguous() for table in tables]
 
 

@@ -45,28 +45,27 @@ def join_heads_backward(
     eps: float | None,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
-    needed: Sequence[bool],
-) -> list[torch.Tensor | None]:
-    """The gradients of the parts, contiguous; None of those that are not ``needed``. Without ``eps`` only shapes are read."""
+    grads: Sequence[torch.Tensor | None],
+) -> None:
+    """Write the gradients of the parts to ``grads``, whose heads lie side by side; None of those that nobody needs.
+
+    Without ``eps`` only the shapes of the parts are read.
+    """
     g = _wide(dy)
     if cos is not None and sin is not None:
         turned = g * sin[:, None]
         g = g * cos[:, None] + torch.stack([turned[..., 1::2], -turned[..., ::2]], -1).flatten(-2)
-    grads: list[torch.Tensor | None] = []
     pieces = torch.split(g, [part.shape[1] for part in parts], 1)
-    for piece, part, weight, of_part in zip(pieces, parts, weights, needed, strict=True):
-        if not of_part:
-            grads.append(None)
+    for piece, part, weight, grad in zip(pieces, parts, weights, grads, strict=True):
+        if grad is None:
             continue
         if eps is None:
-            grads.append(piece.to(part.dtype, copy=True).contiguous())
+            grad.copy_(piece)
             continue
         x = _wide(part)
         rstd = _rstd(x, eps)
         h, scaled = x * rstd, piece if weight is None else piece * weight
-        dx = rstd * (scaled - h * (scaled * h).mean(-1, keepdim=True))
-        grads.append(dx.to(part.dtype).contiguous())
-    return grads
+        grad.copy_(rstd * (scaled - h * (scaled * h).mean(-1, keepdim=True)))
 
 
 def _rstd(x: torch.Tensor, eps: float) -> torch.Tensor:

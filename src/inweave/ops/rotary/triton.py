@@ -70,9 +70,10 @@ def _join_kernel(
 
 @triton.jit
 def _gradient_kernel(
-    dy, first, second, weight, second_weight, cos, sin, dfirst, dsecond, skipped_rows, first_rows, second_rows, heads, size, eps,
+    dy, first, second, weight, second_weight, cos, sin, dfirst, dsecond, skipped_rows, first_rows, heads, size, eps,
     batch_step, row_step, gradient_step,
     first_batch_step, first_row_step, first_head_step, second_batch_step, second_row_step, second_head_step,
+    dfirst_batch_step, dfirst_row_step, dsecond_batch_step, dsecond_row_step,
     SIZE: tl.constexpr, HEADS: tl.constexpr, BLOCKS: tl.constexpr, TWO: tl.constexpr, NORM: tl.constexpr,
     WEIGHT: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
@@ -83,13 +84,13 @@ def _gradient_kernel(
     real = column < size
     inside = (head[:, None] < heads) & real[None, :]
     x = first + batch * first_batch_step + row * first_row_step
-    dx = dfirst + (batch * first_rows + row) * heads * size
+    dx = dfirst + batch * dfirst_batch_step + row * dfirst_row_step
     head_step = first_head_step
     scale = weight
     if TWO:
         late = row >= first_rows
         x = tl.where(late, second + batch * second_batch_step + (row - first_rows) * second_row_step, x)
-        dx = tl.where(late, dsecond + (batch * second_rows + row - first_rows) * heads * size, dx)
+        dx = tl.where(late, dsecond + batch * dsecond_batch_step + (row - first_rows) * dsecond_row_step, dx)
         head_step = tl.where(late, second_head_step, first_head_step)
         scale = tl.where(late, second_weight, weight)
     at = batch * batch_step + row * row_step + head[:, None] * gradient_step + column[None, :]
@@ -151,27 +152,22 @@ def join_heads_backward(
     eps: float | None,
     cos: torch.Tensor | None,
     sin: torch.Tensor | None,
-    needed: Sequence[bool],
-) -> list[torch.Tensor | None]:
+    grads: Sequence[torch.Tensor | None],
+) -> None:
     """As `reference.join_heads_backward`; either all parts have a weight or none."""
     dy, first, second = (_with_dense_heads(tensor) for tensor in (dy, parts[0], parts[-1]))
     batch, _, heads, size = dy.shape
     tiling = _tiling(heads, size)
-    grads = [
-        torch.empty(p.shape, dtype=p.dtype, device=p.device) if of else None
-        for p, of in zip(parts, needed, strict=True)
-    ]
     # the rows of the parts that have a gradient: all, or those of one part
-    skipped = 0 if needed[0] else first.shape[1]
-    rows = sum(part.shape[1] for part, of_part in zip(parts, needed, strict=True) if of_part)
+    skipped = 0 if grads[0] is not None else first.shape[1]
+    rows = sum(grad.shape[1] for grad in grads if grad is not None)
     none = dy  # a pointer that is not read, or not written
+    dfirst, dsecond = (none if grad is None else grad for grad in (grads[0], grads[-1]))
     if rows and batch:
         _gradient_kernel[(rows * tiling["BLOCKS"], batch)](
             dy, first, second, none if weights[0] is None else weights[0], none if weights[-1] is None else weights[-1],
-            none if cos is None else cos, none if sin is None else sin,
-            none if grads[0] is None else grads[0], none if grads[-1] is None else grads[-1],
-            skipped, first.shape[1], second.shape[1], heads, size, 0.0 if eps is None else eps,
-            *dy.stride()[:3], *first.stride()[:3], *second.stride()[:3],
+            none if cos is None else cos, none if sin is None else sin, dfirst, dsecond,
+            skipped, first.shape[1], heads, size, 0.0 if eps is None else eps,
+            *dy.stride()[:3], *first.stride()[:3], *second.stride()[:3], *dfirst.stride()[:2], *dsecond.stride()[:2],
             TWO=len(parts) == 2, NORM=eps is not None, WEIGHT=weights[0] is not None, ROTARY=cos is not None, **tiling,
         )  # fmt: skip
-    return grads

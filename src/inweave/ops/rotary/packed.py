@@ -1,0 +1,151 @@
+"""Queries, keys and values that are columns of one product, as joined heads: their gradients are written where they lie in it.
+
+    part      (batch, rows, 3, heads, size): what one product has made of one stream
+    queries, keys    as `function.join_heads` of their columns, each with a weight of its own
+    values           joined as they are
+
+With three operators instead, the three gradients would have to be copied into one matrix for the backward pass of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from inweave.ops.implementation import frozen, implementation, on_device_of
+from inweave.ops.rotary.function import dense, join_heads
+
+_PACKAGE = "inweave.ops.rotary"
+_WEIGHTS = "Tensor? query_weight, Tensor? key_weight, Tensor? second_query_weight, Tensor? second_key_weight"
+_SETTINGS = "float? eps, Tensor? cos, Tensor? sin"
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Weights = Sequence[torch.Tensor | None]
+
+
+def join_projections(
+    parts: Sequence[torch.Tensor],
+    *,
+    weights: Sequence[Weights] | None = None,
+    eps: float | None = None,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> Three:
+    """Queries, keys and values (batch, rows of all parts, heads, size) of one or two parts.
+
+    ``weights``: of queries and of keys, for every part; the rest as for `join_heads`.
+    """
+    pairs: Sequence[Weights] = [(None, None)] * len(parts) if weights is None else weights
+    flat = [weight for pair in pairs for weight in pair]
+    cos, sin = (None, None) if rotary is None else rotary
+    if not 1 <= len(parts) <= 2 or not frozen(*flat, cos, sin) or len({weight is None for weight in flat}) > 1:
+        q, k, v = zip(*(part.unbind(2) for part in parts), strict=True)
+        queries, keys = zip(*pairs, strict=True)
+        return (
+            join_heads(q, weights=queries, eps=eps, rotary=rotary),
+            join_heads(k, weights=keys, eps=eps, rotary=rotary),
+            join_heads(v),
+        )
+    second = parts[1] if len(parts) == 2 else None
+    result: Three = torch.ops.inweave.join_projections(parts[0], second, *(*flat, None, None)[:4], eps, cos, sin)
+    return result
+
+
+# the operators
+
+torch.library.define(
+    "inweave::join_projections",
+    f"(Tensor first, Tensor? second, {_WEIGHTS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "inweave::join_projections_backward",
+    f"(Tensor dq, Tensor dk, Tensor dv, Tensor? first, Tensor? second, {_WEIGHTS}, {_SETTINGS}, int[] rows, bool of_first,"
+    " bool of_second) -> (Tensor, Tensor)",
+)
+
+
+@torch.library.impl("inweave::join_projections", "default")
+def _forward(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
+    *weights, eps, cos, sin = rest
+    parts = [first] if second is None else [first, second]
+    tables = dense(cos, sin)
+    work = implementation(_PACKAGE, first)
+    with on_device_of(first):
+        q, k = (
+            work.join_heads([part[:, :, at] for part in parts], weights[at::2][: len(parts)], eps, *tables)
+            for at in range(2)
+        )
+        v = work.join_heads([part[:, :, 2] for part in parts], [None] * len(parts), None, None, None)
+    return q, k, v
+
+
+def _forward_shapes(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> Three:
+    batch, rows, _, heads, size = first.shape
+    shape = (batch, rows + (0 if second is None else second.shape[1]), heads, size)
+    return first.new_empty(shape), first.new_empty(shape), first.new_empty(shape)
+
+
+@torch.library.impl("inweave::join_projections_backward", "default")
+def _backward(
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    first: torch.Tensor | None,
+    second: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    *weights, eps, cos, sin, rows, of_first, of_second = rest
+    made = _backward_shapes(dq, dk, dv, first, second, *rest)
+    needed = [of_first, of_second][: len(rows)]
+    shapes = torch.split(dv, rows, 1)  # of parts whose values are not read
+    tables = dense(cos, sin)
+    work = implementation(_PACKAGE, dq)
+    with on_device_of(dq):
+        for at, dy in enumerate((dq, dk, dv)):
+            grads = [grad[:, :, at] if of_part else None for grad, of_part in zip(made, needed, strict=False)]
+            normed = at < 2 and eps is not None
+            parts = [part[:, :, at] for part in (first, second) if part is not None] if normed else shapes
+            scales = weights[at::2][: len(rows)] if normed else [None] * len(rows)
+            work.join_heads_backward(
+                dy, parts, scales, eps if normed else None, *(tables if at < 2 else (None, None)), grads
+            )
+    return made
+
+
+def _backward_shapes(
+    dq: torch.Tensor,
+    dk: torch.Tensor,
+    dv: torch.Tensor,
+    first: torch.Tensor | None,
+    second: torch.Tensor | None,
+    *rest: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, *needed = rest[-3:]
+    batch, _, heads, size = dq.shape
+    dfirst, dsecond = (
+        dq.new_empty((batch, count, 3, heads, size) if of_part and count is not None else (0,))
+        for count, of_part in zip((*rows, None)[:2], needed, strict=True)
+    )
+    return dfirst, dsecond
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
+    first, second, *weights, ctx.eps, cos, sin = inputs
+    ctx.rows = [part.shape[1] for part in (first, second) if part is not None]
+    parts = (None, None) if ctx.eps is None else (first, second)
+    ctx.save_for_backward(*parts, *weights, cos, sin)
+
+
+def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    of_first, of_second = ctx.needs_input_grad[:2]
+    *tensors, cos, sin = ctx.saved_tensors
+    dfirst, dsecond = torch.ops.inweave.join_projections_backward(
+        dq, dk, dv, *tensors, ctx.eps, cos, sin, ctx.rows, of_first, of_second
+    )
+    return dfirst if of_first else None, dsecond if of_second else None, *[None] * 7
+
+
+torch.library.register_fake("inweave::join_projections", _forward_shapes)
+torch.library.register_fake("inweave::join_projections_backward", _backward_shapes)
+torch.library.register_autograd("inweave::join_projections", _gradients, setup_context=_save)

@@ -183,37 +183,37 @@ def _column_kernel(
             places += offset
         _put(grad_up, places, total * scale, mask, ADD)
     else:
+        # other names: Triton wants one type of a name in both branches
         ranks = COUNT * rank
-        r = tl.arange(0, RANKS)
-        c = (tile - up_tiles * COUNT) * COLUMNS + tl.arange(0, COLUMNS)
-        inside = c < into
-        total = tl.zeros((COLUMNS, RANKS), tl.float32)
+        q = tl.arange(0, RANKS)
+        d = (tile - up_tiles * COUNT) * COLUMNS + tl.arange(0, COLUMNS)
+        inside = d < into
+        whole = tl.zeros((COLUMNS, RANKS), tl.float32)
         factor = tl.load(
-            down + r[:, None].to(tl.int64) * into + c[None, :], mask=(r < ranks)[:, None] & inside[None, :], other=0.0
+            down + q[:, None].to(tl.int64) * into + d[None, :], mask=(q < ranks)[:, None] & inside[None, :], other=0.0
         )
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
             there = (m < last)[:, None]
-            b = tl.load(inner + wide * ranks + r[None, :], mask=there & (r < ranks)[None, :], other=0.0)
+            s = tl.load(inner + wide * ranks + q[None, :], mask=there & (q < ranks)[None, :], other=0.0)
             if OF_DOWN:
-                a = tl.load(
-                    x + m[None, :].to(tl.int64) * into + c[:, None],
+                t = tl.load(
+                    x + m[None, :].to(tl.int64) * into + d[:, None],
                     mask=(m < last)[None, :] & inside[:, None],
                     other=0.0,
                 )
-                total = tl.dot(a, b, total, input_precision=PRECISION)
+                whole = tl.dot(t, s, whole, input_precision=PRECISION)
             if OF_X:
-                result = tl.dot(b, factor, input_precision=PRECISION)
+                result = tl.dot(s, factor, input_precision=PRECISION)
                 tl.store(
-                    grad_x + wide * into + c[None, :], result.to(grad_x.dtype.element_ty), mask=there & inside[None, :]
+                    grad_x + wide * into + d[None, :], result.to(grad_x.dtype.element_ty), mask=there & inside[None, :]
                 )
         if OF_DOWN:
-            places = r[None, :].to(tl.int64) * into + c[:, None]
-            mask = inside[:, None] & (r < ranks)[None, :]
+            spots = q[None, :].to(tl.int64) * into + d[:, None]
             if SPLIT:
-                places += offset
-            _put(grad_down, places, total, mask, ADD)
+                spots += offset
+            _put(grad_down, spots, whole, inside[:, None] & (q < ranks)[None, :], ADD)
 
 
 @triton.jit

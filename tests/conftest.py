@@ -8,6 +8,7 @@ with `--full` only, and `tests.support.sized(sample, full)` for numbers.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -44,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
                 "sample", derandomize=True
             )  # the same examples everywhere; `--full` looks for new ones
             settings.load_profile("sample")
+    with contextlib.suppress(ImportError):
+        import typer.testing
+
+        # the tree of commands is made once, and not for each of a thousand calls
+        typer.testing._get_command = functools.cache(typer.testing._get_command)  # type: ignore[attr-defined]
     # a shell that starts something with `&` makes it and its children ignore Ctrl-C; these tests send it
     for name in ("SIGINT", "SIGHUP"):
         number = getattr(signal, name, None)
@@ -69,4 +75,5 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.collect()
         gc.freeze()
+        gc.set_threshold(5_000, 10, 10)  # objects; 700 are created in no time
         gc.enable()

@@ -169,3 +169,32 @@ def test_a_folder_of_the_command_is_read_as_the_file_says(tmp_path: Path) -> Non
     path.write_text(json.dumps(job), "utf-8")
     several = import_config(path, dataset="b")
     assert several.config.dataset == "b" and any("has several folders" in note for note in several.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"multiplier": 2.0}, "lycoris_config.multiplier: 2.0: is not supported"),
+        ({"unbalanced_factorization": True}, "lycoris_config.unbalanced_factorization: True"),
+        ({"weight_decompose": True}, "lycoris_config.weight_decompose: True"),
+        ({"apply_preset": {"module_algo_map": {"Attention": {"algo": "lora", "dim": 8}}}}, "module_algo_map.Attention.algo"),
+        ({"apply_preset": {"module_algo_map": {"Attention": {"factor": 8}}}}, "all modules share one LoKr factor"),
+        ({"apply_preset": {"name_algo_map": {"x": {}}}}, "apply_preset.name_algo_map"),
+    ],
+)  # fmt: skip
+def test_every_option_of_a_lycoris_file_is_read_or_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
+    plain = {
+        "algo": "lokr",
+        "multiplier": 1.0,
+        "linear_dim": 10000,
+        "linear_alpha": 1,
+        "factor": 12,
+        "bypass_mode": True,
+    }
+    (tmp_path / "lycoris.json").write_text(json.dumps(plain), "utf-8")
+    table = {**TUNER, "lora_type": "lycoris", "lycoris_config": "lycoris.json"}
+    c = imported(tmp_path, table).config
+    assert (c.network, c.rank, c.lokr_factor) == ("lokr", 10000, 12)
+    (tmp_path / "lycoris.json").write_text(json.dumps({**plain, **changes}), "utf-8")
+    with pytest.raises(ConfigError, match=why):
+        imported(tmp_path, table)

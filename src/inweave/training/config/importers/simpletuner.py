@@ -174,10 +174,17 @@ def _lycoris(out: Translation, table: Mapping[str, Any]) -> None:
     preset = preset if isinstance(preset, Mapping) else {}
     modules = preset.get("target_module") or ["Attention", "FeedForward"]
     own = preset.get("module_algo_map")
-    own = own if isinstance(own, Mapping) else {}
-    factors = {parse_int(dict(own.get(each) or {}).get("factor", table.get("factor", -1))) for each in modules}
+    own = {str(name): each for name, each in own.items()} if isinstance(own, Mapping) else {}
+    factors = {parse_int(_options_of(own, each).get("factor", table.get("factor", -1))) for each in modules}
     if len(factors) > 1:
         out.refuse(f"{at}.apply_preset.module_algo_map", "all modules share one LoKr factor")
+    for name in own:
+        for key, value in _options_of(own, name).items():
+            same = {"algo": algorithm, "dim": table.get("linear_dim"), "alpha": table.get("linear_alpha")}.get(key)
+            if key != "factor" and (normalize_name(value) if key == "algo" else value) != same:
+                out.refuse(
+                    f"{at}.apply_preset.module_algo_map.{name}.{key}", f"{for_message(value)}: all modules are alike"
+                )
     if algorithm == "lokr":
         fields["lokr_factor"] = factors.pop()
     unknown = [each for each in modules if each not in _CLASSES]
@@ -187,20 +194,32 @@ def _lycoris(out: Translation, table: Mapping[str, Any]) -> None:
         )
     else:
         fields["targets"] = ["|".join(_CLASSES[each] for each in modules)]
-    for key in (
-        "use_tucker",
-        "use_scalar",
-        "decompose_both",
-        "dropout",
-        "rank_dropout",
-        "module_dropout",
-        "train_norm",
-    ):
-        if not is_off(table.get(key)):
-            out.refuse(f"{at}.{key}", f"{for_message(table[key])}: is not supported")
+    if not is_off(table.get("dora_wd", table.get("weight_decompose"))) and algorithm in ("lora", "locon"):
+        fields["network"] = "dora"
+    if not is_off(table.get("rs_lora")):
+        fields["rslora"] = True
+    for key, value in table.items():
+        doubled = key in ("dora_wd", "weight_decompose", "rs_lora") and algorithm in ("lora", "locon")
+        plain = key in _LYCORIS_KEYS or doubled or is_off(value) or (key == "multiplier" and parse_number(value) == 1)
+        if not plain:
+            out.refuse(f"{at}.{key}", f"{for_message(value)}: is not supported")
+    for key in preset:
+        if key not in ("target_module", "target_name", "module_algo_map") and not is_off(preset[key]):
+            out.refuse(f"{at}.apply_preset.{key}", f"{for_message(preset[key])}: is not supported")
     fields["train_text_encoders"] = False
     fields["dropout"] = 0.0
     out.mapping[at] = "network"
+
+
+#: options of LyCORIS that are read, or change only how it computes
+_LYCORIS_KEYS = frozenset(
+    {"algo", "linear_dim", "linear_alpha", "factor", "apply_preset", "full_matrix", "bypass_mode"}
+)
+
+
+def _options_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    options = table.get(name)
+    return options if isinstance(options, Mapping) else {}
 
 
 def _times(out: Translation, settings: OtherSettings) -> None:

@@ -366,11 +366,11 @@ ONE_TRAINER: Final = SettingsDialect(
                         "losses and learning rates are used as they are"),
         "learning_rate_min_factor": "schedulers end at zero",
         "scheduler_params*": "schedulers are constant, cosine and linear",
-        **dict.fromkeys(["perturbation_noise_weight", "generalized_offset_noise", "cep_gamma"], "noise is sampled without it"),
+        **dict.fromkeys(["perturbation_noise_weight", "generalized_offset_noise", "cep_gamma", "k_noise_sampling"], "noise is sampled without it"),
         **dict.fromkeys(["rescale_noise_scheduler_to_zero_terminal_snr", "force_circular_padding"],
                         "the model's own schedule and layers are used"),
         **dict.fromkeys(["normalize_masked_area_loss", "masked_prior_preservation_weight"], "the loss counts where masks are white"),
         "additional_embeddings*": "embeddings are not trained", "custom_conditioning_image": "there are no conditioning images",
     },
-    neutral={"loss_scaler": ("NONE",), "learning_rate_scaler": ("NONE",), "*sequence_length": (77, 512)},
+    neutral={"k_noise_sampling": (1,), "loss_scaler": ("NONE",), "learning_rate_scaler": ("NONE",), "*sequence_length": (77, 512)},
 )  # fmt: skip

@@ -52,17 +52,19 @@ class FusedFluxAttention(FluxAttention):
         image_rotary_emb: Any = None,
         **kwargs: Any,
     ) -> Any:
-        if attention_mask is not None or kwargs or not self._serves(encoder_hidden_states):
+        streams = [hidden_states] if encoder_hidden_states is None else [encoder_hidden_states, hidden_states]
+        rows = sum(stream.shape[1] for stream in streams)
+        serves = self._serves(encoder_hidden_states) and is_rotary(image_rotary_emb, rows, self.head_dim)
+        if attention_mask is not None or kwargs or not serves:
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
-        streams = [(hidden_states, _MAIN, _NORMS)]
+        inputs = [(hidden_states, _MAIN, _NORMS)]
         if encoder_hidden_states is not None:
-            streams.insert(0, (encoder_hidden_states, _ADDED, _ADDED_NORMS))
-        q, k, v = _joined(self, streams, self.head_dim, image_rotary_emb)
+            inputs.insert(0, (encoder_hidden_states, _ADDED, _ADDED_NORMS))
+        q, k, v = joined_heads(self, inputs, self.head_dim, image_rotary_emb)
         h = dispatch_attention_fn(q, k, v).flatten(2)
         if encoder_hidden_states is None:
             return h
-        rows = encoder_hidden_states.shape[1]
-        text, image = torch.split(h, [rows, h.shape[1] - rows], 1)
+        text, image = torch.split(h, [stream.shape[1] for stream in streams], 1)
         return self.to_out[1](self.to_out[0](image.contiguous())), self.to_add_out(text.contiguous())
 
     def _serves(self, encoder_hidden_states: torch.Tensor | None) -> bool:
@@ -102,7 +104,7 @@ class FusedJointAttention(Attention):
         streams = [(hidden_states, _MAIN, _NORMS)]
         if encoder_hidden_states is not None:
             streams.append((encoder_hidden_states, _ADDED, _ADDED_NORMS))
-        q, k, v = (heads.transpose(1, 2) for heads in _joined(self, streams, self.inner_dim // self.heads, None))
+        q, k, v = (heads.transpose(1, 2) for heads in joined_heads(self, streams, self.inner_dim // self.heads, None))
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         if encoder_hidden_states is None:
             return self.to_out[1](self.to_out[0](h))
@@ -112,7 +114,14 @@ class FusedJointAttention(Attention):
         return self.to_out[1](self.to_out[0](image)), text
 
 
-def _joined(
+def is_rotary(tables: Any, rows: int, size: int) -> bool:
+    """Whether these are cosines and sines for so many rows of heads, or None."""
+    return tables is None or (
+        isinstance(tables, tuple) and len(tables) == 2 and all(table.shape == (rows, size) for table in tables)
+    )
+
+
+def joined_heads(
     attention: Any,
     streams: Sequence[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...]]],
     size: int,

@@ -211,8 +211,23 @@ def test_heads_that_are_only_joined_have_views_for_gradients() -> None:
     assert torch.equal(y, torch.cat(parts, 1)) and join_heads(parts[:1]) is parts[0]
     grads = torch.autograd.grad(y, parts, dy)
     assert [grad.untyped_storage().data_ptr() for grad in grads] == [dy.untyped_storage().data_ptr()] * 2
+
+
+def test_tensors_that_do_not_go_together_are_refused() -> None:
+    i = inputs_of(CASES[0], torch.float32)
+    parts, weights, tables = i["parts"], i["weights"], (i["cos"], i["sin"])
     with pytest.raises(ValueError, match="0 parts"):
         join_heads([])
+    with pytest.raises(ValueError, match=r"3 parts of a sequence"):
+        join_heads([*parts, parts[0]], rotary=tables)
+    with pytest.raises(ValueError, match=r"differ in more than their rows: \(1, 5, 3, 16\).*\(1, 9, 2, 16\)"):
+        join_heads([parts[0], parts[1][:, :, :2]], rotary=tables)
+    with pytest.raises(ValueError, match=r"cosines or sines are \(13, 16\), of 14 rows"):
+        join_heads(parts, rotary=(i["cos"][:-1], i["sin"]))
+    with pytest.raises(ValueError, match=r"weight of a norm is \(15,\)"):
+        join_heads(parts, weights=[weights[0], weights[1][:-1]], eps=EPS)
+    with pytest.raises(ValueError, match=r"torch.float64, of heads of 16 numbers in torch.float32"):
+        join_heads(parts, weights=[weights[0], weights[1].double()], eps=EPS)
 
 
 def test_a_compiled_region_calls_the_operator() -> None:
@@ -293,8 +308,8 @@ def test_columns_of_one_product_have_the_bits_of_three_operators(case: Case) -> 
     assert all(torch.equal(one, two) and two.is_contiguous() for one, two in zip(*grads, strict=True))
     if len(parts) == 2:
         parts[0].requires_grad_(False)
-        (alone,) = torch.autograd.grad(join_projections(parts, **settings), parts[1:], dys)
-        assert torch.equal(alone, grads[0][1])
+        (of_second,) = torch.autograd.grad(join_projections(parts, **settings), parts[1:], dys)
+        assert torch.equal(of_second, grads[0][1])
 
 
 def test_columns_of_one_product_in_a_compiled_region_and_on_the_meta_device() -> None:

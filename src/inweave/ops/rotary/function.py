@@ -31,17 +31,43 @@ def join_heads(
     ``eps``: of an RMS norm of every head, with one of ``weights`` (size) per part, or None of a part without; no norm if None.
     ``rotary``: cosines and sines, each (rows of all, size), of a rotation of the pairs (2i, 2i+1).
     """
-    if not 1 <= len(parts) <= 2:
-        raise ValueError(f"{len(parts)} parts of a sequence: one or two can be joined")
-    cos, sin = (None, None) if rotary is None else rotary
+    scales: Sequence[torch.Tensor | None] = [None] * len(parts) if weights is None else weights
+    check(parts, scales, rotary)
+    cos, sin = (None, None) if rotary is None else (table.to(parts[0].device) for table in rotary)
     if eps is None and cos is None:
         return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
-    scales: Sequence[torch.Tensor | None] = [None] * len(parts) if weights is None else weights
     if not frozen(*scales, cos, sin) or len({weight is None for weight in scales}) > 1:
         return reference.join_heads(parts, scales, eps, cos, sin)
     second, second_weight = (parts[1], scales[1]) if len(parts) == 2 else (None, None)
     y: torch.Tensor = torch.ops.inweave.join_heads(parts[0], second, scales[0], second_weight, eps, cos, sin)
     return y
+
+
+def check(
+    parts: Sequence[torch.Tensor], weights: Sequence[torch.Tensor | None], rotary: Sequence[torch.Tensor] | None
+) -> None:
+    """Raise a ValueError for tensors that do not go together: a kernel would read beyond them."""
+    if not 1 <= len(parts) <= 2:
+        raise ValueError(f"{len(parts)} parts of a sequence: one or two can be joined")
+    first = parts[0]
+    for part in parts[1:]:
+        if (part.shape[0], *part.shape[2:], part.dtype) != (first.shape[0], *first.shape[2:], first.dtype):
+            raise ValueError(
+                f"parts of one sequence differ in more than their rows: {tuple(first.shape)} {first.dtype} and "
+                f"{tuple(part.shape)} {part.dtype}"
+            )
+    size, rows = first.shape[-1], sum(part.shape[1] for part in parts)
+    for weight in weights:
+        if weight is not None and (weight.shape != (size,) or weight.dtype != first.dtype):
+            raise ValueError(
+                f"the weight of a norm is {tuple(weight.shape)} {weight.dtype}, of heads of {size} numbers in {first.dtype}"
+            )
+    for table in rotary or ():
+        if table.shape != (rows, size) or size % 2:
+            raise ValueError(
+                f"cosines or sines are {tuple(table.shape)}, of {rows} rows and heads of {size} numbers: one each is needed, "
+                "and pairs of numbers"
+            )
 
 
 # the operators

@@ -1,6 +1,6 @@
 """Queries, keys and values that are columns of one product, as joined heads: their gradients are written where they lie in it.
 
-    part      (batch, rows, 3, heads, size): what one product has made of one stream
+    part      (batch, rows, 3, heads, size): the result of one product for one stream
     queries, keys    as `function.join_heads` of their columns, each with a weight of its own
     values           joined as they are
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from inweave.ops.implementation import frozen, implementation, on_device_of
-from inweave.ops.rotary.function import dense, join_heads
+from inweave.ops.rotary.function import check, dense, join_heads
 
 _PACKAGE = "inweave.ops.rotary"
 _WEIGHTS = "Tensor? query_weight, Tensor? key_weight, Tensor? second_query_weight, Tensor? second_key_weight"
@@ -38,8 +38,9 @@ def join_projections(
     """
     pairs: Sequence[Weights] = [(None, None)] * len(parts) if weights is None else weights
     flat = [weight for pair in pairs for weight in pair]
-    cos, sin = (None, None) if rotary is None else rotary
-    if not 1 <= len(parts) <= 2 or not frozen(*flat, cos, sin) or len({weight is None for weight in flat}) > 1:
+    check([part[:, :, 0] for part in parts], flat, rotary)
+    cos, sin = (None, None) if rotary is None else (table.to(parts[0].device) for table in rotary)
+    if not frozen(*flat, cos, sin) or len({weight is None for weight in flat}) > 1:
         q, k, v = zip(*(part.unbind(2) for part in parts), strict=True)
         queries, keys = zip(*pairs, strict=True)
         return (
@@ -96,21 +97,21 @@ def _backward(
     *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     *weights, eps, cos, sin, rows, of_first, of_second = rest
-    made = _backward_shapes(dq, dk, dv, first, second, *rest)
+    buffers = _backward_shapes(dq, dk, dv, first, second, *rest)
     needed = [of_first, of_second][: len(rows)]
     shapes = torch.split(dv, rows, 1)  # of parts whose values are not read
     tables = dense(cos, sin)
     work = implementation(_PACKAGE, dq)
     with on_device_of(dq):
         for at, dy in enumerate((dq, dk, dv)):
-            grads = [grad[:, :, at] if of_part else None for grad, of_part in zip(made, needed, strict=False)]
+            grads = [grad[:, :, at] if of_part else None for grad, of_part in zip(buffers, needed, strict=False)]
             normed = at < 2 and eps is not None
             parts = [part[:, :, at] for part in (first, second) if part is not None] if normed else shapes
             scales = weights[at::2][: len(rows)] if normed else [None] * len(rows)
             work.join_heads_backward(
                 dy, parts, scales, eps if normed else None, *(tables if at < 2 else (None, None)), grads
             )
-    return made
+    return buffers
 
 
 def _backward_shapes(

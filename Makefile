@@ -51,7 +51,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --d
 
 # a sample of what takes long: fuzzing, kills, launchers; minutes on two cores. mypy has one core to itself while the
 # workers of pytest start
-test: $(VENV)/.dev $(NODE)
+test:
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.dev $(NODE)
 	@$(MAKE) --no-print-directory --jobs=2 check suite
 
 suite: $(VENV)/.dev $(NODE)

@@ -184,6 +184,7 @@ def test_steps_are_batches(tmp_path: Path) -> None:
         ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
         ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5}, "chosen before the shift there"),
         ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
+        ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1}, "dropout inside of the adapter"),
     ],
 )  # fmt: skip

@@ -136,3 +136,18 @@ def test_calculations_of_shells() -> None:
     assert import_text(windows, "a.bat", dataset="x").config.warmup == 90
     with pytest.raises(ConfigError, match=r"lr_warmup_steps \(warmup\): should be a valid number"):
         import_text(windows.replace("/10", "/0"), "a.bat", dataset="x")
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        "docker run --rm --gpus all -v \"$W/data\":/data image \\\n bash -c 'cd /x && {}'",
+        'singularity exec --nv a.sif /bin/bash -lc "source env.sh; \\\n {}"',
+        "cd /x && source venv/bin/activate && {} && echo done",
+        "!{}",
+    ],
+)
+def test_commands_inside_of_others(around: str) -> None:
+    command = "accelerate launch sdxl_train_network.py --network_module networks.lora --network_dim 12 --seed 7"
+    c = import_text(around.format(command), "a.sh", dataset="x").config
+    assert (c.rank, c.seed) == (12, 7)

@@ -38,6 +38,10 @@ def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
             _, index, key = name.split(".", 2)
             by_index.setdefault(index, {})[key] = value
     resolutions = parse_resolutions(settings.get("resolution") or "512")
+    if "x" in str(settings.get("resolution")):
+        out.refuse(
+            "resolution", f"{for_message(settings['resolution'])} is a fixed size, and not an area", "resolution"
+        )
     folders: list[Folder] = []
     for index, entries in by_index.items():
         at = f"concepts.{index}"

@@ -7,6 +7,7 @@ r"""What a shell script would run: its commands, with the variables and lists th
     if [[ $a == 1 ]]; then ... elif ... else ... fi                          bash; also [ ... ], -n, -z, = and !=
     if ($a) { ... } elseif ($a -eq "b") { ... } else { ... }                 PowerShell; also -ne and -not
     python train.py "${args[@]}"   python train.py $args                     a list in a command
+    docker run image bash -c 'python train.py --a b'                         a command in another
 
 A line goes on after a backslash (bash), a caret (cmd) or a backtick (PowerShell), and inside of the brackets of a list.
 A branch is left out where its condition is false. Where a condition cannot be read, such as one on a file that exists, a
@@ -175,7 +176,7 @@ class _Script:
                     f"{for_message(self.uncertain[name])}; write them into the command"
                 )
             words += [word for item in self.lists[name] for word in _options(item)]
-        return words
+        return _inner(words)
 
 
 def script_commands(text: str) -> list[list[str]]:
@@ -196,6 +197,14 @@ def _statements(text: str) -> Iterator[str]:
             yield whole
             pending = []
     yield from pending
+
+
+def _inner(words: list[str]) -> list[str]:
+    """The words of the command that another shell is given: docker run image bash -c 'accelerate launch ...'."""
+    for index in range(1, len(words) - 1):
+        if re.fullmatch(r"-l?c", words[index]) and re.search(r"(?:^|/)\w*sh$", words[index - 1]):
+            return _words(words[index + 1])
+    return words
 
 
 def _options(text: str) -> list[str]:

@@ -5,6 +5,7 @@ Its gradients are as exact as PEFT's, and with `deterministic` everything that u
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,10 +24,13 @@ SIZE = 256  # pixels: 256 and 64 tokens
 
 
 @pytest.fixture(autouse=True)
-def exact_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def exact_float32() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
     torch._dynamo.reset()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # what is compiled may forbid to set them for good
+        yield
+    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def assert_recorded(step: Any, compiled: bool) -> None:

@@ -21,4 +21,5 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(e4m3, scales): (M, K) of the same shape, and (M, 1) in float32."""
     wide = x.float()
     largest = wide.abs().amax(-1, keepdim=True).clamp_min(SMALLEST)
-    return (wide * (LARGEST / largest)).to(torch.float8_e4m3fn), largest / LARGEST
+    top = torch.full_like(largest, LARGEST)  # a tensor: torch divides by a number, and a number, with its reciprocal
+    return (wide * (top / largest)).to(torch.float8_e4m3fn), largest / top

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import Imported, import_text
+from inweave.training.config.importers.detect import Imported, import_config, import_text
 
 FLUX = "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw "
 SD3 = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 "
@@ -171,3 +171,31 @@ def test_options_of_a_scheduler_are_refused_and_an_old_spelling_is_read() -> Non
     assert of(f"{line}--caption_extention .tags").config.caption_extensions == (".tags",)
     half = of(f"{line}--full_bf16 --mixed_precision bf16").config
     assert half.save_dtype == "bf16"
+
+
+def test_a_dataset_file_of_musubi_is_read(tmp_path: Path) -> None:
+    dataset = tmp_path / "data.toml"
+    dataset.write_text(
+        '[general]\nresolution = [1328, 1024]\ncaption_extension = ".txt"\nenable_bucket = true\nbatch_size = 2\n'
+        '[[datasets]]\nimage_directory = "a"\ncache_directory = "c"\nnum_repeats = 3\n[[datasets]]\nimage_directory = "b"\n'
+    )
+    path = tmp_path / "run.sh"
+    path.write_text(f"{QWEN} --dataset_config configs/data.toml --network_dim 8\n")
+    c = import_config(path).config
+    assert isinstance(c.dataset, dict)
+    first, second = c.dataset["datasets"]
+    assert (first["resolution"], first["batch_size"], first["enable_bucket"], first["bucket_reso_steps"]) == (
+        [1328, 1024], 2, True, 16,
+    )  # fmt: skip
+    assert [each["subsets"][0] for each in (first, second)] == [
+        {"image_dir": "a", "num_repeats": 3, "caption_extension": ".txt"},
+        {"image_dir": "b", "num_repeats": 1, "caption_extension": ".txt"},
+    ]
+    dataset.write_text('[[datasets]]\nimage_directory = "a"\n')
+    smallest = import_config(path).config.dataset
+    assert isinstance(smallest, dict) and smallest["datasets"][0]["resolution"] == [960, 544]
+    dataset.write_text('[[datasets]]\nvideo_directory = "a"\n')
+    with pytest.raises(ConfigError, match=r"datasets\.0\.video_directory: 'a': a dataset is a folder of images"):
+        import_config(path)
+    dataset.unlink()
+    assert import_config(path).config.dataset == "configs/data.toml"

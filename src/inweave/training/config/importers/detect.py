@@ -12,7 +12,7 @@ Secrets in such a file are neither read nor printed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
@@ -33,12 +33,14 @@ from inweave.training.config.importers import (
 from inweave.training.config.importers.datasets import with_folder
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.files import leaves_of, parse_text
+from inweave.training.config.importers.kohya_flow import MUSUBI
+from inweave.training.config.importers.musubi_datasets import is_musubi_dataset, musubi_tables
 from inweave.training.config.importers.shell import COMMANDS
 from inweave.training.config.importers.shell_script import UNSET_VARIABLE
 from inweave.training.config.importers.translate import Translation, translate
 from inweave.training.config.importers.values import OFF, is_off
 from inweave.training.config.schema import TrainConfig
-from inweave.training.config.toml import MAX_FILE, at_most, flatten_sections, parse_json, read_text_file
+from inweave.training.config.toml import MAX_FILE, at_most, flatten_sections, parse_json, parse_toml, read_text_file
 
 #: groups whose settings an import writes in full
 _WRITTEN = ("Adapter", "Optimization", "Images", "Captions", "Loss")
@@ -170,7 +172,12 @@ def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation
         settings, implied = kohya_gui.from_gui(settings, out)
     elif isinstance(settings.get("config_file"), str):
         settings = _with_config_file(settings, path)
-    return {**kohya_import.import_kohya(settings, out, own), **implied}
+    implied = {**kohya_import.import_kohya(settings, out, own), **implied}
+    dataset = settings.get("dataset_config")
+    table = _file_beside(dataset, path, parse_toml) if out.family in MUSUBI and isinstance(dataset, str) else None
+    if is_musubi_dataset(table):
+        out.fields["dataset"] = musubi_tables(table, out)
+    return implied
 
 
 def _refuse(out: Translation, overrides: Mapping[str, Any], implied: Mapping[str, str]) -> None:
@@ -294,8 +301,8 @@ def _sections(table: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 # --- files that a file names -----------------------------------------------------------------------------------------
 
 
-def _file_beside(name: str, path: Path) -> Any:
-    """The JSON of a file that the configuration names, next to it or below the folder it runs in; None without one."""
+def _file_beside(name: str, path: Path, parse: Callable[[str, str], Any] = parse_json) -> Any:
+    """What is in a file that the configuration names, next to it or below the folder it runs in; None without one."""
     if not name or "\0" in name or Path(name).is_absolute():
         return None
     for folder in (path.parent, path.parent.parent, Path()):
@@ -303,7 +310,7 @@ def _file_beside(name: str, path: Path) -> Any:
             try:
                 file, root = place.resolve(), folder.resolve()
                 if file.is_relative_to(root):
-                    return parse_json(read_text_file(file), name)
+                    return parse(read_text_file(file), name)
             except (InweaveError, ValueError, OSError, RuntimeError):
                 continue
     return None

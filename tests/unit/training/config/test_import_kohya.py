@@ -126,5 +126,7 @@ def test_without_buckets_images_are_cropped_to_the_resolution_itself(tmp_path: P
     text = 'train_data_dir = "x"\nnetwork_dim = 16\nresolution = "600"\nbucket_no_upscale = true\n'
     c = import_config(write_text(tmp_path, text)).config
     assert (c.buckets, c.resolution, c.bucket_step, c.upscale) == (False, 600, 8, True)
+    with pytest.raises(ConfigError, match=r"'custom\.came\.CAME' is a class of a package that is not known here"):
+        import_config(write_text(tmp_path, text + 'optimizer_type = "custom.came.CAME"\n'))
     with pytest.raises(ConfigError, match="'DAdaptation' is DAdaptAdamPreprint there"):
         import_config(write_text(tmp_path, text + 'optimizer_type = "DAdaptation"\n'))

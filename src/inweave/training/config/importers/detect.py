@@ -175,7 +175,7 @@ def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation
     implied = {**kohya_import.import_kohya(settings, out, own), **implied}
     dataset = settings.get("dataset_config")
     table = _file_beside(dataset, path, parse_toml) if out.family in MUSUBI and isinstance(dataset, str) else None
-    if is_musubi_dataset(table):
+    if isinstance(table, Mapping) and is_musubi_dataset(table):
         out.fields["dataset"] = musubi_tables(table, out)
     return implied
 

@@ -22,9 +22,9 @@ _OF_TABLES = ("resolution", "enable_bucket", "bucket_no_upscale", "batch_size")
 _OF_SUBSETS = ("num_repeats", "caption_extension")
 
 
-def is_musubi_dataset(table: Any) -> bool:
+def is_musubi_dataset(table: Mapping[str, Any]) -> bool:
     """Whether a table is one of its dataset files, and not one of sd-scripts, whose datasets have subsets."""
-    listed = table.get("datasets") if isinstance(table, Mapping) else None
+    listed = table.get("datasets")
     return isinstance(listed, list) and any(
         isinstance(each, Mapping) and any(name.startswith(("image_", "video_")) for name in each) for each in listed
     )

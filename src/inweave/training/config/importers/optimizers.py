@@ -43,6 +43,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "adadelta": ("torch.optim.Adadelta",), "rprop": ("torch.optim.Rprop",), "asgd": ("torch.optim.ASGD",),
     "torchoptimmuon": ("torch.optim.Muon",), "prodigyopt": ("prodigy",), "prodigy8bit": ("prodigy",),
 }  # fmt: skip
+#: packages whose classes are those that the names stand for
+_PACKAGES = frozenset({
+    "torch", "bitsandbytes", "transformers", "lion_pytorch", "prodigyopt", "dadaptation", "schedulefree", "came_pytorch",
+    "pytorch_optimizer",
+})  # fmt: skip
 #: names of D-Adaptation as its preprint has it
 _PREPRINT = ("dadaptation", "dadaptadampreprint")
 #: what a trainer always gives to an optimizer of that name, unless its options say otherwise
@@ -105,7 +110,10 @@ def optimizer(out: Translation, name: str, value: Any, settings: Mapping[str, An
             name, f"{for_message(value)} is DAdaptAdamPreprint there, an older algorithm than DAdaptAdam", "optimizer"
         )
         return
-    if ours := our_optimizer(value):
+    package = str(value).partition(".")[0] if "." in str(value) else ""
+    if out.exact and package and package not in _PACKAGES:
+        out.refuse(name, f"{for_message(value)} is a class of a package that is not known here", "optimizer")
+    elif ours := our_optimizer(value):
         out.put(name, "optimizer", ours)
     else:
         out.refuse(name, f"{for_message(value)} is not supported", "optimizer")

@@ -39,6 +39,12 @@ from torch.nn import functional
 
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
+from inweave.models.fused_complex import (
+    FusedQwenAttention,
+    FusedZImageAttention,
+    qwen_attention_fits,
+    z_image_attention_fits,
+)
 from inweave.models.fused_joint import (
     FusedFluxAttention,
     FusedFluxSingleTransformerBlock,
@@ -310,6 +316,8 @@ _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ..
     (nn.GroupNorm, FusedGroupNorm, lambda module: module.affine),
     (nn.Conv2d, FrozenConv2d, _conv_fits),
     (Attention, FusedJointAttention, joint_attention_fits),
+    (Attention, FusedQwenAttention, qwen_attention_fits),
+    (Attention, FusedZImageAttention, z_image_attention_fits),
     (Attention, FusedAttention, _attention_fits),
     (FluxAttention, FusedFluxAttention, flux_attention_fits),
     (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, lambda module: True),

@@ -32,10 +32,10 @@ from inweave.models.fitting import accepts, has, has_all
 from inweave.models.siblings import project, project_at_once
 from inweave.ops.rotary import join_heads, join_projections
 
-_MAIN = ("to_q", "to_k", "to_v")
-_ADDED = ("add_q_proj", "add_k_proj", "add_v_proj")
-_NORMS = ("norm_q", "norm_k")
-_ADDED_NORMS = ("norm_added_q", "norm_added_k")
+MAIN = ("to_q", "to_k", "to_v")
+ADDED = ("add_q_proj", "add_k_proj", "add_v_proj")
+NORMS = ("norm_q", "norm_k")
+ADDED_NORMS = ("norm_added_q", "norm_added_k")
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
@@ -57,9 +57,9 @@ class FusedFluxAttention(FluxAttention):
         serves = self._serves(encoder_hidden_states) and is_rotary(image_rotary_emb, rows, self.head_dim)
         if attention_mask is not None or kwargs or not serves:
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, image_rotary_emb, **kwargs)
-        inputs = [(hidden_states, _MAIN, _NORMS)]
+        inputs = [(hidden_states, MAIN, NORMS)]
         if encoder_hidden_states is not None:
-            inputs.insert(0, (encoder_hidden_states, _ADDED, _ADDED_NORMS))
+            inputs.insert(0, (encoder_hidden_states, ADDED, ADDED_NORMS))
         q, k, v = joined_heads(self, inputs, self.head_dim, image_rotary_emb)
         h = dispatch_attention_fn(q, k, v).flatten(2)
         if encoder_hidden_states is None:
@@ -101,9 +101,9 @@ class FusedJointAttention(Attention):
         plain = type(processor) is JointAttnProcessor2_0 and attention_mask is None and not cross_attention_kwargs
         if not plain or (encoder_hidden_states is not None and self.added_kv_proj_dim is None):
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
-        streams = [(hidden_states, _MAIN, _NORMS)]
+        streams = [(hidden_states, MAIN, NORMS)]
         if encoder_hidden_states is not None:
-            streams.append((encoder_hidden_states, _ADDED, _ADDED_NORMS))
+            streams.append((encoder_hidden_states, ADDED, ADDED_NORMS))
         q, k, v = (heads.transpose(1, 2) for heads in joined_heads(self, streams, self.inner_dim // self.heads, None))
         h = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         if encoder_hidden_states is None:
@@ -170,15 +170,15 @@ def flux_attention_fits(module: FluxAttention) -> bool:
     """Whether `FusedFluxAttention` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask", "image_rotary_emb", "kwargs")
     added = getattr(module, "added_kv_proj_dim", None) is not None
-    norms = [getattr(module, name, None) for name in (_NORMS + _ADDED_NORMS if added else _NORMS)]
+    norms = [getattr(module, name, None) for name in (NORMS + ADDED_NORMS if added else NORMS)]
     return (
         accepts(FluxAttention.forward, *names)
         and accepts(FluxAttnProcessor.__call__, "attn", *names[:-1])
         and has(module, processor=frozenset({FluxAttnProcessor}), fused_projections=False)
-        and has_all(module, "head_dim", *_MAIN)
+        and has_all(module, "head_dim", *MAIN)
         and all(type(norm) is nn.RMSNorm and norm.normalized_shape == (module.head_dim,) for norm in norms)
         and _one_eps(norms)
-        and (not added or (has(module, to_out=frozenset({nn.ModuleList})) and has_all(module, "to_add_out", *_ADDED)))
+        and (not added or (has(module, to_out=frozenset({nn.ModuleList})) and has_all(module, "to_add_out", *ADDED)))
     )
 
 
@@ -186,14 +186,22 @@ def joint_attention_fits(module: Attention) -> bool:
     """Whether `FusedJointAttention` computes what this module does."""
     names = ("hidden_states", "encoder_hidden_states", "attention_mask")
     added = getattr(module, "added_kv_proj_dim", None) is not None
-    norms = [getattr(module, name, None) for name in (_NORMS + _ADDED_NORMS if added else _NORMS)]
     return (
-        accepts(Attention.forward, *names, "cross_attention_kwargs")
+        streams_fit(module, JointAttnProcessor2_0, added=added)
         and accepts(JointAttnProcessor2_0.__call__, "attn", *names, "args", "kwargs")
-        and has(module, processor=frozenset({JointAttnProcessor2_0}), to_out=frozenset({nn.ModuleList}))
-        and has_all(module, "heads", "inner_dim", *_MAIN, *(_ADDED if added else ()))
-        and module.inner_dim == module.inner_kv_dim
         and (not added or has(module, context_pre_only=True) or has_all(module, "to_add_out"))
+    )
+
+
+def streams_fit(module: Attention, processor: type, *, added: bool) -> bool:
+    """Whether `joined_heads` computes the queries, keys and values of a module with this processor; ``added``: of two streams."""
+    names = ("hidden_states", "encoder_hidden_states", "attention_mask", "cross_attention_kwargs")
+    norms = [getattr(module, name, None) for name in (NORMS + ADDED_NORMS if added else NORMS)]
+    return (
+        accepts(Attention.forward, *names)
+        and has(module, processor=frozenset({processor}), to_out=frozenset({nn.ModuleList}))
+        and has_all(module, "heads", "inner_dim", *MAIN, *(ADDED if added else ()))
+        and module.inner_dim == module.inner_kv_dim
         and (
             all(norm is None for norm in norms)
             or (

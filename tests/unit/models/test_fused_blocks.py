@@ -223,7 +223,12 @@ def test_transformers_train_as_before(variant: str, tmp_path: Path) -> None:
     plain = results()
     changed = sum(fuse_blocks(module) for module in task.networks.values())
     kinds = {type(module).__name__ for module in task.networks["unet"].modules()}
-    assert changed and ("FusedFluxAttention" if variant == "flux1-dev" else "FusedRMSNorm") in kinds
+    fused = {
+        "z-image-turbo": "FusedZImageAttention",
+        "qwen-image": "FusedQwenAttention",
+        "flux1-dev": "FusedFluxAttention",
+    }
+    assert changed and fused.get(variant, "FusedJointAttention") in kinds and "Attention" not in kinds
     again = results()
     scale = max(float(grad.norm()) for name, grad in plain.items() if name != "loss")
     assert again.keys() == plain.keys() and float(again["loss"]) == pytest.approx(float(plain["loss"]), rel=1e-5)

@@ -19,7 +19,7 @@ from diffusers.models.transformers.transformer_qwenimage import QwenDoubleStream
 from diffusers.models.transformers.transformer_z_image import ZSingleStreamAttnProcessor
 
 from inweave.layers.siblings import Siblings
-from inweave.models.fitting import accepts, has, has_all
+from inweave.models.fitting import accepts, has_all
 from inweave.models.fused_joint import ADDED, ADDED_NORMS, MAIN, NORMS, Rotary, joined_heads, streams_fit
 
 
@@ -102,8 +102,8 @@ def _projected(modules: Any, h: torch.Tensor) -> torch.Tensor:
     return h
 
 
-def _is_plain(processor: Any, kind: type) -> bool:
-    return type(processor) is kind and has(processor, _attention_backend=None, _parallel_config=None)
+def _is_plain(processor: Any, kind: Any) -> bool:
+    return type(processor) is kind and processor._attention_backend is None and processor._parallel_config is None
 
 
 # what fits

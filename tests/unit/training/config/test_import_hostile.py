@@ -17,6 +17,7 @@ from inweave.training.config.importers.onetrainer import ONE_TRAINER as ONE_TRAI
 from inweave.training.config.importers.simpletuner import SIMPLE_TUNER as TUNER_DIALECT
 from inweave.training.config.schema import TrainConfig
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
+from tests.unit.training.config.small_imports import ONE, TOOLKIT, TUNER, imported
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 HOSTILE = {
@@ -180,3 +181,22 @@ def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path
     if name.endswith(".toml"):
         with pytest.raises((ConfigError, FormatError)):
             TrainConfig.load(file)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"LoRA_type": "Standard", "lr_warmup": "lots"}, "lr_warmup: expected a number, got 'lots'"),
+        ({**TUNER, "max_train_steps": "w"}, "max_train_steps: expected a number, got 'w'"),
+        ({**ONE, "resolution": "512,big"}, "resolution: expected a number, got 'big'"),
+        ({**ONE, "concepts": [{"path": "p", "balancing": "z"}]}, "concepts.0.balancing: expected a number, got 'z'"),
+        (
+            {"config": {"process": [{**TOOLKIT, "datasets": [{"folder_path": "p", "resolution": "many"}]}]}},
+            "datasets.0.resolution: expected a number, got 'many'",
+        ),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(table: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, table)
+    assert any(problem.endswith(message) for problem in caught.value.problems), caught.value.problems

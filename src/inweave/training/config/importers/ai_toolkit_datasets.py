@@ -13,7 +13,7 @@ from inweave.checked import for_message
 from inweave.training.config.importers.datasets import Folder
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.translate import SPEED, OtherSettings, Translation, parse_resolutions
-from inweave.training.config.importers.values import is_off, parse_bool, parse_int, parse_number
+from inweave.training.config.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
 
 _OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "caption_dropout_rate": ("caption_dropout_rate", parse_number), "shuffle_tokens": ("shuffle_caption", parse_bool),
@@ -50,7 +50,7 @@ def read_folders(settings: OtherSettings, out: Translation) -> list[Folder]:
         try:
             folders.append(_folder(at, path, table, out))
         except ValueError as error:
-            out.problems.append(f"{at}: {error}")
+            out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
     if len({bool(folder.options.get("flip_aug")) for folder in folders}) > 1:
         for folder in folders:  # a share of the run, which counts steps
             folder.repeats *= 2 if folder.options.get("flip_aug") else 1

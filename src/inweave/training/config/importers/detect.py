@@ -38,7 +38,7 @@ from inweave.training.config.importers.musubi_datasets import is_musubi_dataset,
 from inweave.training.config.importers.shell import COMMANDS
 from inweave.training.config.importers.shell_script import UNSET_VARIABLE
 from inweave.training.config.importers.translate import Translation, translate
-from inweave.training.config.importers.values import OFF, is_off
+from inweave.training.config.importers.values import OFF, is_off, with_setting_name
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.toml import MAX_FILE, at_most, flatten_sections, parse_json, parse_toml, read_text_file
 
@@ -105,7 +105,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
         try:
             implied = _translate(kind, settings, path, out)
         except (ValueError, TypeError, OverflowError, ArithmeticError, AttributeError) as error:
-            raise ConfigError([*out.problems, str(error)]) from None
+            raise ConfigError([*out.problems, with_setting_name(str(error), settings)]) from None
         if "script" in settings:
             out.notes += _unset_variables(settings)
         unknown = [name for name in out.unknown if settings.get(name) not in OFF]

@@ -18,7 +18,7 @@ from inweave.checked import for_message
 from inweave.training.config.importers.datasets import Folder, put_folders, put_options
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.translate import Translation, parse_resolutions
-from inweave.training.config.importers.values import is_off, parse_bool, parse_int, parse_number
+from inweave.training.config.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
 
 _HARMLESS = (
     "name", "seed", "__version", "image_variations", "text_variations", "concept_stats", "balancing_strategy", "enabled",
@@ -56,7 +56,7 @@ def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
         try:
             folder = _folder(at, entries, concept, resolutions, out)
         except ValueError as error:
-            out.problems.append(f"{at}: {error}")
+            out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
             continue
         folders += [folder] if folder else []
     variations = [

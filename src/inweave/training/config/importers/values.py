@@ -6,6 +6,7 @@ A value that cannot be what is expected raises `ValueError` with a sentence abou
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -98,3 +99,13 @@ def parse_sizes(value: Any) -> list[int]:
     if not sides or min(sides) < 1:
         raise ValueError(f"expected a size, got {for_message(value)}")
     return sides
+
+
+def with_setting_name(message: str, settings: Mapping[str, Any]) -> str:
+    """A message about a value, with the names of the settings that have it, or have it among others."""
+    names = []
+    for name, value in settings.items():
+        parts = re.split(r"[,x]", value) if isinstance(value, str) else value if isinstance(value, list) else []
+        if any(message.endswith(for_message(each)) for each in (value, *parts)) and not message.startswith(name):
+            names.append(name)
+    return f"{', '.join(names[:3])}: {message}" if names else message

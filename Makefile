@@ -10,8 +10,10 @@ NODE   := node_modules/.installed
 .PHONY: demo demo-reading test suite test-all soak test-gpu check browser bench bench-docs bench-gpu bench-gpu-long gpu-bundle format docs pictures clean
 
 # one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
-# the modules that are imported; pip would compile all of torch, which takes as long as unpacking it
-INSTALL = test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --no-compile -c constraints.txt
+# the modules that are imported; pip would compile all of torch, which takes as long as unpacking it. The pip that comes with
+# Python 3.11 takes twice as long as a new one
+INSTALL = test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --upgrade pip; } \
+	&& $(PIP) install --quiet --no-compile -c constraints.txt
 
 # reading needs only safetensors, numpy, typer, rich and pydantic
 $(VENV)/.base: pyproject.toml constraints.txt

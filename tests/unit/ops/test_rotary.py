@@ -115,19 +115,24 @@ def by_work(work: Any, i: dict[str, Any], case: Case) -> list[torch.Tensor]:
 
 
 def compare(work: Any, case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
-    """At most twice torch's own error against float64, or a unit in the last place of the largest number."""
+    """At most twice torch's own errors against float64, the largest and the average one, or that of the roundings in a row.
+
+    In units of the last place of the largest number: rounding once is off by 0.5 at most and by 0.29 on average; a number is
+    rounded as often as normalized, scaled and rotated, and few numbers have no certain largest error.
+    """
     inputs = moved(inputs_of(case, dtype), device=device)
     truth = by_torch(moved(inputs, dtype=torch.float64), case)
-    eps = torch.finfo(dtype).eps
-    mine, theirs = (
-        [
-            float((one.double() - two).abs().max() / two.abs().max() / eps)
-            for one, two in zip(results, truth, strict=True)
-        ]
-        for results in (by_work(work, inputs, case), by_torch(inputs, case))
-    )
-    for one, two in zip(mine, theirs, strict=True):
-        assert one <= 2 * max(two, 0.5), (dtype, case, mine, theirs)
+    results = by_work(work, inputs, case), by_torch(inputs, case)
+    for floor, size in ((1.0, lambda gap: gap.max()), (0.29, lambda gap: gap.square().mean().sqrt())):
+        mine, theirs = (
+            [
+                float(size((one.double() - two).abs()) / two.abs().max() / torch.finfo(dtype).eps)
+                for one, two in zip(tensors, truth, strict=True)
+            ]
+            for tensors in results
+        )
+        for one, two in zip(mine, theirs, strict=True):
+            assert one <= 2 * max(two, floor), (dtype, case, mine, theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -119,7 +119,7 @@ def distance(results: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -
 def test_fused_networks_train_as_the_plain_ones_do(variant: str, dtype: torch.dtype, compiled: bool) -> None:
     """Against the plain network in float64: at most twice as far from it as the plain one in the same dtype.
 
-    Both with the kernels of a step: cuDNN reads beyond a gradient that is some columns of a wider one, as in Flux's blocks.
+    Both with the kernels of a step, so that attention is the same.
     """
     plain, inputs = network(variant, torch.device("cuda"))
     truth = gradients(plain, inputs)

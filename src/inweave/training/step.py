@@ -59,7 +59,9 @@ class StaticInputs:
             self._buffers[key] = {name: value.to(self._device, copy=True) for name, value in batch.items()}
             return self._buffers[key]
         for name, value in batch.items():
-            self._buffers[key][name].copy_(value, non_blocking=True)
+            # from other memory the host would wait until all earlier work on the device is done, and then prepare the next batch
+            pinned = value.pin_memory() if self._device.type == "cuda" and not value.is_cuda else value
+            self._buffers[key][name].copy_(pinned, non_blocking=True)
         return self._buffers[key]
 
     def clear(self) -> None:

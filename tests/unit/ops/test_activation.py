@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
+from tests.unit.ops.test_norm import errors, floors  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from inweave.ops.activation import geglu, reference  # noqa: E402
@@ -37,11 +38,13 @@ def check_all(work: Any, dtypes: list[torch.dtype]) -> int:
             x, dy = inputs(shape, dtype)
             truth, theirs = by_torch(x.double(), dy.double()), by_torch(x, dy)
             mine = [work.geglu(x), work.geglu_backward(dy, x)]
-            for one, two, right in zip(mine, theirs, truth, strict=True):
-                unit = torch.finfo(dtype).eps * right.abs().max()
-                off, peer = ((result.double() - right).abs().max() / unit for result in (one, two))
-                assert one.dtype == dtype and off <= 2 * max(float(peer), 0.5), (dtype, shape, off, peer)
-                count += one.numel()
+            assert all(result.dtype == dtype for result in mine)
+            own, peer = (errors(results, truth, dtype) for results in (mine, theirs))
+            for one, two in zip(own, peer, strict=True):
+                assert all(off <= 2 * max(other, low) for off, other, low in zip(one, two, floors(dtype), strict=True)), (
+                    dtype, shape, own, peer,
+                )  # fmt: skip
+            count += sum(result.numel() for result in mine)
     return count
 
 

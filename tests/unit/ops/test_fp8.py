@@ -168,6 +168,32 @@ def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(traced, plain)
 
 
+def test_a_compiled_region_calls_the_operator_of_eager_code() -> None:
+    """Same bits: what a compiler makes of the division and of the cast to e4m3 is another rounding, or an error."""
+    torch._dynamo.reset()
+    layer = nn.Linear(32, 48).requires_grad_(False)
+    quantize_linear(layer)
+    assert isinstance(layer, Fp8Linear)
+    x, dy = numbers(7, 32).requires_grad_(), numbers(7, 48, seed=1)
+    # not its schema: torch compares arguments with what they were, and has no comparison of e4m3
+    checks = ("test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.inweave.fp8_linear, (x, *layer.quantized, layer.bias), test_utils=checks)
+    calls: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        calls.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return module.forward
+
+    results = [layer(x), torch.compile(layer, backend="aot_eager", fullgraph=True)(x)]
+    grads = [torch.autograd.grad(y, x, dy)[0] for y in results]
+    assert torch.equal(*results) and torch.equal(*grads)
+    torch._dynamo.reset()
+    torch.compile(layer, backend=backend, fullgraph=True)(x)
+    assert sum("fp8_linear" in call for call in calls) == 1 and not any(
+        "amax" in call or "mm" in call for call in calls
+    )
+
+
 def test_only_large_layers_of_even_sizes_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         assert fits(nn.Linear(3072, 12288)) and fits(nn.Linear(2048, 2048))

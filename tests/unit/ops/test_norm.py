@@ -90,12 +90,20 @@ def row_inputs(shape: tuple[int, int], dtype: torch.dtype) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> list[float]:
-    """The largest error of each, in units of the last place of its largest number."""
+def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> list[tuple[float, float]]:
+    """The largest error of each, and the average one (root of the mean square), in units of the last place of its largest number."""
+    gaps = [(one.double() - two).abs() / two.abs().max() for one, two in zip(results, truth, strict=True)]
     eps = torch.finfo(dtype).eps
-    return [
-        float((one.double() - two).abs().max() / two.abs().max() / eps) for one, two in zip(results, truth, strict=True)
-    ]
+    return [(float(gap.max() / eps), float(gap.square().mean().sqrt() / eps)) for gap in gaps]
+
+
+def floors(dtype: torch.dtype) -> tuple[float, float]:
+    """The largest and the average error that nobody is below for certain.
+
+    Rounding once is off by 0.5 at most and by 0.29 on average. 16-bit results are rounded once, from float32; float32 ones after
+    every operation, and of a few numbers it is chance which implementation has the smallest of their largest errors.
+    """
+    return (1.0 if dtype == torch.float32 else 0.5), 0.29
 
 
 def compare(
@@ -105,7 +113,8 @@ def compare(
     truth = peer(widened(inputs), *how)
     mine, theirs = (errors(results, truth, dtype) for results in (ours(inputs, *how), peer(inputs, *how)))
     for one, two in zip(mine, theirs, strict=True):
-        assert one <= 2 * max(two, 0.5), (dtype, inputs["x"].shape, how, mine, theirs)
+        for own, other, floor in zip(one, two, floors(dtype), strict=True):
+            assert own <= 2 * max(other, floor), (dtype, inputs["x"].shape, how, mine, theirs)
 
 
 def check_all(images: Any, rows: Any, dtypes: list[torch.dtype]) -> int:

@@ -10,7 +10,8 @@ pass adds up in the tensor cores' own precision (fast accumulation), the backwar
 A layer is quantized in place: it stays the object that others refer to, with another class. Reading `weight` gives the numbers the
 forward pass multiplies with; there is nothing to write to.
 
-`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not fast.
+`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not fast. Quantizing
+x and the product are one operator of torch: a compiled region calls it as it is, and has the bits of eager code.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Fp8Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         # a matrix inside: what an autograd function returns as a view could not be added to in place
         rows = input.reshape(-1, self.in_features)
-        result: torch.Tensor = _Product.apply(rows, *self.quantized, self.bias)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = torch.ops.inweave.fp8_linear(rows, *self.quantized, self.bias)
         return result.view(*input.shape[:-1], self.out_features)
 
 
@@ -84,27 +85,6 @@ def quantize_linear(linear: nn.Linear, device: torch.device | None = None) -> No
     linear.dtype = weight.dtype  # type: ignore[assignment]
     for name, tensor in quantized._asdict().items():
         linear.register_buffer(name, tensor.to(weight.device))
-
-
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        rows: torch.Tensor,
-        row_scales: torch.Tensor,
-        columns: torch.Tensor,
-        column_scales: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.save_for_backward(columns, column_scales)
-        return scaled_product(x, rows, row_scales, bias, fast=True)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        columns, column_scales = ctx.saved_tensors
-        dx = scaled_product(grads[0], columns, column_scales, None, fast=False) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None, None, None
 
 
 def scaled_product(
@@ -138,3 +118,51 @@ def device_problems(device: torch.device) -> list[str]:
     except (RuntimeError, AttributeError) as error:
         return [f"this torch cannot multiply 8-bit rows on {device}: {' '.join(str(error).split())[:200]}"]
     return []
+
+
+# the operators
+
+torch.library.define(
+    "inweave::fp8_linear",
+    "(Tensor x, Tensor rows, Tensor row_scales, Tensor columns, Tensor column_scales, Tensor? bias) -> Tensor",
+)
+torch.library.define("inweave::fp8_linear_backward", "(Tensor dy, Tensor columns, Tensor column_scales) -> Tensor")
+
+
+@torch.library.impl("inweave::fp8_linear", "default")
+def _forward(
+    x: torch.Tensor,
+    rows: torch.Tensor,
+    row_scales: torch.Tensor,
+    columns: torch.Tensor,
+    column_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    return scaled_product(x, rows, row_scales, bias, fast=True)
+
+
+@torch.library.impl("inweave::fp8_linear_backward", "default")
+def _backward(dy: torch.Tensor, columns: torch.Tensor, column_scales: torch.Tensor) -> torch.Tensor:
+    return scaled_product(dy, columns, column_scales, None, fast=False)
+
+
+def _product_shape(x: torch.Tensor, rows: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+    """Of x @ rows^T, which both operators return."""
+    return x.new_empty(x.shape[0], rows.shape[0])
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, _, _, columns, column_scales, _ = inputs
+    ctx.save_for_backward(columns, column_scales)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    needed = dy is not None and ctx.needs_input_grad[0]
+    dx = torch.ops.inweave.fp8_linear_backward(dy, *ctx.saved_tensors) if needed else None
+    return dx, None, None, None, None, None
+
+
+torch.library.register_fake("inweave::fp8_linear", _product_shape)
+torch.library.register_fake("inweave::fp8_linear_backward", _product_shape)
+torch.library.register_autograd("inweave::fp8_linear", _gradients, setup_context=_save)

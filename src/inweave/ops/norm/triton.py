@@ -102,6 +102,9 @@ def _moments_kernel(
         mean += tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
     members = _members(local, real, GROUP, GROUPS)
     of_group = tl.div_rn(_to_groups(mean, members), GROUP * 1.0)
+    # the sum was rounded: what the deviations do not add up to 0 by belongs to the mean
+    between = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
+    of_group += tl.div_rn(tl.sum(between, axis=0), GROUP * 1.0)
     between = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
     spread_of_group = _to_groups(spread, members) + size * tl.sum(between * between, axis=0)
     place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
@@ -125,6 +128,7 @@ def _normalize_kernel(
     spread = tl.load(partials + (place + next_half)[:, None] + part[None, :], mask=known, other=0.0)
     total = positions * 1.0
     mean = tl.div_rn(tl.sum(mean_parts * sizes, axis=1), total)
+    mean += tl.div_rn(tl.sum(tl.where(known, (mean_parts - mean[:, None]) * sizes, 0.0), axis=1), total)
     apart = mean_parts - mean[:, None]
     deviations = tl.sum(spread, axis=1) + tl.sum(tl.where(known, apart * apart * sizes, 0.0), axis=1) * GROUP
     variance = tl.div_rn(deviations, total * GROUP)

@@ -29,8 +29,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
+from inweave.ops.fp8 import Fp8Linear
 from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
-from inweave.ops.linear import Rounded, lora_linear
+from inweave.ops.linear import Rounded, Weight, lora_linear
 
 #: kinds of devices whose linear layers are computed this way
 DEVICES = frozenset({"cuda"})
@@ -97,6 +98,8 @@ class FusedLinear:
                 return None
         loras = cast("tuple[tuple[LoraBranch, float], ...]", acting)
         if weight is None:
+            if gradients and isinstance(base, Fp8Linear):
+                return _with_gradients(x, base.quantized, bias, loras)
             return self._added(x, loras)
         if gradients:
             return _with_gradients(x, weight, bias, loras)
@@ -150,7 +153,7 @@ class FusedLinear:
 
 
 def _with_gradients(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, acting: tuple[tuple[LoraBranch, float], ...]
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, acting: tuple[tuple[LoraBranch, float], ...]
 ) -> torch.Tensor:
     if len(acting) > 1:
         return lora_linear(x, weight, bias, *_stacked(acting))

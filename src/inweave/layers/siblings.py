@@ -19,7 +19,8 @@ from inweave.layers.branch import Branch
 from inweave.layers.fused import is_plain_linear, is_plain_lora, is_unchanged
 from inweave.layers.layer import LoraLayer
 from inweave.layers.lora import LoraBranch
-from inweave.ops.linear import Rounded, lora_linear
+from inweave.ops.fp8 import Fp8Linear, Fp8Weight, joint_weight
+from inweave.ops.linear import Rounded, Weight, lora_linear
 
 
 class SiblingFactors(NamedTuple):
@@ -35,9 +36,10 @@ class SiblingFactors(NamedTuple):
 class Siblings:
     """Layers of one input, width and rank; ``factors``: while a training step computes."""
 
-    def __init__(self, layers: tuple[LoraLayer, ...], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         self.layers = layers
         self.weight, self.bias = weight, bias
+        self.dtype: torch.dtype = layers[0].base.dtype if isinstance(weight, Fp8Weight) else weight.dtype  # type: ignore[assignment]
         self.count = len(layers)
         self.factors: SiblingFactors | None = None
 
@@ -49,12 +51,18 @@ class Siblings:
             acting = layer.acting
             if len(acting) != 1 or not is_plain_lora(acting[0][0], layer.training) or not is_unchanged(layer.base):
                 return None
-            own = self.weight[at * layer.out : (at + 1) * layer.out]
-            if layer.weight.data_ptr() != own.data_ptr() or layer.weight.dtype != own.dtype:
+            if not self._is_part(layer, at):
                 return None  # quantized, moved or replaced since
             branches.append(acting[0][0])
             scales.add(acting[0][1] * acting[0][0].scale)
         return (cast("list[LoraBranch]", branches), scales.pop()) if len(scales) == 1 else None
+
+    def _is_part(self, layer: LoraLayer, at: int) -> bool:
+        """Whether the layer has its part of the one matrix as its weight."""
+        whole = self.weight.rows if isinstance(self.weight, Fp8Weight) else self.weight
+        own = layer._buffers.get("rows") if isinstance(layer.base, Fp8Linear) else layer._parameters.get("weight")
+        part = whole[at * layer.out : (at + 1) * layer.out]
+        return own is not None and own.data_ptr() == part.data_ptr() and own.dtype == part.dtype
 
     def outputs(self, x: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         """What the layers give for ``x``, as columns of one matrix; None where each layer has to compute for itself."""
@@ -64,7 +72,7 @@ class Siblings:
     def product(self, x: torch.Tensor) -> torch.Tensor | None:
         """The same in one tensor (..., layers, columns)."""
         factors = self.factors
-        if factors is None or x.dtype != self.weight.dtype or torch.is_autocast_enabled(x.device.type):
+        if factors is None or x.dtype != self.dtype or torch.is_autocast_enabled(x.device.type):
             return None
         y = lora_linear(
             x, self.weight, self.bias, factors.down, factors.up, factors.scale,
@@ -76,7 +84,7 @@ class Siblings:
 class SharedSiblings(Siblings):
     """Layers in many places that read one tensor: their outputs are made once, before the first of them is called."""
 
-    def __init__(self, layers: tuple[LoraLayer, ...], weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__(layers, weight, bias)
         self._source: torch.Tensor | None = None
         self._outputs: tuple[torch.Tensor, ...] = ()
@@ -101,13 +109,17 @@ S = TypeVar("S", bound=Siblings)
 def stacked(kind: type[S], modules: Sequence[object]) -> S | None:
     """One product for these modules, if they are plain frozen linear layers of one shape that have adapters."""
     layers = tuple(module for module in modules if isinstance(module, LoraLayer))
-    if len(layers) < max(2, len(modules)) or not all(is_plain_linear(layer.base, layer.kind) for layer in layers):
-        return None
-    weights = [layer._parameters.get("weight") for layer in layers]
     biases = [layer._parameters.get("bias") for layer in layers]
-    if not _alike(weights) or not (_alike(biases) or all(bias is None for bias in biases)):
+    if len(layers) < max(2, len(modules)) or not (_alike(biases) or all(bias is None for bias in biases)):
         return None
-    weight = _one_matrix(cast("list[nn.Parameter]", weights))
+    weight: Weight | None = None
+    if all(type(layer.base) is Fp8Linear for layer in layers):
+        weight = joint_weight([cast("Fp8Linear", layer.base) for layer in layers])
+    elif all(is_plain_linear(layer.base, layer.kind) for layer in layers):
+        weights = [layer._parameters.get("weight") for layer in layers]
+        weight = _one_matrix(cast("list[nn.Parameter]", weights)) if _alike(weights) else None
+    if weight is None:
+        return None
     bias = None if biases[0] is None else _one_matrix(cast("list[nn.Parameter]", biases))
     return kind(layers, weight, bias)
 

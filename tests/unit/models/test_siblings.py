@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from inweave.layers.siblings import SharedSiblings  # noqa: E402
 from inweave.models import fused_joint  # noqa: E402
 from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.siblings import stack_siblings  # noqa: E402
+from inweave.ops.fp8 import linear as fp8  # noqa: E402
 from inweave.ops.linear import function  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.adapters.order import side_by_side  # noqa: E402
 from inweave.training.compilation import CompiledBlocks  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
+from inweave.training.memory.quantization import quantize_denoiser  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
 from inweave.training.optim.rounding import RoundedFactors, sibling_groups  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
@@ -250,3 +253,24 @@ def test_streams_of_text_and_image_have_a_product_each(
     assert counts == [3] * len(groups) and sum(joins) == len(groups), "heads are read from the products"
     for one, other in zip(ours, plain, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-4
+
+
+def test_layers_in_8_bits_are_quantized_together_and_share_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
+    net = Net()
+    fuse_blocks(net.unet)
+    text = quantize_denoiser(SimpleNamespace(denoiser=net.unet, release_weaver=lambda: None), torch.device("cpu"))
+    assert "8 bits" in text
+    plain = net.results()
+    blocks = sum(type(module).__name__ == "FusedBasicTransformerBlock" for module in net.unet.modules())
+    assert stack_siblings(net.unet) == 5 * blocks, "layers of the text are not quantized"
+    rounded = net.rounded()
+    assert products(net, rounded.active(shared=False), monkeypatch) == [3] * blocks
+    output, grads = net.results(rounded.active(shared=False))
+    assert float((output - plain[0]).norm() / plain[0].norm()) < 1e-5, "the same products"
+    gap = float((grads - plain[1]).norm() / plain[1].norm())
+    assert 1e-4 < gap < 0.1, "gradients are quantized with one scale for all three"
+    first = next(group for group in sibling_groups(net.unet) if isinstance(group.weight, fp8.Fp8Weight))
+    layer = first.layers[1].base
+    layer._buffers["rows"] = layer._buffers["rows"].clone()
+    assert net.rounded()._of_group(first) is None, "moved since"

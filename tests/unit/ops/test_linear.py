@@ -165,13 +165,14 @@ def test_operator_contract() -> None:
     x, weight, bias, down, up, grad = numbers((6, 8, 6, 3), torch.float32)
     for factor in (down, up):
         factor.requires_grad_()
+    none = (None,) * 5
     for inputs in (x, x.view(2, 3, 8), x.view(2, 3, 8).transpose(0, 1)):
-        torch.library.opcheck(torch.ops.inweave.lora_linear.default, (inputs, weight, bias, down, up, 0.5, None, None))
+        torch.library.opcheck(torch.ops.inweave.lora_linear.default, (inputs, weight, bias, down, up, 0.5, *none))
     plain_factors = (down.detach(), up.detach())
     for needed in ((True, True, True), (False, True, False), (True, False, False)):
         torch.library.opcheck(
             torch.ops.inweave.lora_linear_backward.default,
-            (grad, x, x @ plain_factors[0].T, weight, *plain_factors, 0.5, None, None, *needed),
+            (grad, x, x @ plain_factors[0].T, weight, *plain_factors, 0.5, *none, *needed),
         )
 
 

@@ -16,6 +16,7 @@ x and the product are one operator of torch: a compiled region calls it as it is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -41,6 +42,12 @@ class Fp8Weight(NamedTuple):
     @classmethod
     def of(cls, weight: torch.Tensor) -> Fp8Weight:
         return cls(*quantize_rows(weight), *quantize_rows(weight.t().contiguous()))
+
+    def split(self, count: int) -> list[Fp8Weight]:
+        """The same for each of ``count`` layers whose weights are its rows: views, with the scales of columns in common."""
+        outputs = [torch.split(tensor, tensor.shape[0] // count) for tensor in (self.rows, self.row_scales)]
+        columns = torch.split(self.columns, self.columns.shape[1] // count, 1)
+        return [Fp8Weight(*parts, self.column_scales) for parts in zip(*outputs, columns, strict=True)]
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """(out, in), as the forward pass uses it."""
@@ -76,15 +83,53 @@ def fits(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def quantize_linear(linear: nn.Linear, device: torch.device | None = None) -> None:
-    """Replace the weight of a layer, in place; ``device``: where to compute, if the weight waits elsewhere."""
-    weight = linear.weight.detach()
-    quantized = Fp8Weight.of(weight.to(device or weight.device))
-    del linear._parameters["weight"]
-    linear.__class__ = Fp8Linear
-    linear.dtype = weight.dtype  # type: ignore[assignment]
-    for name, tensor in quantized._asdict().items():
-        linear.register_buffer(name, tensor.to(weight.device))
+def quantize_linear(*linears: nn.Linear, device: torch.device | None = None) -> None:
+    """Replace the weight of a layer, in place; ``device``: where to compute, if the weight waits elsewhere.
+
+    Several layers of one shape and input are quantized as one matrix, whose parts they get: `joint_weight` finds it again.
+    """
+    weight = torch.cat([linear.weight.detach().to(device or linear.weight.device) for linear in linears])
+    whole = Fp8Weight(*(tensor.to(linears[0].weight.device) for tensor in Fp8Weight.of(weight)))
+    for linear, quantized in zip(linears, whole.split(len(linears)), strict=True):
+        dtype = linear.weight.dtype
+        del linear._parameters["weight"]
+        linear.__class__ = Fp8Linear
+        linear.dtype = dtype  # type: ignore[assignment]
+        for name, tensor in quantized._asdict().items():
+            linear.register_buffer(name, tensor)
+
+
+def joint_weight(linears: Sequence[Fp8Linear]) -> Fp8Weight | None:
+    """The matrix that these layers were quantized as, in this order; None if there is none, or if they were moved since."""
+    first, count = linears[0].quantized, len(linears)
+    out, into = first.rows.shape
+    whole = Fp8Weight(
+        first.rows.as_strided((count * out, into), (into, 1)),
+        first.row_scales.as_strided((count * out, 1), (1, 1)),
+        first.columns.as_strided((into, count * out), (count * out, 1)),
+        first.column_scales,
+    ) if _has_room(first, count) else None  # fmt: skip
+    parts = whole.split(count) if whole is not None else ()
+    same = [
+        all(
+            mine.data_ptr() == own.data_ptr() and mine.stride() == own.stride()
+            for mine, own in zip(part, linear.quantized, strict=True)
+        )
+        for part, linear in zip(parts, linears, strict=False)
+    ]
+    return whole if same and all(same) else None
+
+
+def _has_room(first: Fp8Weight, count: int) -> bool:
+    """Whether so many parts can lie in the memory that the first one's tensors begin."""
+    return all(
+        tensor.untyped_storage().nbytes() - tensor.storage_offset() * tensor.itemsize >= size * tensor.itemsize
+        for tensor, size in (
+            (first.rows, count * first.rows.numel()),
+            (first.row_scales, count * first.row_scales.numel()),
+            (first.columns, count * first.columns.numel()),
+        )
+    )
 
 
 def scaled_product(
@@ -94,8 +139,14 @@ def scaled_product(
     q, scales = quantize_rows(x)
     if x.is_cuda:
         own = None if bias is None else bias.to(torch.bfloat16)
-        product = torch._scaled_mm(
-            q, rows.t(), scale_a=scales, scale_b=row_scales.t(), bias=own, out_dtype=torch.bfloat16, use_fast_accum=fast
+        product = torch._scaled_mm(  # some of its kernels take the columns of a part for those of a whole matrix
+            q,
+            rows.contiguous().t(),
+            scale_a=scales,
+            scale_b=row_scales.t(),
+            bias=own,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=fast,
         )
     else:
         product = (q.float() * scales) @ (rows.float() * row_scales).t()

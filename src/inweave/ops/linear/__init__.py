@@ -15,6 +15,7 @@ inputs give the same bits.
 """
 
 from inweave.ops.linear.dispatch import lora_backward
+from inweave.ops.linear.frozen import Weight
 from inweave.ops.linear.function import Rounded, lora_linear
 
-__all__ = ["Rounded", "lora_backward", "lora_linear"]
+__all__ = ["Rounded", "Weight", "lora_backward", "lora_linear"]

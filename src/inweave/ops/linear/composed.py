@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import torch
 
+from inweave.ops.linear import frozen
+from inweave.ops.linear.frozen import Weight
 from inweave.ops.linear.reference import block_count, blocks
 
 
 def forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) of matrices of one dtype."""
     hidden = torch.mm(x, down.T)
-    y = torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
+    y = frozen.product(x, weight, bias)
     if (count := block_count(down, up)) == 1:
         return y.addmm_(hidden, up.T, alpha=scale), hidden
     blocks(y, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
@@ -31,7 +33,7 @@ def backward(
     grad_out: torch.Tensor,
     x: torch.Tensor,
     hidden: torch.Tensor | None,
-    weight: torch.Tensor | None,
+    weight: Weight | None,
     down: torch.Tensor,
     up: torch.Tensor,
     scale: float,
@@ -62,7 +64,7 @@ def backward(
         _accumulate(grad_down, inner.T, x, beta, 1.0)
     if not grad_x:
         return None
-    return torch.mm(inner, down) if weight is None else torch.mm(grad_out, weight).addmm_(inner, down)
+    return torch.mm(inner, down) if weight is None else frozen.gradient(grad_out, weight).addmm_(inner, down)
 
 
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:

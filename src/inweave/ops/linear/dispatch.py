@@ -16,8 +16,10 @@ from importlib.util import find_spec
 
 import torch
 
+from inweave.ops.fp8 import Fp8Weight
 from inweave.ops.implementation import on_device_of
 from inweave.ops.linear import composed, reference
+from inweave.ops.linear.frozen import Weight, outputs
 
 _FAST = (torch.bfloat16, torch.float16, torch.float32)
 _LARGEST_RANK = 64
@@ -28,20 +30,20 @@ _WIDEST_LAYER = 2048
 
 
 def forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) for x (..., K); S is a matrix (M, r)."""
     rows = x.reshape(-1, x.shape[-1])
     work = composed.forward if x.is_cuda else reference.forward
     y, hidden = work(rows, weight, bias, down, up, scale)
-    return y.view(*x.shape[:-1], weight.shape[0]), hidden
+    return y.view(*x.shape[:-1], outputs(weight)), hidden
 
 
 def backward(
     grad_out: torch.Tensor,
     x: torch.Tensor,
     hidden: torch.Tensor | None,
-    weight: torch.Tensor | None,
+    weight: Weight | None,
     down: torch.Tensor,
     up: torch.Tensor,
     scale: float,
@@ -67,7 +69,7 @@ def backward(
                     rows, inputs, hidden, down, up, scale,
                     grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
                 )  # fmt: skip
-            if result is not None and weight is not None:
+            if result is not None and isinstance(weight, torch.Tensor):
                 result.addmm_(rows, weight)
             return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
         result = composed.backward(
@@ -117,7 +119,7 @@ def _has_triton() -> bool:
 
 
 def _in_two_launches(
-    grad_out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, *others: torch.Tensor | None
+    grad_out: torch.Tensor, x: torch.Tensor, weight: Weight | None, *others: torch.Tensor | None
 ) -> bool:
     """Whether the kernels take these matrices, and are the faster choice."""
     rows = grad_out.shape[0]
@@ -127,6 +129,7 @@ def _in_two_launches(
     widest = max(up.shape[0] // count, down.shape[1])
     return (
         grad_out.dtype != torch.float32
+        and not isinstance(weight, Fp8Weight)
         and rows > 0
         and up.shape[1] <= _LARGEST_RANK
         and (count == 1 or down.shape[0] <= 2 * _LARGEST_RANK)

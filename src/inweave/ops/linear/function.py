@@ -18,6 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from inweave.ops.linear.dispatch import backward, forward
+from inweave.ops.linear.frozen import Weight, tensors_of, weight_of
 
 
 class Rounded(NamedTuple):
@@ -32,7 +33,7 @@ class Rounded(NamedTuple):
 
 def lora_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Weight,
     bias: torch.Tensor | None,
     down: torch.Tensor,
     up: torch.Tensor,
@@ -43,14 +44,15 @@ def lora_linear(
 ) -> torch.Tensor:
     """x W^T + b + scale (x down^T) up^T for x (..., K), with gradients for x, ``down`` and ``up``; W and b are frozen.
 
-    x, W and b have one dtype; the factors are rounded to it, once, unless `Rounded` copies are given.
+    x, W and b have one dtype, unless W is in 8 bits; the factors are rounded to it, once, unless `Rounded` copies are given.
     """
+    own, *scales = tensors_of(weight)
     if torch.compiler.is_compiling():
         low_down = None if rounded_down is None else rounded_down.values
         low_up = None if rounded_up is None else rounded_up.values
-        y: torch.Tensor = torch.ops.inweave.lora_linear(x, weight, bias, down, up, scale, low_down, low_up)[0]
+        y: torch.Tensor = torch.ops.inweave.lora_linear(x, own, bias, down, up, scale, low_down, low_up, *scales)[0]
         return y
-    result: torch.Tensor = _LoraLinear.apply(x, weight, bias, down, up, scale, rounded_down, rounded_up)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _LoraLinear.apply(x, own, bias, down, up, scale, rounded_down, rounded_up, *scales)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -66,15 +68,16 @@ class _LoraLinear(torch.autograd.Function):
         scale: float,
         rounded_down: Rounded | None,
         rounded_up: Rounded | None,
+        *scales: torch.Tensor | None,
     ) -> torch.Tensor:
         low_down = down.to(x.dtype) if rounded_down is None else rounded_down.values
         low_up = up.to(x.dtype) if rounded_up is None else rounded_up.values
         with torch._C._AutoDispatchBelowAutograd():  # gradients are this function's
             y: torch.Tensor
-            y, hidden = torch.ops.inweave.lora_linear(x, weight, bias, low_down, low_up, scale, None, None)
+            y, hidden = torch.ops.inweave.lora_linear(x, weight, bias, low_down, low_up, scale, None, None, *scales)
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
         ctx.save_for_backward(
-            x if of_down else None, hidden if of_up else None, weight if of_x else None, low_down, low_up
+            x if of_down else None, hidden if of_up else None, low_down, low_up, *((weight, *scales) if of_x else ())
         )
         ctx.scale = scale
         ctx.dtypes = down.dtype, up.dtype
@@ -84,7 +87,7 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, hidden, weight, down, up = ctx.saved_tensors
+        x, hidden, down, up, *weight = ctx.saved_tensors
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
         fresh = all(own is None for own in ctx.grads)
         make = torch.empty_like if fresh else torch.zeros_like
@@ -97,23 +100,24 @@ class _LoraLinear(torch.autograd.Function):
             for needed, made, own in zip((of_down, of_up), grads, ctx.grads, strict=True)
         )
         grad_x = backward(
-            grad_out, grad_out if x is None else x, hidden, weight, down, up, ctx.scale,
+            grad_out, grad_out if x is None else x, hidden, weight_of(*weight) if weight else None, down, up, ctx.scale,
             grad_x=of_x, grad_down=into_down, grad_up=into_up, fresh=fresh,
         )  # fmt: skip
-        return grad_x, None, None, grads[0], grads[1], None, None, None
+        return grad_x, None, None, grads[0], grads[1], None, None, None, None, None, None
 
 
 # the operators
 
 torch.library.define(
     "inweave::lora_linear",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down, Tensor? low_up)"
-    " -> (Tensor, Tensor)",
+    "(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down, Tensor? low_up,"
+    " Tensor? row_scales, Tensor? columns, Tensor? column_scales) -> (Tensor, Tensor)",
 )
 torch.library.define(
     "inweave::lora_linear_backward",
     "(Tensor grad_out, Tensor x, Tensor hidden, Tensor weight, Tensor down, Tensor up, float scale, Tensor? low_down,"
-    " Tensor? low_up, bool of_x, bool of_down, bool of_up) -> (Tensor, Tensor, Tensor)",
+    " Tensor? low_up, Tensor? row_scales, Tensor? columns, Tensor? column_scales, bool of_x, bool of_down, bool of_up)"
+    " -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -127,9 +131,10 @@ def _forward(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
+    *scales: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return forward(
-        x, weight, bias,
+        x, weight_of(weight, *scales), bias,
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
     )  # fmt: skip
 
@@ -143,6 +148,7 @@ def _forward_shapes(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
+    *scales: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = x.shape[:-1].numel()
     return x.new_empty(*x.shape[:-1], weight.shape[0]), x.new_empty(rows, down.shape[0])
@@ -159,13 +165,16 @@ def _backward(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
+    row_scales: torch.Tensor | None,
+    columns: torch.Tensor | None,
+    column_scales: torch.Tensor | None,
     of_x: bool,
     of_down: bool,
     of_up: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grad_down, grad_up = (_empty(like, needed) for like, needed in ((down, of_down), (up, of_up)))
     grad_x = backward(
-        grad_out, x, hidden, weight,
+        grad_out, x, hidden, weight_of(weight, row_scales, columns, column_scales),
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
         grad_x=of_x, grad_down=grad_down if of_down else None, grad_up=grad_up if of_up else None, fresh=True,
     )  # fmt: skip
@@ -182,6 +191,9 @@ def _backward_shapes(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
+    row_scales: torch.Tensor | None,
+    columns: torch.Tensor | None,
+    column_scales: torch.Tensor | None,
     of_x: bool,
     of_down: bool,
     of_up: bool,
@@ -194,23 +206,22 @@ def _empty(like: torch.Tensor, needed: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, weight, _, down, up, scale, low_down, low_up = inputs
-    ctx.save_for_backward(x, output[1], weight, down, up, low_down, low_up)
+    x, weight, _, down, up, scale, low_down, low_up, *scales = inputs
+    ctx.save_for_backward(x, output[1], weight, down, up, low_down, low_up, *scales)
     ctx.scale = scale
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if grad_out is None:
-        return (None,) * 8
-    x, hidden, weight, down, up, low_down, low_up = ctx.saved_tensors
+        return (None,) * 11
+    x, hidden, weight, down, up, low_down, low_up, *scales = ctx.saved_tensors
     of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
     grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
-        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, of_x, of_down, of_up
+        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, *scales, of_x, of_down, of_up
     )
-    return (
-        grad_x if of_x else None, None, None, grad_down if of_down else None, grad_up if of_up else None, None, None, None,
-    )  # fmt: skip
+    factors = grad_down if of_down else None, grad_up if of_up else None
+    return grad_x if of_x else None, None, None, *factors, None, None, None, None, None, None
 
 
 torch.library.register_fake("inweave::lora_linear", _forward_shapes)

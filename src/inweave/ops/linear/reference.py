@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from inweave.ops.linear import frozen
+from inweave.ops.linear.frozen import Weight
+
 
 def block_count(down: torch.Tensor, up: torch.Tensor) -> int:
     """How many layers the factors belong to."""
@@ -16,11 +19,11 @@ def blocks(matrix: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def forward(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) of matrices of one dtype."""
     hidden = x @ down.T
-    base = x @ weight.T if bias is None else torch.addmm(bias, x, weight.T)
+    base = frozen.product(x, weight, bias)
     if (count := block_count(down, up)) == 1:
         return torch.addmm(base, hidden, up.T, alpha=scale), hidden
     blocks(base, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
@@ -31,7 +34,7 @@ def backward(
     grad_out: torch.Tensor,
     x: torch.Tensor,
     hidden: torch.Tensor | None,
-    weight: torch.Tensor | None,
+    weight: Weight | None,
     down: torch.Tensor,
     up: torch.Tensor,
     scale: float,
@@ -59,4 +62,4 @@ def backward(
         grad_down.add_((inner.to(wide).T @ x.to(wide)).to(grad_down.dtype))
     if not grad_x:
         return None
-    return inner @ down if weight is None else torch.addmm(grad_out @ weight, inner, down)
+    return inner @ down if weight is None else torch.addmm(frozen.gradient(grad_out, weight), inner, down)

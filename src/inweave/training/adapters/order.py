@@ -9,7 +9,7 @@ one on every device, whether or not it is made use of.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 
 from torch import nn
@@ -42,6 +42,21 @@ def side_by_side(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Paramet
         for module in members
         if role in modules[module]
     }
+
+
+def projections(modules: Iterable[str]) -> list[tuple[str, ...]]:
+    """Of these modules, the queries, keys and values of each attention that has all three; every other one by itself."""
+    names = dict.fromkeys(modules)
+    result: list[tuple[str, ...]] = []
+    for name in names:
+        leaf = name.rpartition(".")[2]
+        together = next((group for group in _TOGETHER if leaf in group), ())
+        group = tuple(name.removesuffix(leaf) + each for each in together)
+        if not group or any(each not in names for each in group):
+            result.append((name,))
+        elif leaf == together[0]:
+            result.append(group)
+    return result
 
 
 class _Attention(NamedTuple):

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from inweave.ops.fp8 import device_problems, fits, quantize_linear
+from inweave.training.adapters.order import projections
 from inweave.training.adapters.targets import token_layers
 from inweave.training.config.schema import TrainConfig
 
@@ -42,9 +43,14 @@ def quantize_problems(denoiser: nn.Module, config: TrainConfig, device: torch.de
 def quantize_denoiser(model: Any, device: torch.device) -> str:
     """Quantize a loaded model's denoiser in place; returns what to report."""
     model.release_weaver()  # it holds the original weights
-    layers = [layer for layer in token_layers(model.denoiser).values() if isinstance(layer, nn.Linear)]
-    chosen = [layer for layer in layers if fits(layer)]
-    for layer in chosen:
-        quantize_linear(layer, device)
+    layers = {name: layer for name, layer in token_layers(model.denoiser).items() if isinstance(layer, nn.Linear)}
+    chosen = {name: layer for name, layer in layers.items() if fits(layer)}
+    for names in projections(chosen):
+        group = [chosen[name] for name in names]
+        if len({(layer.weight.shape, layer.weight.dtype, layer.weight.device) for layer in group}) == 1:
+            quantize_linear(*group, device=device)
+        else:
+            for layer in group:
+                quantize_linear(layer, device=device)
     rest = "" if len(chosen) == len(layers) else "; the others are small"
     return f"{len(chosen)} of the {len(layers)} linear layers that see every token are multiplied in 8 bits (fp8){rest}"

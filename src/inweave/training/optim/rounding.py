@@ -74,7 +74,7 @@ class RoundedFactors:
         }
 
     def _of_group(self, group: Siblings) -> SiblingFactors | None:
-        if group.weight.dtype != self._dtype or (loras := group.loras()) is None:
+        if group.dtype != self._dtype or (loras := group.loras()) is None:
             return None
         branches, scale = loras
         downs, ups = ([self._names.get(id(getattr(branch, role))) for branch in branches] for role in ("down", "up"))

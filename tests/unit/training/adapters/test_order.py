@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from inweave.training.adapters.order import side_by_side
+from inweave.training.adapters.order import projections, side_by_side
 
 
 def names(*modules: str, rank: dict[str, int] | None = None) -> list[str]:
@@ -46,3 +46,11 @@ def test_everything_that_reads_the_text_is_together() -> None:
         "unet.b.attn2.to_q.down", "unet.b.attn2.to_q.up",
     ]  # fmt: skip
     assert names("te1.a.attn2.to_k", "unet.a.attn2.to_k")[:2] == ["te1.a.attn2.to_k.down", "te1.a.attn2.to_k.up"]
+
+
+def test_projections_of_an_attention_are_found_by_name() -> None:
+    modules = ["a.to_v", "a.to_k", "a.to_q", "b.to_q", "b.to_v", "a.ff", "c.add_q_proj", "c.add_v_proj", "c.add_k_proj"]
+    assert projections(modules) == [
+        ("a.to_q", "a.to_k", "a.to_v"), ("b.to_q",), ("b.to_v",), ("a.ff",), ("c.add_q_proj", "c.add_k_proj", "c.add_v_proj"),
+    ]  # fmt: skip
+    assert projections(["to_q", "to_k", "to_v"]) == [("to_q", "to_k", "to_v")]

@@ -45,9 +45,9 @@ class Fp8Weight(NamedTuple):
 
     def split(self, count: int) -> list[Fp8Weight]:
         """The same for each of ``count`` layers whose weights are its rows: views, with the scales of columns in common."""
-        outputs = [torch.split(tensor, tensor.shape[0] // count) for tensor in (self.rows, self.row_scales)]
+        rows, scales = (torch.split(tensor, tensor.shape[0] // count) for tensor in (self.rows, self.row_scales))
         columns = torch.split(self.columns, self.columns.shape[1] // count, 1)
-        return [Fp8Weight(*parts, self.column_scales) for parts in zip(*outputs, columns, strict=True)]
+        return [Fp8Weight(*parts, self.column_scales) for parts in zip(rows, scales, columns, strict=True)]
 
     def dequantized(self, dtype: torch.dtype) -> torch.Tensor:
         """(out, in), as the forward pass uses it."""

@@ -50,7 +50,7 @@ def projections(modules: Iterable[str]) -> list[tuple[str, ...]]:
     result: list[tuple[str, ...]] = []
     for name in names:
         leaf = name.rpartition(".")[2]
-        together = next((group for group in _TOGETHER if leaf in group), ())
+        together: tuple[str, ...] = next((group for group in _TOGETHER if leaf in group), ())
         group = tuple(name.removesuffix(leaf) + each for each in together)
         if not group or any(each not in names for each in group):
             result.append((name,))

@@ -16,12 +16,20 @@ pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
+import transformers  # noqa: E402
 from tests.gpu.test_training import differing, settings  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.ops.attention import choice  # noqa: E402
 from inweave.training.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
+
+#: transformers 5.17, older than what inweave supports, makes a causal mask for CLIP while a graph is recorded and none in eager code, so
+#: that attention is another kernel's
+same_masks = pytest.mark.skipif(
+    tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18),
+    reason=f"transformers {transformers.__version__}: 5.22 or later is needed",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +50,7 @@ def variant_name(more: dict[str, Any]) -> str:
         {"precision": "bf16", "dropout": 0.1},
         {"precision": "bf16", "gradient_checkpointing": "full", "dropout": 0.1},
         {"precision": "fp32", "gradient_checkpointing": "selective", "dropout": 0.1},
-        {"precision": "fp32", "train_text_encoders": True},
+        pytest.param({"precision": "fp32", "train_text_encoders": True}, marks=same_masks),
         {"precision": "fp32", "network": "lokr"},
     ],
     ids=variant_name,

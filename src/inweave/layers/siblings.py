@@ -49,7 +49,8 @@ class Siblings:
         scales = set()
         for at, layer in enumerate(self.layers):
             acting = layer.acting
-            if len(acting) != 1 or not is_plain_lora(acting[0][0], layer.training) or not is_unchanged(layer.base):
+            # as in training, whatever the mode is now: the answer is kept for steps to come, and dropout acts in those
+            if len(acting) != 1 or not is_plain_lora(acting[0][0], training=True) or not is_unchanged(layer.base):
                 return None
             if not self._is_part(layer, at):
                 return None  # quantized, moved or replaced since

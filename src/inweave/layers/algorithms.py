@@ -42,8 +42,22 @@ def only_lora(network: str) -> str:
     return f"an embedding takes LoRA only, not {network}"
 
 
+def hidden_dropout_problem(network: str, dora: bool) -> str | None:
+    """Why an algorithm has no dropout between its factors, or None if it has."""
+    if network != LoraBranch.network():
+        return f"{network} multiplies its factors first, so nothing is between them that could be dropped; use dropout"
+    return "DoRA is not defined with a dropout between its factors; use dropout" if dora else None
+
+
 def to_branch(
-    factors: Factors, geometry: Geometry, *, dtype: torch.dtype | None, device: torch.device, dropout: float = 0.0
+    factors: Factors,
+    geometry: Geometry,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    dropout: float = 0.0,
+    hidden_dropout: float = 0.0,
+    rank_dropout: float = 0.0,
 ) -> Branch:
     """Owned parameters with these numbers, in ``dtype`` or in the dtype they are stored in; see `obstacle`."""
 
@@ -60,6 +74,8 @@ def to_branch(
         alpha=factors.alpha,
         rslora=factors.rslora,
         dropout=dropout,
+        hidden_dropout=hidden_dropout,
+        rank_dropout=rank_dropout,
         stored_alpha=factors.stored_alpha,
         stored_scale=factors.stored_scale,
     )

@@ -28,7 +28,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Magnitude, Tensor, scale
 from inweave.errors import TargetError
-from inweave.layers.spec import AdapterSpec
+from inweave.layers.spec import DROPOUTS, AdapterSpec
 from inweave.ops.decode import Reader, encode
 from inweave.ops.kinds import LayerKind
 from inweave.ops.linear import Rounded
@@ -60,6 +60,8 @@ class Scaling(TypedDict, total=False):
     alpha: float | None
     rslora: bool
     dropout: float
+    hidden_dropout: float
+    rank_dropout: float
     stored_alpha: Tensor | None
     stored_scale: Tensor | None
 
@@ -98,6 +100,8 @@ class Branch(nn.Module, ABC):
         self.alpha = scaling.get("alpha")
         self.rslora = scaling.get("rslora", False)
         self.dropout = scaling.get("dropout", 0.0)
+        self.hidden_dropout = scaling.get("hidden_dropout", 0.0)
+        self.rank_dropout = scaling.get("rank_dropout", 0.0)
         self.row_seeds: torch.Tensor | None = None  # of the batch being computed; see `inweave.layers.dropout`
         self.layer_number: int | torch.Tensor = 0  # of the layer it is on
         self.rounded: Mapping[str, Rounded] = {}  # by role, while a training step computes; see `inweave.layers.fused`
@@ -184,8 +188,23 @@ class Branch(nn.Module, ABC):
         norm: torch.Tensor = torch.linalg.vector_norm(self.product())
         return norm
 
-    def output(self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What it adds to the module's output, before the scale; the product is rounded once to ``dtype``."""
+    @property
+    def drops_hidden(self) -> bool:
+        """Whether it has a dropout between its factors, which a low-rank pair alone can have: `hidden_dropout_problem`."""
+        return bool(self.hidden_dropout or self.rank_dropout)
+
+    @property
+    def drops(self) -> bool:
+        """Whether it has any dropout."""
+        return bool(self.dropout or self.drops_hidden)
+
+    def output(
+        self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False
+    ) -> torch.Tensor:
+        """What it adds to the module's output, before the scale; the product is rounded once to ``dtype``.
+
+        ``training``: whether a dropout inside of it acts; that of ``x`` is the layer's.
+        """
         out, into = kind.shape(module.weight)  # type: ignore[arg-type]
         return kind.apply(module, x, self.product().to(dtype).reshape(out, *into))
 
@@ -193,7 +212,7 @@ class Branch(nn.Module, ABC):
         parts = ["full" if self.rank is None else f"rank={self.rank}"]
         parts += [] if self.alpha is None else [f"alpha={self.alpha:g}"]
         parts += [name for name, is_set in (("rslora", self.rslora), ("dora", self.magnitude is not None)) if is_set]
-        return ", ".join([*parts, *([f"dropout={self.dropout:g}"] if self.dropout else [])])
+        return ", ".join([*parts, *(f"{name}={p:g}" for name in DROPOUTS if (p := getattr(self, name)))])
 
 
 def changes_another_shape(shape: tuple[int, ...], geometry: Geometry) -> str | None:

@@ -7,10 +7,17 @@
     hash(n) = mix(mix(n * golden + seed_0 + layer) ^ seed_1)        on 32 bits; kept where it is at least p * 2**32
 
 The first axis of x may be a multiple of B, if the rows of an example lie together (chunks of a text, tokens).
+
+An adapter has up to three of them, with masks of their own. Where h = down(x) are the rank's values of a LoRA:
+
+    dropout          of x                                        as PEFT's lora_dropout
+    hidden_dropout   of h                                        as kohya's network_dropout
+    rank_dropout     of h, whole ranks of a row of x at once     as kohya's rank_dropout
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 
 import torch
@@ -18,20 +25,53 @@ from torch.nn import functional
 
 _BITS = 0xFFFFFFFF
 _GOLDEN, _MIX = 0x1E3779B1, 0x45D9F3B  # products of 32 bits with these stay below 2**63
+#: added to a layer's number, so that what is dropped there inside of the adapter does not follow what is dropped of x
+HIDDEN, RANKS = (zlib.crc32(name) for name in (b"hidden_dropout", b"rank_dropout"))
 
 
 def dropout(
-    x: torch.Tensor, p: float, training: bool, row_seeds: torch.Tensor | None, layer: int | torch.Tensor
+    x: torch.Tensor,
+    p: float,
+    training: bool,
+    row_seeds: torch.Tensor | None,
+    layer: int | torch.Tensor,
+    shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
     """``x`` with a share ``p`` of its values set to zero and the others scaled by 1 / (1 - p), in training.
 
     ``layer``: `layer_number` of its name, as a number or on the device: blocks that differ in a tensor compile alike.
+    ``shape``: of the mask, where values share it: that of ``x`` with some axes of 1.
     """
     if not training or not p:
         return x
-    if row_seeds is None or x.shape[0] % len(row_seeds):  # rows of no example: tokens sent to experts
+    if row_seeds is not None and x.shape[0] % len(row_seeds) == 0:
+        mask = row_mask(row_seeds.to(x.device), x.shape if shape is None else shape, p, layer)
+    elif shape is None:  # rows of no example: tokens sent to experts
         return functional.dropout(x, p, True)
-    return x * row_mask(row_seeds.to(x.device), x.shape, p, layer).to(x.dtype) * (1 / (1 - p))
+    else:
+        mask = torch.rand(shape, device=x.device) >= p
+    return x * mask.to(x.dtype) * (1 / (1 - p))
+
+
+def rank_dropout(
+    hidden: torch.Tensor,
+    p: float,
+    axis: int,
+    rank: int,
+    row_seeds: torch.Tensor | None,
+    layer: int | torch.Tensor,
+) -> torch.Tensor:
+    """``hidden`` without a share ``p`` of the ranks of each row, the others scaled by 1 / (1 - p).
+
+    Along ``axis`` it has ``rank`` values, or as many for each group of a convolution, which lose the same ranks.
+    """
+    axis %= hidden.dim()
+    grouped = hidden.unflatten(axis, (-1, rank))
+    sizes = [1] * grouped.dim()
+    sizes[axis + 1] = rank
+    if axis:
+        sizes[0] = hidden.shape[0]
+    return dropout(grouped, p, True, row_seeds, layer, tuple(sizes)).flatten(axis, axis + 1)
 
 
 def layer_number(name: str) -> int:
@@ -40,11 +80,11 @@ def layer_number(name: str) -> int:
 
 
 @torch.no_grad()
-def row_mask(row_seeds: torch.Tensor, shape: torch.Size, p: float, layer: int | torch.Tensor) -> torch.Tensor:
+def row_mask(row_seeds: torch.Tensor, shape: tuple[int, ...], p: float, layer: int | torch.Tensor) -> torch.Tensor:
     """True where a value is kept."""
     rows = len(row_seeds)
     first, second = ((row_seeds[:, column : column + 1] & _BITS) for column in (0, 1))
-    place = torch.arange(shape.numel() // rows, device=row_seeds.device)
+    place = torch.arange(math.prod(shape) // rows, device=row_seeds.device)
     number = ((place & _BITS) * _GOLDEN & _BITS) + first + layer
     number = _mixed(_mixed(number & _BITS) ^ second)
     return (number >= int(p * 2**32)).reshape(shape)

@@ -187,7 +187,7 @@ def _is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
 
 def is_plain_lora(branch: Branch, training: bool) -> bool:
     """Whether it adds  scale * up(down(x))  and nothing else."""
-    if type(branch) is not LoraBranch or (training and branch.dropout):
+    if type(branch) is not LoraBranch or (training and branch.drops):
         return False
     roles = branch._parameters
     down, up = roles["down"], roles["up"]

@@ -9,6 +9,7 @@ network       which algorithm is trained, see `inweave.layers.algorithms`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -16,13 +17,13 @@ from torch import nn
 
 from inweave.errors import ConfigError, TargetError
 from inweave.formats.config import PeftConfig
-from inweave.layers.algorithms import ALGORITHMS
+from inweave.layers.algorithms import ALGORITHMS, hidden_dropout_problem
 from inweave.layers.branch import Branch, Start
 from inweave.layers.eligible import layer_kind
 from inweave.layers.layer import LoraLayer
 from inweave.layers.match import ALL_LINEAR, Targets, check_patterns, matching
 from inweave.layers.sites import Site
-from inweave.layers.spec import AdapterSpec
+from inweave.layers.spec import DROPOUTS, AdapterSpec
 
 _MAX_RANK = 2**20
 #: attribute of a model -> what the model's class is called after
@@ -79,7 +80,11 @@ class Request:
             problems.append(
                 f"factor must be a positive whole number, or -1 for the most even split, got {spec.factor!r}"
             )
-        return problems + check_common(spec.dropout, spec.dtype)
+        rates = {name: getattr(spec, name) for name in DROPOUTS}
+        if spec.network in ALGORITHMS and any(rates[name] for name in DROPOUTS[1:]):
+            reason = hidden_dropout_problem(spec.network, spec.dora)
+            problems += [f"hidden_dropout and rank_dropout: {reason}"] if reason else []
+        return problems + check_common(rates, spec.dtype)
 
 
 def _foreign_options(spec: AdapterSpec) -> list[str]:
@@ -92,10 +97,13 @@ def _foreign_options(spec: AdapterSpec) -> list[str]:
     ]
 
 
-def check_common(dropout: float, dtype: torch.dtype | None) -> list[str]:
+def check_common(dropouts: Mapping[str, float], dtype: torch.dtype | None) -> list[str]:
     """What is wrong with the options that new adapters and those of files share."""
-    number = isinstance(dropout, int | float)
-    problems = [] if number and 0 <= dropout < 1 else [f"dropout must be at least 0 and below 1, got {dropout!r}"]
+    problems = [
+        f"{name} must be at least 0 and below 1, got {rate!r}"
+        for name, rate in dropouts.items()
+        if not (isinstance(rate, int | float) and 0 <= rate < 1)
+    ]
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         problems.append(f"dtype must be a floating-point torch.dtype, got {dtype!r}")
     return problems
@@ -184,6 +192,8 @@ def fresh_branch(layer: LoraLayer, request: Request) -> Branch:
         alpha=rules.alpha_of(name),
         rslora=spec.rslora,
         dropout=spec.dropout,
+        hidden_dropout=spec.hidden_dropout,
+        rank_dropout=spec.rank_dropout,
     )
 
 

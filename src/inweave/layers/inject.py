@@ -23,7 +23,7 @@ from inweave.arguments import expect
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.exchange.load import load
 from inweave.formats.files import maps_of, refuse_truncated
-from inweave.layers.algorithms import ALGORITHMS, only_lora, to_branch
+from inweave.layers.algorithms import ALGORITHMS, hidden_dropout_problem, only_lora, to_branch
 from inweave.layers.branch import Branch
 from inweave.layers.eligible import ineligible, layer_kind
 from inweave.layers.from_adapter import factors_by_site
@@ -107,6 +107,8 @@ def attach(
     name: str = "default",
     component: str | None = None,
     dropout: float = 0.0,
+    hidden_dropout: float = 0.0,
+    rank_dropout: float = 0.0,
     dtype: torch.dtype | None = None,
     allow_tied: bool = False,
     freeze: bool = True,
@@ -123,7 +125,8 @@ def attach(
     expect("component", component, str, type(None))
     expect("freeze", freeze, bool)
     expect("allow_tied", allow_tied, bool)
-    if problems := check_common(dropout, dtype):
+    rates = {"dropout": dropout, "hidden_dropout": hidden_dropout, "rank_dropout": rank_dropout}
+    if problems := check_common(rates, dtype):
         raise ConfigError(problems)
     loaded = adapter if isinstance(adapter, Adapter) else load(adapter)
     refuse_truncated(maps_of(loaded.tensors.values()), "the adapter's file")
@@ -131,7 +134,7 @@ def attach(
     assigned = factors_by_site(model, loaded, all_sites, component)
     layers = _wrap([site for site, _ in assigned], all_sites, allow_tied)
     branches = [
-        to_branch(factors, layer.geometry, dtype=dtype, device=layer.device, dropout=dropout)
+        to_branch(factors, layer.geometry, dtype=dtype, device=layer.device, **rates)
         for layer, (_, factors) in zip(layers, assigned, strict=True)
     ]
     return _add(model, all_sites, layers, name, branches, freeze)
@@ -208,10 +211,24 @@ def _layer(site: Site, *, tied: bool) -> LoraLayer:
     return LoraLayer(site.module, kind, site.names, tied=tied)
 
 
+def _check_hidden_dropout(layers: Sequence[LoraLayer], branches: Sequence[Branch]) -> None:
+    """Refuse it where nothing is between two factors."""
+    problems = []
+    for layer, branch in zip(layers, branches, strict=True):
+        reason = hidden_dropout_problem(branch.network(), branch.magnitude is not None)
+        if reason is None and not layer.kind.in_two_steps:
+            reason = f"{type(layer.kind).__name__} applies the product of both factors at once; use dropout"
+        if branch.drops_hidden and reason is not None:
+            problems.append(f"hidden_dropout and rank_dropout: {layer.label}: {reason}")
+    if problems:
+        raise ConfigError(problems[:5])
+
+
 def _add(
     model: Model, all_sites: list[Site], layers: Sequence[LoraLayer], name: str, branches: list[Branch], freeze: bool
 ) -> Model:
     """Put the layers into the model, and one branch on each."""
+    _check_hidden_dropout(layers, branches)
     if freeze:
         freeze_base(model)
     by_module = {id(site.module): site for site in all_sites}

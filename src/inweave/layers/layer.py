@@ -12,7 +12,8 @@
 On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), the same formula with fewer roundings.
 
 The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
-for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it. LoHa's and LoKr's products
+for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it; a LoRA may drop what is
+between its factors too (`inweave.layers.dropout`). LoHa's and LoKr's products
 are computed again in each forward, in float32, and rounded once to the input's dtype.
 
 A layer takes its module's place in the model and shares its parameter table: the same `Parameter` objects under
@@ -114,7 +115,7 @@ class LoraLayer(nn.Module):
             dropped = branch.dropout and not self.kind.embedding
             inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, branch.layer_number) if dropped else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
-            added = branch.output(self.kind, self.base, inputs, dtype)
+            added = branch.output(self.kind, self.base, inputs, dtype, self.training)
             if isinstance(plain, torch.Tensor):
                 added = added.to(plain.dtype)
             if branch.magnitude is None:

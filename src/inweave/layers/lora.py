@@ -2,6 +2,7 @@
 
     product   `inweave.ops.delta.lora`         down (rank, into...)    up (out, rank, 1...)
     output    up(down(x)), in two steps: the product is never made
+              in training up(rank_dropout(hidden_dropout(down(x))))            `inweave.layers.dropout`
     with `mid` (Tucker): down is (rank, in, 1...), and mid @ down takes its place
     with fewer columns in `up` than rows in `down`: that many diagonal blocks (see `inweave.adapter.lora`)
 
@@ -19,6 +20,7 @@ from torch import nn
 
 from inweave.adapter import Factors, Lora
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, changes_another_shape, exact, kaiming
+from inweave.layers.dropout import HIDDEN, RANKS, dropout, rank_dropout
 from inweave.ops.decode import Reader
 from inweave.ops.delta import lora
 from inweave.ops.kinds import LayerKind
@@ -107,5 +109,17 @@ class LoraBranch(Branch):
         up, down = exact(self.up).flatten(1), exact(self.down).flatten(1)
         return ((up.T @ up) * (down @ down.T)).sum().clamp_min(0).sqrt()
 
-    def output(self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return kind.apply_low_rank(module, x, self.effective_down(), self.up, self.blocks, dtype)
+    def output(
+        self, kind: LayerKind, module: nn.Module, x: torch.Tensor, dtype: torch.dtype, training: bool = False
+    ) -> torch.Tensor:
+        down = self.effective_down()
+        if training and self.drops_hidden:
+            return kind.apply_low_rank(module, x, down, self.up, self.blocks, dtype, self._drop_hidden)
+        return kind.apply_low_rank(module, x, down, self.up, self.blocks, dtype)
+
+    def _drop_hidden(self, hidden: torch.Tensor, axis: int) -> torch.Tensor:
+        hidden = dropout(hidden, self.hidden_dropout, True, self.row_seeds, self.layer_number + HIDDEN)
+        if self.rank_dropout:
+            number, rank = self.layer_number + RANKS, self.up.shape[1] * self.blocks
+            hidden = rank_dropout(hidden, self.rank_dropout, axis, rank, self.row_seeds, number)
+        return hidden

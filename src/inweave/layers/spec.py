@@ -11,6 +11,9 @@ import torch
 
 from inweave.errors import ConfigError
 
+#: the dropouts of an adapter, see `inweave.layers.dropout`; all but the first are between its factors
+DROPOUTS = ("dropout", "hidden_dropout", "rank_dropout")
+
 
 class SpecOptions(TypedDict, total=False):
     """The fields of an `AdapterSpec`, as keyword arguments."""
@@ -19,6 +22,8 @@ class SpecOptions(TypedDict, total=False):
     dora: bool
     rslora: bool
     dropout: float
+    hidden_dropout: float
+    rank_dropout: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     factor: int
@@ -35,6 +40,8 @@ class AdapterSpec:
     ``dora``          train a magnitude for each output as well (DoRA)
     ``rslora``        scale by alpha / sqrt(rank) instead of alpha / rank
     ``dropout``       on the input of the adapter, during training
+    ``hidden_dropout``  of the values between the two factors of a LoRA, up(dropout(down(x))): kohya's network_dropout
+    ``rank_dropout``  the same for whole ranks of each row of the input; both not with DoRA
     ``rank_pattern``  {regular expression: rank} for some modules, as PEFT matches them; the first match wins
     ``alpha_pattern`` the same for alpha
     ``factor``        LoKr: the size of the small factor, where it divides; -1 splits each axis most evenly
@@ -48,6 +55,8 @@ class AdapterSpec:
     dora: bool = False
     rslora: bool = False
     dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    rank_dropout: float = 0.0
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     factor: int = -1

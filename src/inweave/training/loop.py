@@ -275,7 +275,7 @@ class Run:
         """The tensors of a batch; every example's randomness depends on its own position."""
         generators = generators_for(self.config.seed, positions)
         inputs = self.task.sample_batch(tuple(example for _, example, _ in positions), generators)
-        if self.config.dropout:
+        if self.config.drops:
             seeds = torch.cat([torch.randint(2**31, (1, 2), generator=each) for each in generators])
             inputs = {**inputs, DROPOUT: seeds}
         return inputs

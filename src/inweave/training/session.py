@@ -115,7 +115,7 @@ def prepare(
         elif setup.device.type == "cuda":
             loaded.fuse_blocks()
         # an image's dropout is seeded by row; tokens that are sent to experts belong to no row
-        random = bool(config.dropout) and isinstance(setup, LanguageSetup)
+        random = config.drops and isinstance(setup, LanguageSetup)
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
         apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=random)
         return run, loaded.sampler()

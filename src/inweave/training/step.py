@@ -91,7 +91,7 @@ class Step:
         layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
         self._branches = [layer.branch(name) for layer in layers for name in layer.adapters]
         for branch in self._branches:
-            if branch.dropout:
+            if branch.drops:
                 branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
         self.blocks = CompiledBlocks(task.networks)
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES

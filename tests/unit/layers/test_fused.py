@@ -228,6 +228,9 @@ def test_everything_else_takes_the_general_path() -> None:
     assert not is_fused(layers(network("a", dora=True))[0], x)
     dropped = layers(network("a", dropout=0.5))[0].train()
     assert not is_fused(dropped, x) and is_fused(dropped.eval(), x)
+    for name in ("hidden_dropout", "rank_dropout"):
+        hidden = layers(network("a", **{name: 0.5}))[0].train()
+        assert not is_fused(hidden, x) and is_fused(hidden.eval(), x)
     hooked = layers(network("a"))[0]
     handle = hooked.base.register_forward_hook(lambda module, inputs, output: output + 1)
     assert not is_fused(hooked, x)

@@ -153,11 +153,13 @@ def test_recomputed_blocks_share_the_products_of_one_block() -> None:
             assert float((one - other).norm() / other.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("change", ["dropout", "inactive", "strength", "weight", "hook", "missing", "not adjacent"])
+@pytest.mark.parametrize(
+    "change", ["dropout", "hidden_dropout", "inactive", "strength", "weight", "hook", "missing", "not adjacent"]
+)
 def test_layers_that_differ_compute_for_themselves(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(
         r".*(to_[qv]|to_out\.0)" if change == "missing" else r".*(to_[qkv]|to_out\.0)",
-        **({"dropout": 0.5} if change == "dropout" else {}),
+        **({change: 0.5} if change.endswith("dropout") else {}),
     )
     if change == "not adjacent":
         net.flat = FlatParameters(dict(sorted(net.flat.parameters.items())))

@@ -54,6 +54,8 @@ class Network(nn.Module):
 def run_of(output: Path, **settings: Any) -> Run:
     settings = {
         "dropout": 0.25,
+        "hidden_dropout": 0.25,
+        "rank_dropout": 0.25,
         "caption_dropout": 0.5,
         "validation_split": 0.2,
         "steps": 6,

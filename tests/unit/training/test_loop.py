@@ -27,7 +27,7 @@ from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, sta
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_run_resumed_after_any_step_is_the_straight_one(optimizer: str, tmp_path: Path) -> None:
-    settings = {**EVERYTHING, "optimizer": optimizer}
+    settings = {**EVERYTHING, "hidden_dropout": 0.2, "rank_dropout": 0.2, "optimizer": optimizer}
     straight = tiny(tmp_path / "straight", save_every=1, keep_last=0, **settings)
     report = straight.train()
     assert report.step == 8 and len(report.losses) == 8
@@ -53,6 +53,9 @@ def test_the_steps_change_something_and_so_does_every_source_of_randomness(tmp_p
     for number, other in enumerate(
         (
             {"dropout": 0.0},
+            {"hidden_dropout": 0.2},
+            {"rank_dropout": 0.2},
+            {"dropout": 0.0, "hidden_dropout": 0.2},  # on its own
             {"ema_decay": 0.0},
             {"caption_dropout": 0.0},
             {"seed": 1},

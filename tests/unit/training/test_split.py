@@ -23,6 +23,7 @@ from tests.unit.training.tiny import EVERYTHING, tiny
 NAMES = ("a", "b", "c", "d")
 RANDOM: dict[str, Any] = {  # everything that is random about an example
     "caption_dropout": 0.3, "shuffle_tags": True, "flip": True, "dropout": 0.3, "noise_offset": 0.1, "lr_scheduler": "constant",
+    "hidden_dropout": 0.2, "rank_dropout": 0.2,
 }  # fmt: skip
 
 
@@ -65,7 +66,14 @@ def test_accumulation_is_the_large_batch_in_a_file(tmp_path: Path) -> None:
     """Through the whole run: 2 x 1 and batch 2, with nothing else the same but the seed."""
     files = []
     for size, accumulation in ((2, 1), (1, 2)):
-        settings = {**EVERYTHING, "gradient_accumulation": accumulation, "batch_size": size, "max_grad_norm": 0}
+        settings = {
+            **EVERYTHING,
+            "hidden_dropout": 0.2,
+            "rank_dropout": 0.2,
+            "gradient_accumulation": accumulation,
+            "batch_size": size,
+            "max_grad_norm": 0,
+        }
         run = tiny(tmp_path / str(size), **settings)
         run.task.order = replace(run.task.order, buckets=(0,) * 10, repeats=(0, 1, 1, 0, 1, 1, 0, 1, 1, 0), _epochs={})
         run.task.order = replace(run.task.order, batch_size=size)

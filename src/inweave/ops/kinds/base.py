@@ -13,14 +13,20 @@ its kind: whatever else its forward computes stays, and the change is added to i
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import nn
 
+from inweave.errors import ConfigError
 from inweave.ops.delta import lora
+
+#: what happens to the values between two factors; it gets the axis that the ranks are on as well
+OnHidden = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,11 +57,31 @@ class LayerKind(ABC):
         """The module's linear function of ``x`` with this weight (out, into...) and no bias."""
 
     def apply_low_rank(
-        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        blocks: int,
+        dtype: torch.dtype,
+        on_hidden: OnHidden | None = None,
     ) -> torch.Tensor:
-        """`apply` of up @ down; override it to multiply in two steps, without making the product."""
+        """`apply` of up @ down; override it to multiply in two steps, without making the product.
+
+        ``on_hidden``: for the values between them; only with `in_two_steps`.
+        """
+        if on_hidden is not None:
+            raise ConfigError(
+                f"{type(self).__name__} makes the product of both factors: nothing is between them to drop"
+            )
         out, into = up.shape[0], down.shape[1:]
         return self.apply(module, x, lora.product(up.to(dtype), down.to(dtype)).reshape(out, *into))
+
+    @property
+    def in_two_steps(self) -> bool:
+        """Whether `apply_low_rank` is one that computes down(x) and calls ``on_hidden`` with it."""
+        method = type(self).apply_low_rank
+        return method is not LayerKind.apply_low_rank and "on_hidden" in inspect.signature(method).parameters
 
     def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
         """One number per output, shaped so that it broadcasts over the module's output."""

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from inweave.ops.kinds.base import LayerKind, noise
+from inweave.ops.kinds.base import LayerKind, OnHidden, noise
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 STANDARD_FORWARDS = frozenset(
@@ -40,9 +40,18 @@ class LinearKind(LayerKind):
         return functional.linear(x, weight)
 
     def apply_low_rank(
-        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        blocks: int,
+        dtype: torch.dtype,
+        on_hidden: OnHidden | None = None,
     ) -> torch.Tensor:
         hidden = functional.linear(x, down.to(dtype))
+        if on_hidden is not None:
+            hidden = on_hidden(hidden, -1)
         up = up.to(dtype)
         if blocks == 1:
             return functional.linear(hidden, up)
@@ -65,13 +74,22 @@ class ConvKind(LayerKind):
         return result
 
     def apply_low_rank(
-        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        blocks: int,
+        dtype: torch.dtype,
+        on_hidden: OnHidden | None = None,
     ) -> torch.Tensor:
         down, up = down.to(dtype), up.to(dtype)
         groups = self.groups(module)
         if groups > 1 and blocks == 1:
             down = torch.cat([down] * groups)
         hidden = cast("nn.Conv2d", module)._conv_forward(x, down, None)
+        if on_hidden is not None:
+            hidden = on_hidden(hidden, 1 - up.dim())
         return _CONVOLUTIONS[up.dim() - 2](hidden, up, groups=groups if groups > 1 else blocks)
 
     def along_outputs(self, module: nn.Module, vector: torch.Tensor) -> torch.Tensor:
@@ -86,7 +104,7 @@ class ConvKind(LayerKind):
 
 @dataclass(frozen=True)
 class EmbeddingKind(LayerKind):
-    """On nn.Embedding. There is no input vector, so nothing to drop: dropout has no effect here."""
+    """On nn.Embedding. There is no input vector, so nothing to drop: dropout of inputs has no effect here."""
 
     transposed: bool = True
     embedding: ClassVar[bool] = True
@@ -96,11 +114,21 @@ class EmbeddingKind(LayerKind):
         return rows if (factor := embed_scale(module)) is None else rows * factor
 
     def apply_low_rank(
-        self, module: nn.Module, x: torch.Tensor, down: torch.Tensor, up: torch.Tensor, blocks: int, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        x: torch.Tensor,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        blocks: int,
+        dtype: torch.dtype,
+        on_hidden: OnHidden | None = None,
     ) -> torch.Tensor:
         padding, by_frequency = getattr(module, "padding_idx", None), getattr(module, "scale_grad_by_freq", False)
         rows = functional.embedding(x, down.T, padding, scale_grad_by_freq=by_frequency)
-        change = functional.linear(rows.to(dtype), up.to(dtype))
+        rows = rows.to(dtype)
+        if on_hidden is not None:
+            rows = on_hidden(rows, -1)
+        change = functional.linear(rows, up.to(dtype))
         return change if (factor := embed_scale(module)) is None else change * factor
 
     def obstacle(self, module: nn.Module, weight: torch.Tensor) -> str | None:

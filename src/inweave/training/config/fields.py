@@ -81,6 +81,10 @@ class Settings(CheckedModel):
     conv_rank: PositiveInt | None = _adapter(None, "rank of convolutions; none: same as rank, where they are trained")
     conv_alpha: PositiveFloat | None = _adapter(None, "alpha of convolutions; none: their rank")
     dropout: FractionBelowOne = _adapter(0.0, "dropout probability of the adapter's inputs")
+    hidden_dropout: FractionBelowOne = _adapter(
+        0.0, "dropout probability between LoRA's factors: kohya's network_dropout"
+    )
+    rank_dropout: FractionBelowOne = _adapter(0.0, "dropout probability of LoRA's ranks, per example, as in kohya")
     lokr_factor: Annotated[int, Field(ge=-1, lt=2**31)] = _adapter(
         -1, "LoKr: size of the small Kronecker factor; -1: the most even split"
     )

@@ -148,6 +148,11 @@ class TrainConfig(Settings):
         return filled
 
     @property
+    def drops(self) -> bool:
+        """Whether the adapter has any dropout."""
+        return bool(self.dropout or self.hidden_dropout or self.rank_dropout)
+
+    @property
     def explicit_fields(self) -> frozenset[str]:
         """The fields the user set, whatever a preset has filled in since."""
         return self._explicit if self._explicit is not None else frozenset(self.model_fields_set)

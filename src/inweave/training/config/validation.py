@@ -62,6 +62,12 @@ def ensure_consistent(config: Settings) -> None:
         c.network != "lokr" and c.lokr_factor != -1, "network lokr_factor",
         f'lokr_factor: needs network = "lokr", not "{c.network}"',
     )  # fmt: skip
+    for name in ("hidden_dropout", "rank_dropout"):
+        reject_if(
+            bool(getattr(c, name)) and c.network not in ("lora", "locon"), f"network {name}",
+            f'{name}: is between the two factors of lora and locon, and network = "{c.network}" has none there; set '
+            f"dropout, which is of the adapter's inputs, or leave it out",
+        )  # fmt: skip
     reject_if(
         c.shard and c.vram is not None, "shard vram",
         "shard: the memory of a sharded base model is not estimated; leave vram out",

@@ -336,8 +336,9 @@ def test_start_from_a_peft_folder(tmp_path: Path) -> None:
 def test_start_from_keeps_dropout_and_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
     file = tiny.lora(tmp_path / "style.safetensors", "sd1.5", dialect="kohya")
     model = fresh_model()
-    on_unet(model, file, dropout=0.25)
-    assert {layer.branch(NAME).dropout for layer in lora_layers(model.denoiser).values()} == {0.25}
+    on_unet(model, file, dropout=0.25, hidden_dropout=0.5, rank_dropout=0.125)
+    branches = [layer.branch(NAME) for layer in lora_layers(model.denoiser).values()]
+    assert {(each.dropout, each.hidden_dropout, each.rank_dropout) for each in branches} == {(0.25, 0.5, 0.125)}
     index = file_index(shared_model())
     with pytest.raises(ConfigError, match="train_text_encoders"):  # the file's text encoder would be lost
         attach_adapters({"unet": fresh_model().denoiser}, plain(start_from=str(file)), index)

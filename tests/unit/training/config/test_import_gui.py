@@ -82,7 +82,19 @@ def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None
         ({"ip_noise_gamma": 0.1}, "ip_noise_gamma: 0.1"),
         ({"weighted_captions": True}, "weighted_captions: True"),
         ({"color_aug": True}, "color_aug: True"),
-        ({"rank_dropout": 0.1}, "network_args.rank_dropout"),
+        ({"module_dropout": 0.1}, "network_args.module_dropout: '0.1': the adapter of a module is never skipped"),
+        (
+            {"LoRA_type": "LyCORIS/LoCon", "rank_dropout": 0.1},
+            "network_args.rank_dropout: '0.1': LyCORIS drops outputs",
+        ),
+        (
+            {"LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1},
+            "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
+        ),
+        (
+            {"LoRA_type": "LyCORIS/LoHa", "network_dropout": 0.1},
+            "network_dropout: 0.1: LyCORIS drops the adapter's outputs",
+        ),
         ({"optimizer": "AdEMAMix8bit"}, "'AdEMAMix8bit' is not supported"),
         ({"optimizer": "Adafactor"}, "relative_step=True chooses its own learning rate"),
         ({"additional_parameters": "--lr_scheduler_type CosineAnnealingLR"}, "lr_scheduler_type: 'CosineAnnealingLR'"),
@@ -92,6 +104,14 @@ def test_what_cannot_be_trained_is_one_reason(changes: dict[str, Any], reason: s
     with pytest.raises(ConfigError) as caught:
         gui(tmp_path, **changes)
     assert reason in refusal(caught)
+
+
+def test_dropout_between_two_factors_is_imported(tmp_path: Path) -> None:
+    c = gui(tmp_path, network_dropout=0.1, rank_dropout=0.2)
+    assert (c.network, c.dropout, c.hidden_dropout, c.rank_dropout) == ("lora", 0, 0.1, 0.2)
+    table = {**GUI, "LoRA_type": "LyCORIS/LoCon", "network_dropout": 0.1}
+    c = imported(tmp_path, table, dropout=0.1).config
+    assert (c.dropout, c.hidden_dropout) == (0.1, 0)
 
 
 def test_a_refused_setting_can_be_left_out_or_replaced(tmp_path: Path) -> None:

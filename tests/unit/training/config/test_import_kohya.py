@@ -130,3 +130,26 @@ def test_without_buckets_images_are_cropped_to_the_resolution_itself(tmp_path: P
         import_config(write_text(tmp_path, text + 'optimizer_type = "custom.came.CAME"\n'))
     with pytest.raises(ConfigError, match="'DAdaptation' is DAdaptAdamPreprint there"):
         import_config(write_text(tmp_path, text + 'optimizer_type = "DAdaptation"\n'))
+
+
+def test_dropout_of_kohyas_own_networks(tmp_path: Path) -> None:
+    """`networks.lora` does not read the argument that LyCORIS calls dropout; LyCORIS takes it from either."""
+    text = 'train_data_dir = "x"\nnetwork_dim = 8\nnetwork_dropout = 0.1\nnetwork_module = "networks.lora"\n'
+    arguments = 'network_args = ["dropout=0.3", "rank_dropout=0.2"]\n'
+    result = import_config(write_text(tmp_path, text + arguments))
+    c = result.config
+    assert (c.network, c.dropout, c.hidden_dropout, c.rank_dropout) == ("lora", 0, 0.1, 0.2)
+    assert "network_args.dropout: is not read by this network_module; network_dropout is" in result.notes
+    assert (result.mapping["network_dropout"], result.mapping["network_args.rank_dropout"]) == (
+        "hidden_dropout",
+        "rank_dropout",
+    )
+    lycoris = text.replace("networks.lora", "lycoris.kohya")
+    for more, name in (("", "network_dropout: 0.1"), ('network_args = ["dropout=0.3"]\n', "network_args.dropout: 0.3")):
+        with pytest.raises(ConfigError, match=f"{name}: LyCORIS drops the adapter's outputs") as caught:
+            import_config(write_text(tmp_path, lycoris + more))
+        assert len(caught.value.problems) == 1
+    c = import_config(write_text(tmp_path, lycoris + 'network_args = ["dropout=0"]\n')).config  # it counts
+    assert (c.network, c.dropout, c.hidden_dropout) == ("locon", 0, 0)
+    with pytest.raises(ConfigError, match="loha has dropout on the adapter's inputs only"):
+        import_config(write_text(tmp_path, text.replace("networks.lora", "networks.loha")))

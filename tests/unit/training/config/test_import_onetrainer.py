@@ -185,7 +185,8 @@ def test_steps_are_batches(tmp_path: Path) -> None:
         ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5}, "chosen before the shift there"),
         ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
         ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
-        ({"dropout_probability": 0.1}, "dropout inside of the adapter"),
+        ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),
+        ({"dropout_probability": 0.1, "peft_type": "LOHA"}, "loha has dropout on the adapter's inputs only"),
     ],
 )  # fmt: skip
 def test_what_has_another_meaning_is_refused(changes: dict[str, Any], why: str, tmp_path: Path) -> None:
@@ -194,3 +195,6 @@ def test_what_has_another_meaning_is_refused(changes: dict[str, Any], why: str, 
     assert len(caught.value.problems) == 1
     if "dropout" in why:
         assert imported(tmp_path, {**ONE, **changes}, dropout=0.1).config.dropout == 0.1
+        plain = {**ONE, **changes, "lora_decompose": False, "peft_type": "LORA"}
+        c = imported(tmp_path, plain).config
+        assert (c.network, c.dropout, c.hidden_dropout) == ("lora", 0, 0.1)

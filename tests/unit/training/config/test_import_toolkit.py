@@ -47,6 +47,23 @@ def test_ai_toolkit(tmp_path: Path) -> None:
         assert accounted(result, name.removeprefix("config.process.0.")), name
 
 
+@pytest.mark.parametrize(("kind", "network"), [("lora", "lora"), ("lokr", ""), ("dora", "")])
+def test_dropout_is_between_the_factors_of_a_lora(kind: str, network: str, tmp_path: Path) -> None:
+    process = {
+        "network": {"type": kind, "linear": 8, "dropout": 0.1},
+        "datasets": [{"folder_path": "x"}],
+        "model": {"name_or_path": "m", "is_flux": True},
+        "sample": {"samples": [{"prompt": "p"}]},
+    }
+    path = write_text(tmp_path, json.dumps({"job": "extension", "config": {"name": "n", "process": [process]}}))
+    if network:
+        c = import_config(path).config
+        assert (c.network, c.dropout, c.hidden_dropout) == (network, 0, 0.1)
+    else:
+        with pytest.raises(ConfigError, match=f"network.dropout: 0.1: {kind} has dropout on the adapter's inputs only"):
+            import_config(path)
+
+
 def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
     process = {
         "network": {"type": "lora"},

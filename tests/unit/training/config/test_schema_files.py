@@ -78,7 +78,7 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 #: fields that exclude others, left to the tests above
 APART = {
     "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser", "train_text_encoders",
-    "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop",
+    "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop", "hidden_dropout", "rank_dropout",
 }  # fmt: skip
 
 

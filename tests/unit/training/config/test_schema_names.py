@@ -23,7 +23,8 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("network_dim", 8, {"rank": 8}),
     ("network_alpha", 4, {"alpha": 4.0}),
     ("network_alpha", 0, {"alpha": None}),
-    ("network_dropout", 0.1, {"dropout": 0.1}),
+    ("network_dropout", 0.1, {"hidden_dropout": 0.1}),
+    ("network_args", ["rank_dropout=0.1"], {"rank_dropout": 0.1}),
     ("network_weights", "a.safetensors", {"start_from": "a.safetensors"}),
     ("network_module", "networks.lora", {"network": "lora", "targets": "attention-mlp"}),
     ("network_module", "networks.lora_flux", {"network": "lora", "targets": "attention-mlp"}),
@@ -34,8 +35,8 @@ ALIASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("network_args", ["algo=lora", "dora_wd=True", "rs_lora=true"], {"network": "dora", "rslora": True}),
     (
         "network_args",
-        "algo=locon preset=attn-only dropout=0.1",
-        {"network": "locon", "targets": "attention", "dropout": 0.1},
+        "algo=locon preset=attn-only dropout=0",
+        {"network": "locon", "targets": "attention", "dropout": 0.0, "hidden_dropout": 0.0},
     ),
     ("network_args", ["preset=full", "algo=loha"], {"targets": "all"}),
     (

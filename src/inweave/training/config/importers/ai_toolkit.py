@@ -40,7 +40,7 @@ from inweave.training.config.importers.translate import (
     choice,
     min_snr,
     precision,
-    refuse_inner_dropout,
+    refuse_hidden_dropout,
     sample_prompt,
     save_dtype,
     substring_patterns,
@@ -143,7 +143,7 @@ def _finish(out: Translation, settings: OtherSettings) -> None:
         out.refuse("train.train_text_encoder", "the text encoders of this model are not trained")
     _optimizer(out, settings)
     _encoder_rate(out, settings)
-    refuse_inner_dropout(out, "network.dropout")
+    refuse_hidden_dropout(out, "network.dropout")
     _micro_steps(out, settings)
     trigger = fields.get("trigger")
     if trigger:
@@ -269,7 +269,7 @@ AI_TOOLKIT: Final = SettingsDialect(
     plain={
         "config.name": "name", "training_folder": "output", "device": "device", "trigger_word": "trigger",
         "network.linear": "rank", "network.rank": "rank", "network.linear_alpha": "alpha",
-        "network.dropout": "dropout", "network.lokr_factor": "lokr_factor", "save.save_every": "save_every",
+        "network.dropout": "hidden_dropout", "network.lokr_factor": "lokr_factor", "save.save_every": "save_every",
         "save.max_step_saves_to_keep": "keep_last", "train.batch_size": "batch_size", "train.steps": "steps",
         "train.gradient_accumulation": "gradient_accumulation", "train.unet_lr": "learning_rate",
         "train.train_unet": "train_denoiser", "train.train_text_encoder": "train_text_encoders",

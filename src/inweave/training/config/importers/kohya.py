@@ -280,7 +280,7 @@ _NOISE = "noise is sampled without it"
 
 KOHYA: Final = SettingsDialect(
     plain={
-        "lr": "learning_rate", "network_dim": "rank", "network_dropout": "dropout", "network_weights": "start_from",
+        "lr": "learning_rate", "network_dim": "rank", "network_dropout": "hidden_dropout", "network_weights": "start_from",
         "max_train_epochs": "epochs", "train_batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
         "lr_warmup_steps": "warmup", "caption_dropout_rate": "caption_dropout",
         "caption_tag_dropout_rate": "tag_dropout", "shuffle_caption": "shuffle_tags",

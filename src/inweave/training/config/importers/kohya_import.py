@@ -18,6 +18,7 @@ from inweave.errors import ConfigError
 from inweave.training.config.importers.defaults import defaults
 from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.importers.kohya_flow import MUSUBI, ensure_musubi_arguments, ignored_settings, read_times
+from inweave.training.config.importers.kohya_network import is_lycoris
 from inweave.training.config.importers.models import (
     KNOWN,
     ensure_plain_base,
@@ -28,7 +29,7 @@ from inweave.training.config.importers.models import (
 from inweave.training.config.importers.models import KOHYA as FAMILIES
 from inweave.training.config.importers.optimizers import with_library_defaults
 from inweave.training.config.importers.targets import FLOW
-from inweave.training.config.importers.translate import Translation, refuse_inner_dropout, translate
+from inweave.training.config.importers.translate import Translation, refuse_hidden_dropout, translate
 from inweave.training.config.importers.values import (
     is_off,
     normalize_name,
@@ -154,7 +155,7 @@ def import_kohya(settings: Mapping[str, Any], out: Translation, own: frozenset[s
     with_library_defaults(out)
     _checkpoints(out, entries)
     _samples(out, entries)
-    refuse_inner_dropout(out, "network_dropout")
+    refuse_hidden_dropout(out, "network_dropout")
     return {name: value for name, value in implied.items() if name not in out.without}
 
 
@@ -184,7 +185,7 @@ def _remove_ignored(entries: dict[str, Any], out: Translation) -> None:
         if name in entries:
             out.note(name, "optimizer_type is used")
             del entries[name]
-    if "dropout" in _network_args(entries):
+    if "dropout" in _network_args(entries) and is_lycoris(entries.get("network_module"), _network_args(entries)):
         entries.pop("network_dropout", None)  # that of network_args counts
     if out.family in MUSUBI:
         entries["network_train_unet_only"] = True  # it has no other

@@ -33,12 +33,14 @@ _HARMLESS = frozenset({
 _LOKR_ONLY = ("factor", "full_matrix", "decompose_both", "unbalanced_factorization")
 _CONVOLUTIONS_ONLY = ("use_tucker", "use_cp", "use_conv_cp")
 _LORA_PLUS = ("loraplus_lr_ratio", "loraplus_unet_lr_ratio", "loraplus_text_encoder_lr_ratio")
+_LYCORIS_DROPOUT = "LyCORIS drops the adapter's outputs, or nothing, by its version and bypass_mode"
 _WHY = {
-    "rank_dropout": "dropout is on the inputs of an adapter", "module_dropout": "dropout is on the inputs of an adapter",
+    "rank_dropout": "LyCORIS drops outputs, or ranks of a whole batch, by its version and bypass_mode",
+    "module_dropout": "the adapter of a module is never skipped",
     "train_norm": "normalization layers are not adapted", "use_scalar": "an adapter has no scalar of its own",
     "decompose_both": "LoKr factorizes its larger factor only", "use_tucker": "convolutions have no Tucker core",
     "use_cp": "convolutions have no Tucker core", "use_conv_cp": "convolutions have no Tucker core", "train_t5xxl": "T5 is not trained",
-    "rank_dropout_scale": "dropout is on the inputs of an adapter", "wd_on_output": "DoRA has one magnitude per output",
+    "rank_dropout_scale": "ranks are scaled by 1 / (1 - rank_dropout)", "wd_on_output": "DoRA has one magnitude per output",
     "exclude_patterns": "modules are left out by rules", "include_patterns": "modules are chosen by targets",
 }  # fmt: skip
 
@@ -54,7 +56,7 @@ def network(out: Translation, settings: Mapping[str, Any]) -> None:
     except ValueError as error:
         out.problems.append(f"network_args: {error}")
         return
-    lycoris = module.startswith("lycoris") or "algo" in arguments
+    lycoris = is_lycoris(module, arguments)
     conv = parse_scalar(arguments.get("conv_dim", 0))
     own = normalize_name(module.rpartition(".")[2]) if module in ("networks.loha", "networks.lokr") else ""
     algorithm = normalize_name(arguments.get("algo", own or ("locon" if conv or lycoris else "lora")))
@@ -86,9 +88,10 @@ def network(out: Translation, settings: Mapping[str, Any]) -> None:
     elif not lycoris and module and "targets" not in settings:
         out.put("network_module.targets", "targets", "attention-mlp")
     _lora_plus(out, arguments)
+    _dropouts(out, settings, arguments, lycoris)
     for name, argument in arguments.items():
         try:
-            _network_arg(out, name, argument, algorithm, preset)
+            _network_arg(out, name, argument, algorithm, preset, lycoris)
         except ValueError as error:
             out.problems.append(f"network_args.{name}: {error}")
 
@@ -151,13 +154,39 @@ def _lora_plus(out: Translation, arguments: Mapping[str, Any]) -> None:
         out.put(f"network_args.{name}", "loraplus_lr_ratio", ratios["denoiser"])
 
 
-def _network_arg(out: Translation, name: str, value: Any, algorithm: str, preset: str) -> None:
+def is_lycoris(module: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether the network is one of LyCORIS', and not of kohya's own."""
+    return (isinstance(module, str) and module.startswith("lycoris")) or "algo" in arguments
+
+
+def _dropouts(out: Translation, settings: Mapping[str, Any], arguments: Mapping[str, Any], lycoris: bool) -> None:
+    """kohya's own networks drop what is between two factors; they do not read the argument that LyCORIS calls dropout."""
+    theirs = "network_args.dropout" if "dropout" in arguments else "network_dropout"
+    value = parse_scalar(arguments["dropout"] if "dropout" in arguments else settings.get("network_dropout") or 0)
+    if lycoris and "network_dropout" in settings:
+        out.fields.pop("hidden_dropout", None)
+        out.mapping.pop("network_dropout", None)
+    if not lycoris and "dropout" in arguments:
+        out.note(theirs, "is not read by this network_module; network_dropout is")
+    elif lycoris and not value and theirs in ("network_args.dropout", *settings):
+        out.unset.append(theirs)
+    elif lycoris and value and out.exact:
+        out.refuse(theirs, f"{for_message(value)}: {_LYCORIS_DROPOUT}", "dropout")
+    elif lycoris and value:
+        out.unsupported(theirs, f"{_LYCORIS_DROPOUT}; set dropout or hidden_dropout")
+
+
+def _network_arg(out: Translation, name: str, value: Any, algorithm: str, preset: str, lycoris: bool) -> None:
     theirs = f"network_args.{name}"
     if name == "algo" or (name == "dora_wd" and (algorithm in ("lora", "locon") or out.exact)):
         out.mapping.setdefault(theirs, "network")
     elif name in ("conv_dim", "conv_alpha") and out.exact:
         out.mapping[theirs] = "conv_rank" if name == "conv_dim" else "conv_alpha"
-    elif name in ("conv_dim", "conv_alpha", "factor", "dropout", "rs_lora"):
+    elif name == "dropout":
+        return  # `_dropouts` reads it
+    elif name == "rank_dropout" and not lycoris and algorithm in ("lora", "locon") and parse_scalar(value):
+        out.put(theirs, "rank_dropout", parse_scalar(value))
+    elif name in ("conv_dim", "conv_alpha", "factor", "rs_lora"):
         ours = {"conv_dim": "conv_rank", "rs_lora": "rslora", "factor": "lokr_factor"}.get(name, name)
         if name == "factor" and algorithm != "lokr" and out.exact:
             out.note(theirs, "does not change what is trained")

@@ -32,7 +32,7 @@ from inweave.training.config.importers.translate import (
     Translation,
     choice,
     cosine_cycles,
-    refuse_inner_dropout,
+    refuse_hidden_dropout,
     save_dtype,
     substring_patterns,
     translate,
@@ -152,7 +152,7 @@ def _finish(out: Translation, settings: OtherSettings) -> None:
         for name in ("sample_every", "sample_every_epochs"):
             fields.pop(name, None)
     fields["upscale"] = True  # it enlarges what is too small
-    refuse_inner_dropout(out, "dropout_probability")
+    refuse_hidden_dropout(out, "dropout_probability")
     _micro_steps(out)
     with_library_defaults(out)
 
@@ -309,7 +309,7 @@ ONE_TRAINER: Final = SettingsDialect(
         "base_model_name": "model", "lora_alpha": "alpha", "lora_model_name": "start_from", "epochs": "epochs",
         "batch_size": "batch_size", "gradient_accumulation_steps": "gradient_accumulation",
         "learning_rate_warmup_steps": "warmup", "clip_grad_norm": "max_grad_norm", "tensorboard": "tensorboard",
-        "image_caching": "cache_latents", "dropout_probability": "dropout", "masked_training": "masked_loss",
+        "image_caching": "cache_latents", "dropout_probability": "hidden_dropout", "masked_training": "masked_loss",
         "train_device": "device", "optimizer.weight_decay": "weight_decay", "optimizer.eps": "epsilon",
     },
     readers={

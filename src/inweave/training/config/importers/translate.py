@@ -267,13 +267,12 @@ def log_with(out: Translation, name: str, value: Any, settings: OtherSettings) -
             out.unsupported(name, f"{for_message(each)}: runs are shown by TensorBoard and Weights & Biases")
 
 
-def refuse_inner_dropout(out: Translation, name: str) -> None:
-    """Refuse a dropout behind the first factor of an adapter; ours is on its inputs, as PEFT's is."""
-    if out.fields.get("dropout"):
-        value = for_message(out.fields.pop("dropout"))
-        out.refuse(
-            name, f"{value} is a dropout inside of the adapter, and here it is on the adapter's inputs", "dropout"
-        )
+def refuse_hidden_dropout(out: Translation, name: str) -> None:
+    """Refuse a dropout between the factors of an adapter that has none there; each trainer drops something else of it."""
+    network = out.fields.get("network", "lora")
+    if out.fields.get("hidden_dropout") and network not in ("lora", "locon"):
+        value = for_message(out.fields.pop("hidden_dropout"))
+        out.refuse(name, f"{value}: {network} has dropout on the adapter's inputs only", "dropout")
 
 
 def parse_resolutions(value: Any) -> list[int]:

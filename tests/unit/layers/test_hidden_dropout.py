@@ -1,0 +1,145 @@
+"""Dropout between the factors of a LoRA, against the formula of kohya's LoRA modules in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from inweave.errors import ConfigError
+from inweave.layers import attach, collect, inject, register_layer
+from inweave.layers.dropout import HIDDEN, RANKS, layer_number, row_mask
+from inweave.ops.kinds import LayerKind, LinearKind, registry
+from tests.unit.layers.zoo import KINDS, adapted, layer_of
+
+P = 0.4
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _conv(x: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, down, padding=1)
+
+
+#: kind -> down(x), up(hidden), the axis of ranks
+FORMULAS: dict[str, tuple[Step, Step, int]] = {
+    "linear": (functional.linear, functional.linear, -1),
+    "linear-no-bias": (functional.linear, functional.linear, -1),
+    "conv1D": (functional.linear, functional.linear, -1),
+    "conv2d": (_conv, functional.conv2d, 1),
+    "conv2d-1x1": (functional.conv2d, functional.conv2d, 1),
+    "embedding": (lambda x, down: functional.embedding(x, down.T), functional.linear, -1),
+}
+
+
+def seeded(kind: str, **rates: float) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """A filled adapter in training mode, an input, and the seeds of its rows."""
+    model, x = adapted(kind, **rates).train(), KINDS[kind].input()
+    seeds = torch.randint(2**31, (len(x), 2), generator=torch.Generator().manual_seed(4))
+    layer_of(model).branch("default").row_seeds = seeds
+    return model, x, seeds
+
+
+@pytest.mark.parametrize(
+    "rates", [{"hidden_dropout": P}, {"rank_dropout": P}, {"hidden_dropout": P, "rank_dropout": 0.3}]
+)
+@pytest.mark.parametrize("kind", FORMULAS)
+def test_output_and_gradients_are_those_of_the_formula(kind: str, rates: dict[str, float]) -> None:
+    model, x, seeds = seeded(kind, **rates)
+    layer, pair = layer_of(model), layer_of(model).branch("default")
+    into, out_of, axis = FORMULAS[kind]
+    hidden = into(x, pair.down)
+    if p := rates.get("hidden_dropout"):
+        hidden = hidden * row_mask(seeds, hidden.shape, p, layer_number("layer") + HIDDEN) / (1 - p)
+    if p := rates.get("rank_dropout"):
+        shape = [len(x), *[1] * (hidden.dim() - 1)]
+        shape[axis] = pair.rank
+        hidden = hidden * row_mask(seeds, tuple(shape), p, layer_number("layer") + RANKS) / (1 - p)
+    expected = layer.base(x) + pair.scale * out_of(hidden, pair.up)
+    actual = model["layer"](x)
+    torch.testing.assert_close(actual, expected)
+    assert not torch.allclose(actual, model.eval()["layer"](x)), "the comparison can fail"
+    theirs = torch.autograd.grad(expected.square().sum(), [pair.down, pair.up])
+    ours = torch.autograd.grad(actual.square().sum(), [pair.down, pair.up])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv1D", "conv2d", "conv2d-groups", "conv3d", "embedding"])
+def test_it_acts_in_training_only_and_keeps_the_expectation(kind: str) -> None:
+    rates = {"hidden_dropout": 0.3, "rank_dropout": 0.3}
+    model, x, _ = seeded(kind, **rates)
+    plain = adapted(kind)["layer"](x).detach()
+    generator = torch.Generator().manual_seed(0)
+    pair, total = layer_of(model).branch("default"), torch.zeros_like(plain)
+    with torch.no_grad():
+        for _ in range(2000):
+            pair.row_seeds = torch.randint(2**31, (len(x), 2), generator=generator)
+            total += model["layer"](x)
+        base = layer_of(model).base(x)
+    assert float((total / 2000 - plain).norm() / (plain - base).norm()) < 0.06
+    assert torch.equal(model.eval()["layer"](x), plain)
+
+
+def test_without_seeds_of_rows_it_is_torchs_own() -> None:
+    model, x = adapted("linear", hidden_dropout=P).train(), KINDS["linear"].input()
+    layer, pair = layer_of(model), layer_of(model).branch("default")
+    torch.manual_seed(1)
+    actual = model["layer"](x)
+    torch.manual_seed(1)
+    hidden = functional.dropout(functional.linear(x, pair.down), P)
+    torch.testing.assert_close(actual, layer.base(x) + pair.scale * functional.linear(hidden, pair.up))
+
+
+def test_the_groups_of_a_convolution_lose_the_same_ranks() -> None:
+    model, x, seeds = seeded("conv2d-groups", rank_dropout=P)
+    layer, pair = layer_of(model), layer_of(model).branch("default")
+    mask = row_mask(seeds, (len(x), pair.rank), P, layer_number("layer") + RANKS)
+    rows = [
+        layer.kind.apply(layer.base, x[i : i + 1], torch.einsum("orhw,ricd->oicd", pair.up * mask[i][:, None, None], pair.down))
+        for i in range(len(x))
+    ]  # fmt: skip
+    torch.testing.assert_close(model["layer"](x), layer.base(x) + pair.scale / (1 - P) * torch.cat(rows))
+
+
+def test_a_batch_has_the_masks_of_its_rows() -> None:
+    model, x, seeds = seeded("linear", hidden_dropout=P, rank_dropout=P)
+    pair, whole = layer_of(model).branch("default"), model["layer"](x)
+    for row in range(len(x)):
+        pair.row_seeds = seeds[row : row + 1]
+        torch.testing.assert_close(model["layer"](x[row : row + 1]), whole[row : row + 1])
+    pair.row_seeds = seeds.flip(0)
+    assert not torch.allclose(model["layer"](x), whole)
+
+
+@dataclass(frozen=True)
+class WholeKind(LinearKind):
+    apply_low_rank = LayerKind.apply_low_rank
+
+
+class Whole(nn.Linear):
+    pass
+
+
+def test_where_nothing_is_between_two_factors_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = KINDS["linear"].module()
+    for options in ({"dora": True}, {"network": "loha"}, {"network": "lokr"}):
+        for name in ("hidden_dropout", "rank_dropout"):
+            with pytest.raises(ConfigError, match="use dropout"):
+                inject(model, 2, targets=["layer"], **options, **{name: P})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rank_dropout must be at least 0 and below 1, got 1"):
+        inject(model, 2, targets=["layer"], rank_dropout=1.0)
+    for options in ({"dora": True}, {"network": "loha"}):
+        adapter = collect(adapted("linear", **options))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"layer: .*use dropout"):
+            attach(model, adapter, hidden_dropout=P)
+    attach(model, collect(adapted("linear")), hidden_dropout=P, rank_dropout=0.1)
+    pair = layer_of(model).branch("default")
+    assert (pair.hidden_dropout, pair.rank_dropout) == (P, 0.1)
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    register_layer(Whole, kind=WholeKind())
+    with pytest.raises(ConfigError, match="layer: WholeKind applies the product of both factors at once"):
+        inject(nn.ModuleDict({"layer": Whole(4, 4)}), 2, targets=["layer"], hidden_dropout=P)

@@ -66,7 +66,7 @@ def rank_dropout(
     Along ``axis`` it has ``rank`` values, or as many for each group of a convolution, which lose the same ranks.
     """
     axis %= hidden.dim()
-    grouped = hidden.unflatten(axis, (-1, rank))
+    grouped = hidden.reshape(*hidden.shape[:axis], -1, rank, *hidden.shape[axis + 1 :])
     sizes = [1] * grouped.dim()
     sizes[axis + 1] = rank
     if axis:

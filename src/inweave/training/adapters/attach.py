@@ -25,7 +25,6 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import GENERIC, rewrite
 from inweave.exchange.load import load
 from inweave.layers import ALGORITHMS, AdapterSpec, attach, collect, geometry_of, inject, lora_layers
-from inweave.layers.spec import DROPOUTS
 from inweave.targets.index import ModelIndex
 from inweave.targets.resolve import resolve
 from inweave.targets.respell import respell
@@ -165,7 +164,9 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         network=config.network if config.network in ALGORITHMS else "lora",
         dora=config.network == "dora",
         rslora=config.rslora,
-        **_dropouts(config),
+        dropout=config.dropout,
+        hidden_dropout=config.hidden_dropout,
+        rank_dropout=config.rank_dropout,
         rank_pattern=_patterns(ranks, config.rank),
         alpha_pattern=_patterns(alphas, default),
         factor=config.lokr_factor if config.network == "lokr" else -1,
@@ -173,10 +174,6 @@ def _attach_fresh(component: str, network: nn.Module, names: list[str], config: 
         dtype=torch.float32,
     )
     inject(network, config.rank, default, list(ranks), name=NAME, spec=spec)
-
-
-def _dropouts(config: TrainConfig) -> dict[str, float]:
-    return {name: getattr(config, name) for name in DROPOUTS}
 
 
 def _rank_and_alpha(module: nn.Module, rule: Rule | None, config: TrainConfig) -> tuple[int, float]:
@@ -225,7 +222,16 @@ def _start_from(
         )
     for component, network in networks.items():
         if component in known:
-            attach(network, adapter, name=NAME, component=component, dtype=torch.float32, **_dropouts(config))
+            attach(
+                network,
+                adapter,
+                name=NAME,
+                component=component,
+                dropout=config.dropout,
+                hidden_dropout=config.hidden_dropout,
+                rank_dropout=config.rank_dropout,
+                dtype=torch.float32,
+            )
     return {component: network for component, network in networks.items() if component not in known}
 
 

@@ -48,6 +48,7 @@ def variant_name(more: dict[str, Any]) -> str:
         {"precision": "bf16", "gradient_accumulation": 2, "ema_decay": 0.9},
         {"precision": "fp16", "optimizer": "adamw8bit"},
         {"precision": "bf16", "dropout": 0.1},
+        {"precision": "bf16", "hidden_dropout": 0.1, "rank_dropout": 0.2},
         {"precision": "bf16", "gradient_checkpointing": "full", "dropout": 0.1},
         {"precision": "fp32", "gradient_checkpointing": "selective", "dropout": 0.1},
         pytest.param({"precision": "fp32", "train_text_encoders": True}, marks=same_masks),

@@ -18,7 +18,7 @@ import torch
 from torch.backends import cudnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inweave.ops.attention import KERNELS, MeasuredAttention, machine_name
+from inweave.ops.attention import ALL, MeasuredAttention, machine_name
 
 _FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -42,12 +42,12 @@ def step_kernels(device: torch.device, *, deterministic: bool) -> Iterator[None]
 
 def choices_to_keep(recorded: Mapping[str, str], device: torch.device) -> tuple[dict[str, str], list[str]]:
     """(the choices for attention that a resumed run keeps, what there is to say about others); ``recorded``: its checkpoint's."""
-    choices = {key: name for key, name in recorded.items() if name in KERNELS}
+    choices = {key: name for key, name in recorded.items() if name in ALL}
     machines, here = {key.partition(": ")[0] for key in choices}, machine_name(device)
     before = "attention of the steps that are done was computed"
     rounding = "results differ from a straight run by rounding"
     notes = []
-    if unknown := sorted({*recorded.values()} - KERNELS.keys()):
+    if unknown := sorted({*recorded.values()} - ALL.keys()):
         notes.append(f"{before} by kernels that are not in this version ({', '.join(unknown)}): {rounding}")
     if machines and here not in machines:
         notes.append(f"{before} on {' and '.join(sorted(machines))}, and this is {here}: {rounding}")

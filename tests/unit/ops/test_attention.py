@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,27 @@ def test_columns_of_one_product_are_not_copied() -> None:
     (one,) = torch.autograd.grad(ours.square().sum(), packed)
     others = torch.autograd.grad(theirs.square().sum(), apart)
     torch.testing.assert_close(one, torch.stack([other.transpose(1, 2) for other in others], 2).flatten(2))
+
+
+def test_what_memory_was_too_short_for_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(choice, "_unmeasured", set())
+    assert choice._choose("short", lambda: None, "flash") == "flash"
+    assert choice._choose("short", lambda: pytest.fail("again in one process"), "flash") == "flash"
+    assert choice._choose("long", lambda: "plain", "flash") == "plain"
+    assert choice._stored() == {"long": "plain"}
+
+
+def test_bits_that_have_to_repeat_are_never_those_of_a_kernel_whose_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.zeros(1, 2, 4, 8)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(choice, "measure", lambda *_: {})
+    assert choice._fastest(q, q, False, True) == "plain"
+    assert choice._fastest(q, q, False, False) == "efficient"
+
+    def short(*_: object) -> dict[str, float]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(choice, "measure", short)
+    assert choice._fastest(q, q, False, True) is None

@@ -2,6 +2,6 @@
 
 from inweave.ops.attention.choice import machine_name, recorded_choices
 from inweave.ops.attention.function import MeasuredAttention, attention
-from inweave.ops.attention.kernels import KERNELS
+from inweave.ops.attention.kernels import ALL
 
-__all__ = ["KERNELS", "MeasuredAttention", "attention", "machine_name", "recorded_choices"]
+__all__ = ["ALL", "MeasuredAttention", "attention", "machine_name", "recorded_choices"]

@@ -8,7 +8,8 @@
     stored   ~/.cache/inweave/attention.json, key -> kernel, so that a second run makes the same choice and has the same bits
     record   of one run: what it used is part of its checkpoints, and comes before what this machine has stored
 
-A kernel that refuses a shape is left out. A file that cannot be read or written costs nothing but another measurement.
+A kernel that refuses a shape is left out; where none is left whose bits repeat, and they have to, the plain formula computes. What
+could not be measured because memory was short is not stored. A file that cannot be read or written costs nothing but another measurement.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import torch
 from inweave.errors import InweaveError
 from inweave.files.documents import read_json
 from inweave.files.writing import write_atomic
-from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, deterministic_calls, sequence_first
+from inweave.ops.attention.kernels import ALL, KERNELS, PLAIN, Kernel, deterministic_calls, sequence_first
 
 _RUNS, _REPEATS = 10, 6
 _BUSY = 20_000_000  # cycles, about ten milliseconds: longer than it takes to queue the runs
 _MAX_FILE = 1 << 20
 
 _chosen: dict[str, str] = {}  # by this process, or stored
+_unmeasured: set[str] = set()  # of these, what was not
 _record: dict[str, str] | None = None  # of the run that is computing; its backward passes are in other threads
 
 
@@ -41,7 +43,7 @@ def kernel_for(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bo
         return PLAIN
     capturing = torch.cuda.is_current_stream_capturing()
     measure = None if capturing else partial(_fastest, q, k, causal, deterministic)
-    return KERNELS[_choose(_key(q, k, causal, deterministic), measure, _fallback(q.dtype))]
+    return ALL[_choose(_key(q, k, causal, deterministic), measure, _fallback(q.dtype))]
 
 
 @contextmanager
@@ -60,15 +62,19 @@ def machine_name(device: torch.device) -> str:
     return _machine(device.index or 0) if device.type == "cuda" else device.type
 
 
-def _choose(key: str, measure: Callable[[], str] | None, fallback: str) -> str:
-    """The kernel's name; ``measure`` None: nothing can be measured now."""
+def _choose(key: str, measure: Callable[[], str | None] | None, fallback: str) -> str:
+    """The kernel's name; ``measure`` None: nothing can be measured now. It returns None where memory is too short for it."""
     if _record is not None and key in _record:
         return _record[key]
     if key not in _chosen:
         _chosen.update(_stored())
     if key not in _chosen and measure is not None:
-        _chosen[key] = measure()
-        _store()
+        fastest = measure()
+        _chosen[key] = fallback if fastest is None else fastest
+        if fastest is None:
+            _unmeasured.add(key)
+        else:
+            _store()
     name = _chosen.get(key, fallback)
     if _record is not None:
         _record[key] = name
@@ -112,9 +118,14 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
             out, lse = kernel.forward(queries, keys, values, causal, scale)
             return kernel.backward(grad, queries, keys, values, sequence_first(out), lse, causal, scale)
 
-        with suppress(RuntimeError), deterministic_calls(deterministic):
-            if not deterministic or _repeats_its_bits(gradients):
-                times[name] = _milliseconds(gradients)
+        try:
+            with deterministic_calls(deterministic):
+                if not deterministic or _repeats_its_bits(gradients):
+                    times[name] = _milliseconds(gradients)
+        except torch.OutOfMemoryError:  # which says nothing about the shape
+            raise
+        except RuntimeError:
+            pass
         # a refusal leaves nothing behind; a fault is raised here, and not by whoever comes next
         torch.cuda.synchronize(q.device)
     return times
@@ -125,13 +136,15 @@ def _repeats_its_bits(gradients: Callable[[], tuple[torch.Tensor, ...]]) -> bool
     return all(torch.equal(one, two) for _ in range(_REPEATS) for one, two in zip(first, gradients(), strict=True))
 
 
-def _fastest(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> str:
+def _fastest(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> str | None:
     try:
         with torch.cuda.device(q.device):  # events belong to the current device
             times = measure(q, k, causal, deterministic)
-    except torch.cuda.OutOfMemoryError:
-        return _fallback(q.dtype)
-    return min(times, key=times.__getitem__) if times else _fallback(q.dtype)
+    except torch.OutOfMemoryError:
+        return None
+    if not times:
+        return "plain" if deterministic else _fallback(q.dtype)
+    return min(times, key=times.__getitem__)
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
@@ -151,11 +164,11 @@ def _stored() -> dict[str, str]:
         document = read_json(cache_file(), _MAX_FILE)
     except (InweaveError, OSError):
         return {}
-    return {key: name for key, name in document.items() if isinstance(name, str) and name in KERNELS}
+    return {key: name for key, name in document.items() if isinstance(name, str) and name in ALL}
 
 
 def _store() -> None:
     with suppress(InweaveError, OSError):
         cache_file().parent.mkdir(parents=True, exist_ok=True)
-        merged = _stored() | _chosen
+        merged = _stored() | {key: name for key, name in _chosen.items() if key not in _unmeasured}
         write_atomic(cache_file(), [json.dumps(merged, indent=1, sort_keys=True).encode()], durable=False)

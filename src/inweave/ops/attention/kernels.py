@@ -184,6 +184,8 @@ KERNELS = {
 }
 #: the formula in plain torch: what other devices use, and what the kernels are compared with
 PLAIN = Kernel(_plain_forward, _plain_backward)
+#: everything that a choice may name
+ALL = {**KERNELS, "plain": PLAIN}
 
 
 @contextmanager

@@ -11,7 +11,8 @@ NODE   := node_modules/.installed
 
 # one call with everything that is wanted: each builds the package's metadata and resolves versions again. Python compiles
 # the modules that are imported; pip would compile all of torch, which takes as long as unpacking it. The pip that comes with
-# Python 3.11 takes twice as long as a new one
+# Python 3.11 takes twice as long as a new one. What Python compiles is kept, or every process would do it again
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL = test -x $(BIN)/python || { $(PYTHON) -m venv $(VENV) && $(PIP) install --quiet --upgrade pip; } \
 	&& $(PIP) install --quiet --no-compile -c constraints.txt
 

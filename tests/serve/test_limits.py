@@ -20,13 +20,22 @@ from tests.serve.worker import SMALL, Worker
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+def small_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker with room for one waiting job, started with rbee's flags."""
     data = tmp_path_factory.mktemp("small") / "data"
     flags = ("--worker-id", "w7", "--callback-url", "http://x", "--backend", "cpu", "--use-flash-attn", "--local-mode")
     running = Worker(data, "--queue-limit", "1", "--drain-seconds", "1", *flags).start()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def small(small_worker: Worker) -> Worker:
+    """The same for each test: one of them stops it, and they come in any order."""
+    if small_worker.process is None or small_worker.process.poll() is not None:
+        small_worker.start()
+        pause(small_worker, False)
+    return small_worker
 
 
 def pause(worker: Worker, paused: bool) -> None:

@@ -1,6 +1,6 @@
 """One law for all readers: whatever a file says, it is read or refused by one of our errors, soon, in memory that its size allows.
 
-5,000 inputs by default, 200,000 with --full; input `n` of a reader is the same on every machine.
+8,000 inputs by default, 200,000 with --full; input `n` of a reader is the same on every machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.fuzz.adapters import ADAPTER_READERS
 from tests.support import sized
 
 READERS = (*ADAPTER_READERS, *readers.READERS)
-TOTAL = sized(5_000, 200_000)
+TOTAL = sized(8_000, 200_000)
 PARTS = sized(1, 4)  # of a reader, so that several processes can share its inputs
 SHARE = TOTAL / sum(reader.share for reader in READERS)
 

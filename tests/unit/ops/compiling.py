@@ -10,7 +10,8 @@ import pytest
 _TYPES = {
     "positions": "i32", "channels": "i32", "groups": "i32", "chunk": "i32", "chunks": "i32", "rows": "i32", "width": "i32",
     "heads": "i32", "size": "i32", "cos": "*fp32", "sin": "*fp32",
-    "eps": "fp32", "partials": "*fp32", "means": "*fp32", "rstds": "*fp32",
+    "out": "i32", "into": "i32", "rank": "i32", "up_tiles": "i32", "up_size": "i32", "split_size": "i32", "scale": "fp32",
+    "grad_up": "*fp32", "grad_down": "*fp32", "parts": "*fp32", "eps": "fp32", "partials": "*fp32", "means": "*fp32", "rstds": "*fp32",
 }  # fmt: skip
 
 

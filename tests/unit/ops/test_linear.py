@@ -278,3 +278,21 @@ def test_kernels_agree_with_float64_in_the_interpreter() -> None:
     assert len(worst) == 6
     for name, error in worst.items():  # S, dS and dX are rounded once each; sums of 150 numbers at most are in float32
         assert error <= 2 * torch.finfo(torch.float16 if "16" in name else torch.float32).eps, name
+
+
+@pytest.mark.parametrize(("rank", "count"), [(32, 1), (32, 3), (16, 3)])
+def test_kernels_compile_for_a_gpu(rank: int, count: int) -> None:
+    """The interpreter lets a name have two types, and a compiler does not."""
+    pytest.importorskip("triton")
+    from tests.unit.ops.compiling import compiled_size
+
+    from inweave.ops.linear import triton as kernel
+
+    plan = kernel.plan(1024, 1280, 1280, rank, count)
+    common = {"COUNT": count, "RANK": plan.rank, "PRECISION": "tf32"}
+    assert compiled_size(kernel._inner_kernel, {**common, "BLOCK": plan.block_rows, "DEPTH": plan.block_depth}) > 1000
+    tiles = {"ROWS": plan.rows, "COLUMNS": plan.columns, "RANKS": kernel._padded(count * rank)}
+    for flags in ((True, True, True, False), (False, True, False, True), (True, False, True, False)):
+        options = dict(zip(("OF_X", "OF_DOWN", "ADD", "SPLIT"), flags, strict=True))
+        assert compiled_size(kernel._column_kernel, {**common, **tiles, **options}) > 1000
+    assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": 1024}) > 1000

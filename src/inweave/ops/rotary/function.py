@@ -95,15 +95,7 @@ def _forward(
     return y
 
 
-def _forward_shape(
-    first: torch.Tensor,
-    second: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    second_weight: torch.Tensor | None,
-    eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-) -> torch.Tensor:
+def _forward_shape(first: torch.Tensor, second: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     batch, rows, heads, size = first.shape
     return first.new_empty((batch, rows + (0 if second is None else second.shape[1]), heads, size))
 
@@ -123,9 +115,7 @@ def _backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     work = implementation(_PACKAGE, dy)
     parts, weights = ([first], [weight]) if second is None else ([first, second], [weight, second_weight])
-    dfirst, dsecond = _backward_shapes(
-        dy, first, second, weight, second_weight, eps, cos, sin, of_first, of_second
-    )  # fmt: skip
+    dfirst, dsecond = _backward_shapes(dy, first, second, of_first, of_second)
     grads = [dfirst if of_first else None, dsecond if of_second else None][: len(parts)]
     with on_device_of(dy):
         work.join_heads_backward(dy, parts, weights, eps, *dense(cos, sin), grads)
@@ -133,17 +123,9 @@ def _backward(
 
 
 def _backward_shapes(
-    dy: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    second_weight: torch.Tensor | None,
-    eps: float | None,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    of_first: bool,
-    of_second: bool,
+    dy: torch.Tensor, first: torch.Tensor, second: torch.Tensor | None, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    of_first, of_second = rest[-2:]
     return (
         dy.new_empty(first.shape if of_first else (0,)),
         dy.new_empty(second.shape if second is not None and of_second else (0,)),

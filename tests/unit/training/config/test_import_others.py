@@ -198,3 +198,12 @@ def test_every_option_of_a_lycoris_file_is_read_or_refused(changes: dict[str, An
     (tmp_path / "lycoris.json").write_text(json.dumps({**plain, **changes}), "utf-8")
     with pytest.raises(ConfigError, match=why):
         imported(tmp_path, table)
+
+
+def test_what_differs_although_no_setting_does_is_reported(tmp_path: Path) -> None:
+    def about(result: Any) -> set[str]:
+        return {line.partition(":")[0] for line in result.notes} & {"buckets", "captions"}
+
+    assert about(imported(tmp_path, ONE)) == about(toolkit(tmp_path)) == {"buckets"}
+    assert about(import_text(SHELL, "train.sh", dataset="pictures")) == {"captions"}
+    assert about(import_text(f"{SHELL.rstrip()} --enable_wildcard", "train.sh", dataset="pictures")) == set()

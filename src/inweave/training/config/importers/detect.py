@@ -108,6 +108,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
             raise ConfigError([*out.problems, with_setting_name(str(error), settings)]) from None
         if "script" in settings:
             out.notes += _unset_variables(settings)
+        out.notes += _differences(kind, settings, out)
         unknown = [name for name in out.unknown if settings.get(name) not in OFF]
         out.unset += [name for name in out.unknown if settings.get(name) in OFF]
         out.no_equivalent += [f"{name[:200]}: is not known here" for name in unknown]
@@ -151,6 +152,20 @@ def _unset_variables(settings: Mapping[str, Any]) -> list[str]:
         for name, value in settings.items()
         if isinstance(value, str) and UNSET_VARIABLE.search(value)
     ]
+
+
+def _differences(kind: str, settings: Mapping[str, Any], out: Translation) -> list[str]:
+    """What is done in another way here although every setting is the same."""
+    lines = []
+    if kind in ("OneTrainer", "ai-toolkit") or out.family in MUSUBI:
+        lines.append(
+            "buckets: their sizes are chosen by inweave's own rule, so that an image may be cropped to a slightly different one"
+        )
+    if kind in ("kohya", "kohya_ss") and is_off(settings.get("enable_wildcard")):
+        lines.append(
+            "captions: {a|b} is a random choice and ||| ends the tags that stay in place, as kohya does when it is asked to"
+        )
+    return lines
 
 
 def _translate(kind: str, settings: dict[str, Any], path: Path, out: Translation) -> dict[str, Any]:

@@ -91,13 +91,13 @@ def measure(tag: str) -> None:
         task = RandomTask(model, config)
         trainable = attach_adapters(task.networks, config)
         layers = sum(len(lora_layers(network)) for network in task.networks.values())
+        if "fp8" in flags:
+            print(quantize_denoiser(model, DEVICE))
         if "unfused" not in flags:
             for network in task.networks.values():
                 fuse_blocks(network)
                 if "apart" not in flags:
                     stack_siblings(network)
-        if "fp8" in flags:
-            print(quantize_denoiser(model, DEVICE))
         step = Step(task, FlatParameters(trainable.parameters, trainable.multipliers, DEVICE), config, World())
         context = partial(kernels.step_kernels, DEVICE, deterministic=config.deterministic)
         apply_checkpointing(task.networks, config.gradient_checkpointing, context, random=False)
@@ -109,12 +109,19 @@ def measure(tag: str) -> None:
         def update() -> None:
             step.run(next(numbers), RATE, batches)
 
+        held = torch.cuda.memory_allocated(DEVICE)
+        peaks = [
+            peak_bytes(DEVICE) or 0
+        ]  # what only the first update needs (measuring attention, cuDNN's choice) is part of the peak
         for _ in range(3):
             update()
+            torch.cuda.synchronize(DEVICE)
+            peaks.append(peak_bytes(DEVICE) or 0)
         low, middle, high = sorted(quantiles(wall_seconds(update, DEVICE, runs=8, warmup=1)))
         print(
             f"{tag}: {middle * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), {layers} layers, peak "
-            f"{(peak_bytes(DEVICE) or 0) / GIB:.1f} GiB, same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
+            f"{(peak_bytes(DEVICE) or 0) / GIB:.2f} GiB (at rest {held / GIB:.2f}, before and after each of the first updates "
+            f"{', '.join(f'{peak / GIB:.2f}' for peak in peaks)}), same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
             f"problems: {step.graphs.problem or step.blocks.problem or 'none'}",
             flush=True,
         )

@@ -26,6 +26,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+def distance(losses: list[float], exact: list[float]) -> float:
+    """Root of the mean square, in parts of the loss."""
+    gaps = [(one - two) / two for one, two in zip(losses, exact, strict=True)]
+    return float((sum(gap * gap for gap in gaps) / len(gaps)) ** 0.5)
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -37,13 +43,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=lambda more: "-".join(str(value) for value in more.values()),
 )
 def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path: Path, cache: Path) -> None:
+    """Losses in 16 bits: at most twice as far from those in float32 as the losses of the eager run."""
     common = {"graph": "on", "steps": STEPS, "learning_rate": 1e-4, **more}
     eager = inweave.train(settings(tmp_path / "eager", cache, compile="off", **common))
     records: list[Any] = []
     compiled = inweave.train(settings(tmp_path / "compiled", cache, compile="on", **common), on_record=records.append)
     events = [record.get("event") for record in records]
     assert "compile" in events and "compile failed" not in events and "graph failed" not in events, records
-    assert compiled.losses == pytest.approx(eager.losses, rel=1e-2 if common["precision"] == "bf16" else 2e-3)
+    if common["precision"] == "fp32":
+        assert compiled.losses == pytest.approx(eager.losses, rel=2e-3)
+    else:
+        exact = inweave.train(settings(tmp_path / "exact", cache, compile="off", **{**common, "precision": "fp32"}))
+        assert distance(compiled.losses, exact.losses) <= 2 * distance(eager.losses, exact.losses)
     assert apart(eager.path, compiled.path) < 0.1
 
 

@@ -25,7 +25,7 @@ if problems := device_problems(torch.device("cuda")):
     pytest.skip("; ".join(problems), allow_module_level=True)
 
 
-@pytest.mark.parametrize("shape", [(1, 16), (77, 768), (4608, 3072), (3, 12288), (5, 15360)])
+@pytest.mark.parametrize("shape", [(1, 16), (77, 768), (4608, 3072), (3, 12288), (5, 15360), (3, 20000)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_kernel_gives_the_bits_of_the_formula(shape: tuple[int, int], dtype: torch.dtype) -> None:
     x = numbers(*shape, dtype=dtype).cuda()

@@ -43,7 +43,7 @@ PUBLISHED = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES + PUBLISHED, ids=str)
 def test_kernels_are_as_exact_as_torch_and_repeat_their_bits(case: Case, dtype: torch.dtype) -> None:
-    compare(kernels, case, dtype, "cuda")
+    compare(kernels, case, dtype, "cuda", draws=1 if case in PUBLISHED else 16)
     inputs = moved(inputs_of(case, dtype), device="cuda")
     once, again = (by_work(kernels, inputs, case) for _ in range(2))
     assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
@@ -119,12 +119,14 @@ def distance(results: dict[str, torch.Tensor], truth: dict[str, torch.Tensor]) -
 def test_fused_networks_train_as_the_plain_ones_do(variant: str, dtype: torch.dtype, compiled: bool) -> None:
     """Against the plain network in float64: at most twice as far from it as the plain one in the same dtype.
 
-    Both with the kernels of a step, so that attention is the same.
+    Both with the kernels of a step, so that attention is the same. torch's own choice is cuDNN's attention, which reads out of
+    bounds in Flux's backward pass (`inweave.ops.attention`): gradients of the plain network are then 1e34, or NaN.
     """
     plain, inputs = network(variant, torch.device("cuda"))
     truth = gradients(plain, inputs)
     narrow = copy.deepcopy(plain).to(dtype)
-    theirs = gradients(narrow, inputs)
+    with step_kernels(torch.device("cuda"), deterministic=False):
+        theirs = gradients(narrow, inputs)
     assert all(bool(each.isfinite().all()) for each in theirs.values())
     assert fuse_blocks(narrow)
     if compiled:

@@ -90,15 +90,21 @@ def repeated_blocks(network: nn.Module) -> list[nn.Module]:
 
 
 class CompiledBlocks:
-    """The blocks of one run; eager until `start`. ``backend``: torch.compile's."""
+    """The blocks of one run; eager until `start`. ``backend``: torch.compile's. ``deterministic``: Inductor times nothing.
 
-    def __init__(self, networks: Mapping[str, nn.Module], backend: str = "inductor") -> None:
+    It would choose by time how a kernel splits a sum, and two runs, or two machines, would round in another order.
+    """
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], backend: str = "inductor", *, deterministic: bool = False
+    ) -> None:
         self.blocks = repeated_blocks(networks[DENOISER]) if DENOISER in networks else []
         self.active = False
         self.compiling = False  # a size that is new: whatever fails may be the compiler
         self.problem: str | None = None  # why compiling was given up
         self.seconds = 0.0  # spent on first steps of a size
         self._backend = backend
+        self._options = {"deterministic": True} if deterministic and backend == "inductor" else None
         self._calls: list[Callable[..., Any] | None] = []
         self._sizes: set[Hashable] = set()
         self._events: list[dict[str, Any]] = []
@@ -106,7 +112,7 @@ class CompiledBlocks:
     def start(self) -> None:
         """Compile the blocks when they are next called."""
         for block in self.blocks:
-            block.compile(backend=self._backend, dynamic=False)
+            block.compile(backend=self._backend, dynamic=False, options=self._options)
         self._calls = [block._compiled_call_impl for block in self.blocks]
         self.active = True
 

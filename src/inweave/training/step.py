@@ -36,7 +36,7 @@ from inweave.training.kernels import choices_to_keep, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
-from inweave.training.optim.flat import FlatParameters, hold
+from inweave.training.optim.flat import FlatParameters, added_at_once, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.optim.rounding import RoundedFactors
 from inweave.training.optim.weight_norms import limit_norms
@@ -93,7 +93,7 @@ class Step:
         for branch in self._branches:
             if branch.drops:
                 branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
-        self.blocks = CompiledBlocks(task.networks)
+        self.blocks = CompiledBlocks(task.networks, deterministic=config.deterministic)
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
         self._rounded = RoundedFactors(flat, task.networks, self._dtype) if halves else None
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
@@ -158,7 +158,8 @@ class Step:
         with self.rounded_factors():
             loss = self.task.loss(inputs)
             scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
-            scaled.backward()  # type: ignore[no-untyped-call]
+            with added_at_once(self._leaves()) if self.blocks.active else nullcontext():
+                scaled.backward()  # type: ignore[no-untyped-call]
         self.loss += loss.detach() * self.share
 
     def rounded_factors(self) -> AbstractContextManager[None]:
@@ -167,6 +168,10 @@ class Step:
             return nullcontext()
         recomputed = self.config.gradient_checkpointing != "off"
         return self._rounded.active(shared=not recomputed and not self.blocks.active)
+
+    def _leaves(self) -> list[torch.Tensor]:
+        """What autograd may have a gradient for."""
+        return [*self.flat.parameters.values(), *(self._rounded.leaves() if self._rounded is not None else ())]
 
     def apply_gradients(self) -> None:
         """Clip the gradients and update parameters, optimizer, loss scale, EMA and counters."""

@@ -49,24 +49,24 @@ def values(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def inputs_of(case: Case, dtype: torch.dtype) -> dict[str, Any]:
-    parts = []
+def inputs_of(case: Case, dtype: torch.dtype, draw: int = 0) -> dict[str, Any]:
+    parts, seeds = [], 1000 * draw
     for number, rows in enumerate(case.rows):
         width = case.heads * case.size
-        packed = values(case.batch, rows, 3 * width, dtype=dtype, seed=number)
+        packed = values(case.batch, rows, 3 * width, dtype=dtype, seed=seeds + number)
         part = packed[..., width : 2 * width].unflatten(-1, (case.heads, case.size))
         parts.append(part if case.packed else part.contiguous())
     total = sum(case.rows)
-    angles = values(total, case.size // 2, dtype=torch.float64, seed=5).mul(9).repeat_interleave(2, 1)
+    angles = values(total, case.size // 2, dtype=torch.float64, seed=seeds + 5).mul(9).repeat_interleave(2, 1)
     return {
         "parts": parts,
         "weights": [
-            values(case.size, dtype=dtype, seed=8 + number) if case.norm and case.weight else None
+            values(case.size, dtype=dtype, seed=seeds + 8 + number) if case.norm and case.weight else None
             for number in range(len(parts))
         ],
         "cos": angles.cos().float() if case.rotary else None,
         "sin": angles.sin().float() if case.rotary else None,
-        "dy": values(case.batch, total, case.heads, case.size, dtype=dtype, seed=6),
+        "dy": values(case.batch, total, case.heads, case.size, dtype=dtype, seed=seeds + 6),
     }
 
 
@@ -114,24 +114,32 @@ def by_work(work: Any, i: dict[str, Any], case: Case) -> list[torch.Tensor]:
     return [y, *grads]
 
 
-def compare(work: Any, case: Case, dtype: torch.dtype, device: str = "cpu") -> None:
+def errors(results: list[torch.Tensor], truth: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """(tensors, 2): the largest error of each and the mean of their squares, in units of the last place of its largest number."""
+    gaps = [(one.double() - two).abs() / two.abs().max() for one, two in zip(results, truth, strict=True)]
+    eps = torch.finfo(dtype).eps
+    return torch.tensor([(float(gap.max() / eps), float((gap / eps).square().mean())) for gap in gaps])
+
+
+def over_draws(each: list[torch.Tensor]) -> torch.Tensor:
+    """The largest and the average error of all draws."""
+    all_of_them = torch.stack(each)
+    return torch.stack([all_of_them[..., 0].amax(0), all_of_them[..., 1].mean(0).sqrt()], -1)
+
+
+def compare(work: Any, case: Case, dtype: torch.dtype, device: str = "cpu", *, draws: int = 1) -> None:
     """At most twice torch's own errors against float64, the largest and the average one, or those of rounding once.
 
-    In units of the last place of the largest number.
+    A few hundred numbers say little about the largest error: that of one draw is between 0.4 and 1.7 units for either side.
     """
-    inputs = moved(inputs_of(case, dtype), device=device)
-    truth = by_torch(moved(inputs, dtype=torch.float64), case)
-    results = by_work(work, inputs, case), by_torch(inputs, case)
-    for floor, size in ((0.5, lambda gap: gap.max()), (0.29, lambda gap: gap.square().mean().sqrt())):
-        mine, theirs = (
-            [
-                float(size((one.double() - two).abs()) / two.abs().max() / torch.finfo(dtype).eps)
-                for one, two in zip(tensors, truth, strict=True)
-            ]
-            for tensors in results
-        )
-        for one, two in zip(mine, theirs, strict=True):
-            assert one <= 2 * max(two, floor), (dtype, case, mine, theirs)
+    mine, theirs = [], []
+    for draw in range(draws):
+        inputs = moved(inputs_of(case, dtype, draw), device=device)
+        truth = by_torch(moved(inputs, dtype=torch.float64), case)
+        mine.append(errors(by_work(work, inputs, case), truth, dtype))
+        theirs.append(errors(by_torch(inputs, case), truth, dtype))
+    ours, peers = over_draws(mine), over_draws(theirs)
+    assert bool((ours <= 2 * torch.maximum(peers, torch.tensor([0.5, 0.29]))).all()), (dtype, case, ours, peers)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

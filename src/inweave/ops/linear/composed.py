@@ -5,7 +5,9 @@
     d_up, d_down       16-bit factors, float32 results: added to the float32 gradient by the product (beta = 1)
 
 Five products of the adapter in all, no casts and no elementwise kernels. Of several layers the products with `up` are batched,
-on views of the matrices that hold them side by side, and the others are one product.
+on views of the matrices that hold them side by side, and the others are one product. In float32 they are computed one by one:
+cuBLAS splits the long sum of a narrow product into several, which add up fewer rounding errors each, and that of a batch it does
+not (three times the error for 4,096 rows on an H200, which 16 bits do not see).
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ def backward(
         if count == 1:
             _accumulate(grad_up, grad_out.T, hidden, beta, scale)
         else:
-            _accumulate_blocks(grad_up, blocks(grad_out, count).mT, blocks(hidden, count), beta, scale)
+            totals = grad_up.view(count, -1, grad_up.shape[1])
+            _accumulate_blocks(totals, blocks(grad_out, count).mT, blocks(hidden, count), beta, scale)
     if grad_down is None and not grad_x:
         return None
     inner = grad_out.new_empty(grad_out.shape[0], down.shape[0])
@@ -59,7 +62,7 @@ def backward(
         inner.addmm_(grad_out, up, beta=0, alpha=scale)
     else:
         factors = up.view(count, -1, up.shape[1])
-        blocks(inner, count).baddbmm_(blocks(grad_out, count), factors, beta=0, alpha=scale)
+        _accumulate_blocks(blocks(inner, count), blocks(grad_out, count), factors, 0, scale)
     if grad_down is not None:
         _accumulate(grad_down, inner.T, x, beta, 1.0)
     if not grad_x:
@@ -75,10 +78,12 @@ def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, be
         torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, beta=beta, alpha=alpha, out=total)
 
 
-def _accumulate_blocks(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
-    """The same for a batch of products, whose results are ``total`` by rows."""
-    results = total.view(left.shape[0], -1, total.shape[1])
-    if total.dtype == left.dtype:
-        results.baddbmm_(left, right, beta=beta, alpha=alpha)
+def _accumulate_blocks(totals: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
+    """The same for a product per layer."""
+    if left.dtype == torch.float32:
+        for total, one, two in zip(totals, left, right, strict=True):
+            total.addmm_(one, two, beta=beta, alpha=alpha)
+    elif totals.dtype == left.dtype:
+        totals.baddbmm_(left, right, beta=beta, alpha=alpha)
     else:
-        torch.ops.aten.baddbmm.dtype_out(results, left, right, total.dtype, beta=beta, alpha=alpha, out=results)
+        torch.ops.aten.baddbmm.dtype_out(totals, left, right, totals.dtype, beta=beta, alpha=alpha, out=totals)

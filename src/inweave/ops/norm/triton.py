@@ -7,7 +7,9 @@ Group normalization, two launches in each direction over one grid: (blocks of wh
 
 so a batch of one fills the device, and nothing waits for a third launch. Partials of the forward pass are (mean, sum of
 squared deviations), combined as Chan, Golub and LeVeque do; a channel's deviations are taken from the mean of its first
-few positions: a mean far from zero costs no digits.
+few positions: a mean far from zero costs no digits. Means are averaged as one of them (the pivot) plus the average distance from
+it, and the pivot is picked, not added up: the compiler may compute a sum twice, in layouts that add in another order, and the
+two differ in their last bits.
 
 A group is rarely a power of two wide (SDXL: 10 to 80). A block holds as many whole groups as fit 128 or 256 channels,
 whichever wastes less; which channel belongs to which group is a comparison of numbers, not a reshape.
@@ -84,7 +86,7 @@ def _moments_kernel(
     places = row[:, None] * channels + column[None, :]
     inside = (row[:, None] < count) & real[None, :]
     head = tl.load(base + places, mask=inside, other=0.0).to(tl.float32)
-    center = tl.sum(head, axis=0) / tl.minimum(count, ROWS).to(tl.float32)
+    center = tl.div_rn(tl.sum(head, axis=0), tl.minimum(count, ROWS).to(tl.float32))
     sums = tl.zeros((ROWS, WIDTH), tl.float32)
     squares = tl.zeros((ROWS, WIDTH), tl.float32)
     for start in range(0, count, ROWS):
@@ -101,10 +103,9 @@ def _moments_kernel(
     if SHIFT:
         mean += tl.load(shift + example * channels + column, mask=real, other=0.0).to(tl.float32)
     members = _members(local, real, GROUP, GROUPS)
-    of_group = tl.div_rn(_to_groups(mean, members), GROUP * 1.0)
-    # the sum was rounded: what the deviations do not add up to 0 by belongs to the mean
-    between = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
-    of_group += tl.div_rn(tl.sum(between, axis=0), GROUP * 1.0)
+    pivot = _to_groups(tl.where(local % GROUP == 0, mean, 0.0), members)
+    apart_from_pivot = tl.where(members, mean[:, None] - pivot[None, :], 0.0)
+    of_group = pivot + tl.div_rn(tl.sum(apart_from_pivot, axis=0), GROUP * 1.0)
     between = tl.where(members, mean[:, None] - of_group[None, :], 0.0)
     spread_of_group = _to_groups(spread, members) + size * tl.sum(between * between, axis=0)
     place, next_half, exists = _partial_places(groups, chunks, PER_BLOCK, GROUPS)
@@ -127,8 +128,9 @@ def _normalize_kernel(
     mean_parts = tl.load(partials + place[:, None] + part[None, :], mask=known, other=0.0)
     spread = tl.load(partials + (place + next_half)[:, None] + part[None, :], mask=known, other=0.0)
     total = positions * 1.0
-    mean = tl.div_rn(tl.sum(mean_parts * sizes, axis=1), total)
-    mean += tl.div_rn(tl.sum(tl.where(known, (mean_parts - mean[:, None]) * sizes, 0.0), axis=1), total)
+    pivot = tl.sum(tl.where(part[None, :] == 0, mean_parts, 0.0), axis=1)
+    apart_from_pivot = tl.where(known, (mean_parts - pivot[:, None]) * sizes, 0.0)
+    mean = pivot + tl.div_rn(tl.sum(apart_from_pivot, axis=1), total)
     apart = mean_parts - mean[:, None]
     deviations = tl.sum(spread, axis=1) + tl.sum(tl.where(known, apart * apart * sizes, 0.0), axis=1) * GROUP
     variance = tl.div_rn(deviations, total * GROUP)

@@ -66,6 +66,10 @@ class RoundedFactors:
             for group, _ in groups:
                 group.factors = None
 
+    def leaves(self) -> list[torch.Tensor]:
+        """Factors of several layers by rows, which are no parameters and have gradients."""
+        return [leaf for _, factors in self._groups or () for leaf in (factors.down, factors.up)]
+
     def _of_branch(self, branch: Branch) -> dict[str, Rounded]:
         return {
             role: Rounded(self._values[self._flat.segments[name].place].view(factor.shape), self._grads[name])

@@ -8,6 +8,7 @@ unfused     diffusers' blocks as they are
 plain       LoRA layers by the general path
 apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
+last        the adapter's part of the output added after the frozen product
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
@@ -56,6 +57,7 @@ KINDS = {
     "torch": ("at::native",),
 }
 IN_TWO_LAUNCHES = dispatch._in_two_launches
+ADAPTER_FIRST = dispatch._adapter_first
 
 
 def case_of(model: str, flags: set[str], batch: int) -> StepCase:
@@ -77,6 +79,8 @@ def switch(flags: set[str]) -> None:
     fused.DEVICES = frozenset() if "plain" in flags else frozenset({"cuda"})  # type: ignore[misc]
     two: Any = (lambda *_: False) if "cublas" in flags else IN_TWO_LAUNCHES
     dispatch._in_two_launches = two
+    first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
+    dispatch._adapter_first = first
 
 
 def measure(tag: str) -> None:

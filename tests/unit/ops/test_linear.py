@@ -237,6 +237,7 @@ def test_layers_of_one_input_are_one_operation_when_compiled() -> None:
 def interpreted() -> dict[str, float]:
     """Run in a process of its own: what Triton's decorators make is decided when they run."""
     from inweave.ops.linear import triton as kernel
+    from inweave.ops.linear.output import adapter_output
 
     worst: dict[str, float] = {}
     cases = (
@@ -248,10 +249,16 @@ def interpreted() -> dict[str, float]:
     )
     for shape, splits, count in cases:
         for dtype in (torch.float32, torch.float16):
-            x, _, _, down, up, grad = side_by_side(shape, count, dtype)
+            x, _, bias, down, up, grad = side_by_side(shape, count, dtype)
             division = kernel.plan(shape[0], shape[2], shape[1], shape[3], count)
             division = division._replace(splits=splits, block_depth=32, rows=32)
             hidden = x @ down.T
+            for own_bias in (bias, None):
+                parts = zip(hidden.double().chunk(count, 1), up.double().chunk(count), strict=True)
+                exact = 0.7 * torch.cat([s @ factor.T for s, factor in parts], 1)
+                exact = exact if own_bias is None else exact + own_bias.double()
+                error = float((adapter_output(hidden, up, own_bias, 0.7).double() - exact).norm() / exact.norm())
+                worst[f"output {dtype}"] = max(worst.get(f"output {dtype}", 0.0), error)
             for saved, fresh, of_x in ((None, True, True), (hidden, False, True), (hidden, False, False)):
                 ours, theirs = ([torch.ones(factor.shape) for factor in (down, up)] for _ in range(2))
                 if fresh:
@@ -275,7 +282,7 @@ def interpreted() -> dict[str, float]:
 
 def test_kernels_agree_with_float64_in_the_interpreter() -> None:
     worst = run_interpreted(__name__)
-    assert len(worst) == 6
+    assert len(worst) == 8
     for name, error in worst.items():  # S, dS and dX are rounded once each; sums of 150 numbers at most are in float32
         assert error <= 2 * torch.finfo(torch.float16 if "16" in name else torch.float32).eps, name
 
@@ -286,6 +293,7 @@ def test_kernels_compile_for_a_gpu(rank: int, count: int) -> None:
     pytest.importorskip("triton")
     from tests.unit.ops.compiling import compiled_size
 
+    from inweave.ops.linear import output
     from inweave.ops.linear import triton as kernel
 
     plan = kernel.plan(1024, 1280, 1280, rank, count)
@@ -295,4 +303,7 @@ def test_kernels_compile_for_a_gpu(rank: int, count: int) -> None:
     for flags in ((True, True, True, False), (False, True, False, True), (True, False, True, False)):
         options = dict(zip(("OF_X", "OF_DOWN", "ADD", "SPLIT"), flags, strict=True))
         assert compiled_size(kernel._column_kernel, {**common, **tiles, **options}) > 1000
+    for bias in (True, False):
+        options = {"BIAS": bias, "ROWS": output._ROWS, "COLUMNS": output._COLUMNS}
+        assert compiled_size(output._output_kernel, {**common, **options}) > 1000
     assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": 1024}) > 1000

@@ -96,6 +96,22 @@ def test_compiled_blocks_train_what_eager_ones_do(tmp_path: Path) -> None:
     assert events == ["compile"] * 2
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_blocks_are_compiled_with_options_that_torch_knows(deterministic: bool) -> None:
+    """Timing decides between kernels, but not where bits have to repeat."""
+    options = compilation.inductor_options(deterministic=deterministic)
+    known = torch._inductor.list_options()
+    assert options.keys() <= set(known) and options.get("deterministic", False) == deterministic
+    assert not (deterministic and "triton.multi_kernel" in options)
+    block = Network()
+    blocks = CompiledBlocks({"unet": block}, deterministic=deterministic)
+    blocks.blocks = [block]
+    asked: list[Any] = []
+    block.compile = lambda **settings: asked.append(settings["options"])
+    blocks.start()
+    assert asked == [options]
+
+
 @pytest.mark.usefixtures("traced")
 def test_validation_and_samples_compile_nothing(tmp_path: Path) -> None:
     run = run_of(tmp_path, compile="on")

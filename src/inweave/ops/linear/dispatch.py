@@ -1,6 +1,7 @@
 """Which implementation runs, by device and shape alone: the same call gives the same bits wherever it stands.
 
 CUDA, 16 bits           two launches (`triton`): the adapter alone up to rank 64, and inside of a layer up to 4,096 columns
+                        forward up to rank 64: the adapter's part first (`output`)
 CUDA, 16 or 32 bits     cuBLAS products (`composed`)
 everything else         plain torch (`reference`)
 
@@ -35,8 +36,17 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) for x (..., K); S is a matrix (M, r)."""
     rows = x.reshape(-1, x.shape[-1])
-    work = composed.forward if x.is_cuda else reference.forward
-    y, hidden = work(rows, weight, bias, down, up, scale)
+    if _adapter_first(rows, weight, bias, down, up):
+        from inweave.ops.linear.output import adapter_output
+
+        hidden = torch.mm(rows, down.T)
+        with on_device_of(rows):
+            y = adapter_output(hidden, up, bias, scale)
+        assert isinstance(weight, torch.Tensor)
+        y.addmm_(rows, weight.T)
+    else:
+        work = composed.forward if x.is_cuda else reference.forward
+        y, hidden = work(rows, weight, bias, down, up, scale)
     return y.view(*x.shape[:-1], outputs(weight)), hidden
 
 
@@ -117,6 +127,23 @@ def _composed(grad_out: torch.Tensor, x: torch.Tensor, *totals: torch.Tensor | N
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+def _adapter_first(
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor
+) -> bool:
+    """Whether the adapter's part is written first, and the frozen product added to it."""
+    tensors = [x, weight, down, up, *([] if bias is None else [bias])]
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.shape[0] > 0
+        and up.shape[1] <= _LARGEST_RANK
+        and all(isinstance(tensor, torch.Tensor) and tensor.dtype == x.dtype for tensor in tensors)
+        and up.is_contiguous()
+        and (bias is None or bias.is_contiguous())
+        and _has_triton()
+    )
 
 
 def _in_two_launches(

@@ -88,8 +88,8 @@ class FusedLinear:
         if (
             dtype not in DTYPES
             or not is_unchanged(base)
-            or not _is_frozen(weight, dtype)
-            or not _is_frozen(bias, dtype)
+            or not is_frozen(weight, dtype)
+            or not is_frozen(bias, dtype)
             or torch.is_autocast_enabled(kind)
         ):
             return None
@@ -134,7 +134,7 @@ class FusedLinear:
             down, up = factors
             if down.dtype is dtype and up.dtype is dtype:
                 return down, up, strength * branch.scale
-            down_copy, up_copy = _copies(branch, dtype)
+            down_copy, up_copy = copies(branch, dtype)
             if down_copy is not None and up_copy is not None:
                 return down_copy.values, up_copy.values, strength * branch.scale
         if not torch.compiler.is_compiling() and not self.may_train:
@@ -158,13 +158,13 @@ def _with_gradients(
     if len(acting) > 1:
         return lora_linear(x, weight, bias, *_stacked(acting))
     ((branch, strength),) = acting
-    down_copy, up_copy = _copies(branch, x.dtype)
+    down_copy, up_copy = copies(branch, x.dtype)
     return lora_linear(
         x, weight, bias, branch.down, branch.up, strength * branch.scale, rounded_down=down_copy, rounded_up=up_copy
     )
 
 
-def _copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rounded | None]:
+def copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rounded | None]:
     down, up = branch.rounded.get("down"), branch.rounded.get("up")
     return (
         None if down is None or down.values.dtype != dtype else down,
@@ -178,7 +178,7 @@ def is_unchanged(base: nn.Module) -> bool:
     return not hooks and "forward" not in base.__dict__
 
 
-def _is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
+def is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
     """Whether there is none, or a plain one that gets no gradient."""
     return parameter is None or (
         type(parameter) is nn.Parameter and parameter.dtype is dtype and not parameter.requires_grad

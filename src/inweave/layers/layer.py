@@ -9,7 +9,8 @@
            y = base(x) + strength * ((c - 1) * apply(x, W) + c * scale * apply(dropout(x), product))
            where apply(x, W) = base(x) - bias, unless the module's class is registered and has a forward of its own
 
-On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), the same formula with fewer roundings.
+On a GPU a linear layer and its LoRAs are one operation (`inweave.layers.fused`), and in training a convolution and its LoRA
+(`inweave.layers.fused_conv`): the same formula with fewer roundings.
 
 The base output is never scaled, and with nothing live the base is called and that is all. Dropout is on the input
 for every algorithm: LyCORIS has none for LoHa and LoKr, and this is what LoRA means by it; a LoRA may drop what is
@@ -38,6 +39,7 @@ from inweave.errors import AlreadyMerged, ConfigError, MergeStateError, NotMerge
 from inweave.layers.branch import Branch, Geometry
 from inweave.layers.dropout import dropout, layer_number
 from inweave.layers.fused import FusedLinear, is_plain_linear
+from inweave.layers.fused_conv import FusedConv, is_plain_conv
 from inweave.ops.delta import change
 from inweave.ops.kinds import STANDARD_FORWARDS, LayerKind, adds_to_output, registered_kind
 from inweave.ops.merge import all_usable, usable_numbers
@@ -68,7 +70,11 @@ class LoraLayer(nn.Module):
         self.strengths: dict[str, float] = {}
         self.active: tuple[str, ...] = ()
         self._custom = registered_kind(base) is not None and type(base).forward not in STANDARD_FORWARDS
-        self._fused = FusedLinear(base) if is_plain_linear(base, kind) else None
+        self._fused: FusedLinear | FusedConv | None = None
+        if is_plain_linear(base, kind):
+            self._fused = FusedLinear(base)
+        elif is_plain_conv(base, kind):
+            self._fused = FusedConv(base)
         self._off = False
         self._merged = False
         self._pristine: torch.Tensor | None = None
@@ -204,7 +210,7 @@ class LoraLayer(nn.Module):
         # by name: a sum has the same bits in whatever order adapters were activated
         self._live = () if stopped else tuple(name for name in sorted(self.active) if self.strengths[name] != 0)
         self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
-        if self._fused is not None:
+        if isinstance(self._fused, FusedLinear):
             self._fused.stack = None
 
     def _require_known(self, names: Iterable[str]) -> None:

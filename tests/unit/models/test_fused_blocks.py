@@ -13,7 +13,8 @@ pytest.importorskip("diffusers")
 
 from torch import nn  # noqa: E402
 
-from inweave.layers import inject, lora_layers  # noqa: E402
+from inweave.layers import fused, inject, lora_layers  # noqa: E402
+from inweave.layers.fused_conv import FusedConv  # noqa: E402
 from inweave.models.fused_blocks import FusedResnetBlock2D, fuse_blocks, restore_blocks  # noqa: E402
 from inweave.ops.frozen_conv import frozen_conv2d  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
@@ -90,6 +91,28 @@ def test_outputs_and_gradients_stay(variant: str) -> None:
     assert restore_blocks(unet) == count
     restored = gradients(unet, inputs)
     assert all(torch.equal(restored[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("mode", ["off", "selective", "full"])
+def test_layers_and_their_loras_as_one_operation_change_no_gradient(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, convolutions too; selective checkpointing stores what a convolution returns, so those are computed apart."""
+    unet, inputs = network("sd1.5")
+    fuse_blocks(unet)
+    plain = gradients(unet, inputs)
+    monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(fused, "DTYPES", (*fused.DTYPES, torch.float64))
+    calls: list[bool] = []
+    output = FusedConv.output
+
+    def counted(self: FusedConv, *arguments: Any) -> Any:
+        result = output(self, *arguments)
+        calls.append(result is not None)
+        return result
+
+    monkeypatch.setattr(FusedConv, "output", counted)
+    apply_checkpointing({"unet": unet}, mode, random=False)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-9
+    assert len(calls) > 3 and (any(calls) if mode == "selective" else all(calls))
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])

@@ -70,6 +70,15 @@ def backward(
     return torch.mm(inner, down) if weight is None else frozen.gradient(grad_out, weight).addmm_(inner, down)
 
 
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:
+    """total += alpha * left @ right; the sum is in float32 at least, in any dtypes and on any device."""
+    if left.is_cuda and (left.dtype == total.dtype or total.dtype == torch.float32):
+        _accumulate(total, left, right, 1, alpha)
+    else:
+        wide = torch.promote_types(left.dtype, torch.float32)
+        total.add_((left.to(wide) @ right.to(wide)).to(total.dtype), alpha=alpha)
+
+
 def _accumulate(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, beta: int, alpha: float) -> None:
     """total = beta * total + alpha * left @ right, in the dtype of ``total``."""
     if total.dtype == left.dtype:

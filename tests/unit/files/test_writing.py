@@ -67,13 +67,14 @@ def test_a_planted_temporary_name_is_never_opened(tmp_path: Path, monkeypatch: p
 
 
 def test_temporary_names_cannot_be_guessed(tmp_path: Path) -> None:
+    """Random digits may be those of the process's number once, but not every time."""
     names = set()
     for _ in range(20):
         with new_folder(tmp_path / "x") as hidden:
             names.add(hidden.name)
-            assert hidden.parent == tmp_path and hidden.name.startswith(".x.") and str(os.getpid()) not in hidden.name
+            assert hidden.parent == tmp_path and hidden.name.startswith(".x.")
         assert not hidden.exists()
-    assert len(names) == 20
+    assert len(names) == 20 and not all(str(os.getpid()) in name for name in names)
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "é" * 127, "日" * 85, "\udcff" * 255])

@@ -63,7 +63,10 @@ def lora_conv2d(
 def _as_matrix(rounded: Rounded | None) -> Rounded | None:
     if rounded is None:
         return None
-    return Rounded(rounded.values.flatten(1), None if rounded.grads is None else rounded.grads.flatten(1))
+    values, grads = rounded
+    return Rounded(
+        values.flatten(1), None if grads is None else grads.view(values.shape[0], -1)
+    )  # never a copy: it is written
 
 
 def _rows(image: torch.Tensor) -> torch.Tensor:
@@ -106,7 +109,7 @@ class _LoraConv2d(torch.autograd.Function):
         grad_up = None
         if of_up:
             grad_up = _total(ctx.grads[1], rows, *ctx.shapes[1])
-            composed.add_product(grad_up.flatten(1), rows.T, _rows(hidden), ctx.scale)
+            composed.add_product(grad_up.view(up.shape), rows.T, _rows(hidden), ctx.scale)
         grad_x = grad_down = None
         if of_x or of_down:
             inner = rows.new_empty(rows.shape[0], up.shape[1]).addmm_(rows, up, beta=0, alpha=ctx.scale)

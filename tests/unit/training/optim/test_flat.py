@@ -10,7 +10,7 @@ from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from inweave.training.optim.flat import FlatParameters, added_at_once  # noqa: E402
 
 SHAPES = {"a": (3, 5), "b": (64,), "c": (7, 2, 3, 3), "d": (1,), "e": (40, 40)}
 
@@ -107,3 +107,32 @@ def test_problems_are_all_named() -> None:
     with pytest.raises(ConfigError) as caught:
         FlatParameters(named_parameters, {"x": 1.0, "b": -1.0, "c": float("nan")})
     assert len(caught.value.problems) == 5
+
+
+def test_gradients_that_are_added_at_once_have_the_bits_of_those_added_one_by_one() -> None:
+    torch.manual_seed(0)
+    named = {name: nn.Parameter(torch.randn(3, size)) for name, size in (("a", 4), ("b", 70), ("unused", 2))}
+    flat = FlatParameters(named)
+    x = torch.randn(5, 3)
+
+    def backward() -> None:
+        a, b = named["a"], named["b"]
+        ((x @ a).square().sum() + (x @ b).sin().sum() + (x @ a).sum()).backward()
+
+    flat.zero_grads()
+    backward()
+    backward()
+    expected = flat.grads.clone()
+    flat.zero_grads()
+    leaves = list(named.values())
+    before = [leaf.grad for leaf in leaves]
+    for _ in range(2):
+        with added_at_once(leaves):
+            backward()
+    assert torch.equal(flat.grads, expected) and expected.abs().max() > 0
+    assert all(leaf.grad is view for leaf, view in zip(leaves, before, strict=True))
+    with pytest.raises(RuntimeError, match="stop"), added_at_once(leaves):
+        backward()
+        raise RuntimeError("stop")
+    assert torch.equal(flat.grads, expected), "a backward pass that failed adds nothing"
+    assert all(leaf.grad is view for leaf, view in zip(leaves, before, strict=True))

@@ -1,8 +1,8 @@
 """How the adapter's backward pass is best divided (`inweave.ops.linear.triton.plan`): every division of both launches, timed.
 
-PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x32x3 16384x640x32x1
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32x3 4096x3072x12288x16x1
 
-ROWSxWIDTHxRANKxLAYERS   bf16, S saved, gradients added to float32, in a CUDA graph. The launches are independent: first the division of
+ROWSxINTOxOUTxRANKxLAYERS   bf16, S saved, gradients added to float32, in a CUDA graph. The launches are independent: first the division of
 rows in the first one is varied, then that of the second.
 """
 
@@ -23,14 +23,14 @@ SECOND = [*product((32, 64, 128), (32, 64, 128), (1, 2, 4, 8))]
 
 
 def sweep(name: str) -> None:
-    rows, width, rank, count = map(int, name.split("x"))
+    rows, into, out, rank, count = map(int, name.split("x"))
     generator = torch.Generator(DEVICE).manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator, device=DEVICE).to(DTYPE)
 
-    x, grad = random(rows, width), random(rows, count * width)
-    down, up = random(count * rank, width), random(count * width, rank)
+    x, grad = random(rows, into), random(rows, count * out)
+    down, up = random(count * rank, into), random(count * out, rank)
     hidden = torch.mm(x, down.T)
     totals = torch.zeros(down.shape, device=DEVICE), torch.zeros(up.shape, device=DEVICE)
 
@@ -51,7 +51,7 @@ def sweep(name: str) -> None:
     def products() -> object:
         return composed.backward(grad, x, hidden, None, down, up, 1.0, grad_down=totals[0], grad_up=totals[1])
 
-    now = kernel.plan(rows, width, width, rank, count)
+    now = kernel.plan(rows, out, into, rank, count)
     times = {now: launches(now)}
     for block_rows, block_depth in FIRST:
         plan = now._replace(block_rows=block_rows, block_depth=block_depth)

@@ -36,6 +36,7 @@ import numpy as np
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
+from inweave.models.deferred import deferred
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,7 @@ def own_scheduler(config: Mapping[str, Any]) -> Any:
     name = _known_class(config)
     if name == "LMSDiscreteScheduler" and not _has_scipy():  # Euler's has the same settings and noise levels
         name = "EulerDiscreteScheduler"
-    return _class(name).from_config(dict(config))
+    return _from_config(_class(name), config)
 
 
 def checked_scheduler(label: str, document: Mapping[str, Any], *, flow: bool) -> dict[str, Any]:
@@ -218,7 +219,7 @@ def make_scheduler(config: Mapping[str, Any], sampler: str, schedule: str, *, fl
     if config.get("rescale_betas_zero_snr") and "rescale_betas_zero_snr" not in known:
         options["trained_betas"] = _rescaled_betas(config)
         kind = _from_pure_noise(kind) if sampler == "heun" else kind
-    return kind.from_config(_declared(config, known), **options)
+    return _from_config(kind, _declared(config, known), **options)
 
 
 def _declared(config: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +245,7 @@ def _rescaled_betas(config: Mapping[str, Any]) -> list[float]:
     """Betas with zero terminal SNR, for a scheduler that divides by the last alpha: it ends at 2^-24, as diffusers' own do."""
     import torch
 
-    alphas = _class("DDPMScheduler").from_config(dict(config)).alphas_cumprod.double()
+    alphas = _from_config(_class("DDPMScheduler"), config).alphas_cumprod.double()
     alphas[-1] = 2**-24
     ratios = torch.cat([alphas[:1], alphas[1:] / alphas[:-1]])
     return [float(beta) for beta in 1 - ratios]
@@ -293,7 +294,7 @@ class DynamicShift:
 
 def training_alphas(config: Mapping[str, Any]) -> torch.Tensor:
     """How much of the image is left at each timestep of training. Samplers change the last one; DDPM keeps it."""
-    alphas: torch.Tensor = _class("DDPMScheduler").from_config(dict(config)).alphas_cumprod
+    alphas: torch.Tensor = _from_config(_class("DDPMScheduler"), config).alphas_cumprod
     return alphas
 
 
@@ -312,4 +313,10 @@ def _supports(sampler: str, schedule: str, flow: bool) -> bool:
 def _class(name: str) -> Any:
     import diffusers
 
-    return getattr(diffusers, name)
+    with deferred("scipy.stats", "scipy.integrate"):
+        return getattr(diffusers, name)
+
+
+def _from_config(kind: Any, config: Mapping[str, Any], **options: Any) -> Any:
+    with deferred("scipy.stats", "scipy.integrate"):  # it imports every scheduler that takes the same settings
+        return kind.from_config(dict(config), **options)

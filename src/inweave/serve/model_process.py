@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from inweave.errors import CancelledError, InweaveError
 from inweave.files.confinement import confine
-from inweave.serve.call_process import message_pipes
+from inweave.serve.call_process import collect_less, message_pipes
 from inweave.serve.contract import RunnerSettings, RunRequest
 from inweave.serve.failures import failure_of
 from inweave.serve.jobs import Event
@@ -109,6 +109,7 @@ class ModelProcess:
 
 
 def main() -> None:
+    collect_less()
     ModelProcess(*message_pipes()).serve()
 
 

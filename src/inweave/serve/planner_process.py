@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError, TargetError
-from inweave.serve.call_process import answer_calls
+from inweave.serve.call_process import answer_calls, collect_less
 from inweave.serve.failures import failure_of, public
 from inweave.serve.wire import Message
 
@@ -95,6 +95,7 @@ def answer(message: Message) -> Message:
 
 
 def main() -> None:
+    collect_less()
     answer_calls(lambda settings: None, answer)
 
 

@@ -106,10 +106,10 @@ def test_blocks_are_compiled_with_options_that_torch_knows(deterministic: bool) 
     block = Network()
     blocks = CompiledBlocks({"unet": block}, deterministic=deterministic)
     blocks.blocks = [block]
-    asked: list[Any] = []
-    block.compile = lambda **settings: asked.append(settings["options"])
+    requests: list[Any] = []
+    block.compile = lambda **settings: requests.append(settings["options"])
     blocks.start()
-    assert asked == [options]
+    assert requests == [options]
 
 
 @pytest.mark.usefixtures("traced")

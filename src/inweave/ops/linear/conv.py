@@ -120,13 +120,13 @@ class _LoraConv2d(torch.autograd.Function):
                 grad_down = _total(ctx.grads[0], rows, *ctx.shapes[0]).add_(change)
             if of_x:
                 grad_x = _gradients(grad_out, x, weight, ctx.window, True, False)[0].add_(added)
-        given = [own is not None for own in ctx.grads]
+        in_place = [own is not None for own in ctx.grads]
         return (
             grad_x,
             None,
             None,
-            None if given[0] else grad_down,
-            None if given[1] else grad_up,
+            None if in_place[0] else grad_down,
+            None if in_place[1] else grad_up,
             None,
             None,
             None,

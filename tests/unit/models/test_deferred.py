@@ -54,7 +54,6 @@ def test_an_error_leaves_nothing_behind() -> None:
 
 
 def test_a_library_that_is_missing_is_missing() -> None:
-    with deferred("no_such_library.part"):
-        with pytest.raises(ImportError):
-            sys.modules["no_such_library.part"].anything  # noqa: B018
+    with deferred("no_such_library.part"), pytest.raises(ImportError):
+        sys.modules["no_such_library.part"].anything  # noqa: B018
     assert "no_such_library.part" not in sys.modules

@@ -111,12 +111,12 @@ def test_problems_are_all_named() -> None:
 
 def test_gradients_that_are_added_at_once_have_the_bits_of_those_added_one_by_one() -> None:
     torch.manual_seed(0)
-    named = {name: nn.Parameter(torch.randn(3, size)) for name, size in (("a", 4), ("b", 70), ("unused", 2))}
-    flat = FlatParameters(named)
+    parameters = {name: nn.Parameter(torch.randn(3, size)) for name, size in (("a", 4), ("b", 70), ("unused", 2))}
+    flat = FlatParameters(parameters)
     x = torch.randn(5, 3)
 
     def backward() -> None:
-        a, b = named["a"], named["b"]
+        a, b = parameters["a"], parameters["b"]
         ((x @ a).square().sum() + (x @ b).sin().sum() + (x @ a).sum()).backward()
 
     flat.zero_grads()
@@ -124,7 +124,7 @@ def test_gradients_that_are_added_at_once_have_the_bits_of_those_added_one_by_on
     backward()
     expected = flat.grads.clone()
     flat.zero_grads()
-    leaves = list(named.values())
+    leaves = list(parameters.values())
     before = [leaf.grad for leaf in leaves]
     for _ in range(2):
         with added_at_once(leaves):

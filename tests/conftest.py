@@ -26,6 +26,9 @@ CLEARED = (
     "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "ACCELERATE_USE_CPU",
 )  # fmt: skip
 
+#: folders whose tests take long, in two halves that take about as long
+LONG = (("e2e", "serve", "unit/bench"), ("laws", "peers", "unit/generate", "unit/models", "unit/training"))
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run every test at its full size")
@@ -58,12 +61,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--full"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("full")]
+    left_out = [] if config.getoption("--full") else [item for item in items if item.get_closest_marker("full")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if hasattr(config, "workerinput"):
+        items[:] = long_first(items)
+
+
+def long_first(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Two halves of the list, each with what takes long at its beginning and what takes milliseconds at its end.
+
+    Of two workers each starts with one half; one that has nothing left takes the end of the other's. So neither waits for a
+    long test that the other began last, and a file whose tests share a server is not divided.
+    """
+
+    def belongs(item: pytest.Item, folders: tuple[str, ...]) -> bool:
+        return item.nodeid.startswith(tuple(f"tests/{folder}/" for folder in folders))
+
+    first, second = ([item for item in items if belongs(item, folders)] for folders in LONG)
+    quick = [item for item in items if not belongs(item, LONG[0] + LONG[1])]
+    room = max(0, len(items) // 2 - len(first))
+    return [*first, *quick[:room], *second, *quick[room:]]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -43,16 +43,19 @@ def distance(losses: list[float], exact: list[float]) -> float:
     ids=lambda more: "-".join(str(value) for value in more.values()),
 )
 def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path: Path, cache: Path) -> None:
-    """Losses in 16 bits: at most twice as far from those in float32 as the losses of the eager run."""
+    """Losses in 16 bits: at most twice as far from those in float32 as the losses of the eager run, and 1 % from that run's.
+
+    Not DoRA's: its eager losses are 1.5 % from those in float32, the compiled ones 0.4 %.
+    """
     common = {"graph": "on", "steps": STEPS, "learning_rate": 1e-4, **more}
     eager = inweave.train(settings(tmp_path / "eager", cache, compile="off", **common))
     records: list[Any] = []
     compiled = inweave.train(settings(tmp_path / "compiled", cache, compile="on", **common), on_record=records.append)
     events = [record.get("event") for record in records]
     assert "compile" in events and "compile failed" not in events and "graph failed" not in events, records
-    if common["precision"] == "fp32":
-        assert compiled.losses == pytest.approx(eager.losses, rel=2e-3)
-    else:
+    if "network" not in more:
+        assert compiled.losses == pytest.approx(eager.losses, rel=1e-2 if common["precision"] == "bf16" else 2e-3)
+    if common["precision"] == "bf16":
         exact = inweave.train(settings(tmp_path / "exact", cache, compile="off", **{**common, "precision": "fp32"}))
         assert distance(compiled.losses, exact.losses) <= 2 * distance(eager.losses, exact.losses)
     assert apart(eager.path, compiled.path) < 0.1

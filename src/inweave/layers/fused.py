@@ -134,7 +134,7 @@ class FusedLinear:
             down, up = factors
             if down.dtype is dtype and up.dtype is dtype:
                 return down, up, strength * branch.scale
-            down_copy, up_copy = copies(branch, dtype)
+            down_copy, up_copy = rounded_copies(branch, dtype)
             if down_copy is not None and up_copy is not None:
                 return down_copy.values, up_copy.values, strength * branch.scale
         if not torch.compiler.is_compiling() and not self.may_train:
@@ -158,13 +158,14 @@ def _with_gradients(
     if len(acting) > 1:
         return lora_linear(x, weight, bias, *_stacked(acting))
     ((branch, strength),) = acting
-    down_copy, up_copy = copies(branch, x.dtype)
+    down_copy, up_copy = rounded_copies(branch, x.dtype)
     return lora_linear(
         x, weight, bias, branch.down, branch.up, strength * branch.scale, rounded_down=down_copy, rounded_up=up_copy
     )
 
 
-def copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rounded | None]:
+def rounded_copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | None, Rounded | None]:
+    """Copies of `down` and `up` in this dtype; None where a training step has made none."""
     down, up = branch.rounded.get("down"), branch.rounded.get("up")
     return (
         None if down is None or down.values.dtype != dtype else down,

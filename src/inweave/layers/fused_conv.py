@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inweave.layers import fused
 from inweave.layers.branch import Branch
-from inweave.layers.fused import copies, is_frozen, is_plain_lora, is_unchanged
+from inweave.layers.fused import is_frozen, is_plain_lora, is_unchanged, rounded_copies
 from inweave.layers.lora import LoraBranch
 from inweave.ops.kinds import ConvKind, LayerKind, registered_kind
 from inweave.ops.linear.conv import Window, lora_conv2d
@@ -68,7 +68,7 @@ class FusedConv:
         ):
             return None
         lora = cast("LoraBranch", branch)
-        rounded_down, rounded_up = copies(lora, dtype)
+        rounded_down, rounded_up = rounded_copies(lora, dtype)
         window = Window(*(cast("tuple[int, int]", each) for each in (base.stride, base.padding, base.dilation)))
         return lora_conv2d(
             x, weight, bias, lora.down, lora.up, strength * lora.scale, window,

@@ -36,7 +36,7 @@ import numpy as np
 
 from inweave.checked import for_message
 from inweave.errors import ConfigError, FormatError
-from inweave.models.deferred import deferred
+from inweave.models.lazy_imports import defer_imports
 
 if TYPE_CHECKING:
     import torch
@@ -313,10 +313,10 @@ def _supports(sampler: str, schedule: str, flow: bool) -> bool:
 def _class(name: str) -> Any:
     import diffusers
 
-    with deferred("scipy.stats", "scipy.integrate"):
+    with defer_imports("scipy.stats", "scipy.integrate"):
         return getattr(diffusers, name)
 
 
 def _from_config(kind: Any, config: Mapping[str, Any], **options: Any) -> Any:
-    with deferred("scipy.stats", "scipy.integrate"):  # it imports every scheduler that takes the same settings
+    with defer_imports("scipy.stats", "scipy.integrate"):  # it imports every scheduler that takes the same settings
         return kind.from_config(dict(config), **options)

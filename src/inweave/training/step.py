@@ -36,7 +36,7 @@ from inweave.training.kernels import choices_to_keep, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
-from inweave.training.optim.flat import FlatParameters, added_at_once, hold
+from inweave.training.optim.flat import FlatParameters, collect_gradients, hold
 from inweave.training.optim.loss_scale import LossScaler, clip
 from inweave.training.optim.rounding import RoundedFactors
 from inweave.training.optim.weight_norms import limit_norms
@@ -158,7 +158,7 @@ class Step:
         with self.rounded_factors():
             loss = self.task.loss(inputs)
             scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
-            with added_at_once(self._leaves()) if self.blocks.active else nullcontext():
+            with collect_gradients(self._leaves()) if self.blocks.active else nullcontext():
                 scaled.backward()  # type: ignore[no-untyped-call]
         self.loss += loss.detach() * self.share
 

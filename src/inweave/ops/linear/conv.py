@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from inweave.ops.linear import composed
-from inweave.ops.linear.function import Rounded, lora_linear
+from inweave.ops.linear.function import Rounded, gradient_buffers, lora_linear, rounded_values
 
 _Pair = tuple[int, int]
 
@@ -64,9 +64,8 @@ def _as_matrix(rounded: Rounded | None) -> Rounded | None:
     if rounded is None:
         return None
     values, grads = rounded
-    return Rounded(
-        values.flatten(1), None if grads is None else grads.view(values.shape[0], -1)
-    )  # never a copy: it is written
+    # `view`, which never copies: the gradient is written to
+    return Rounded(values.flatten(1), None if grads is None else grads.view(values.shape[0], -1))
 
 
 def _rows(image: torch.Tensor) -> torch.Tensor:
@@ -88,15 +87,15 @@ class _LoraConv2d(torch.autograd.Function):
         rounded_down: Rounded | None,
         rounded_up: Rounded | None,
     ) -> torch.Tensor:
-        low_down = down.to(x.dtype) if rounded_down is None else rounded_down.values
-        low_up = (up.to(x.dtype) if rounded_up is None else rounded_up.values).flatten(1)
+        low_down = rounded_values(down, rounded_down, x.dtype)
+        low_up = rounded_values(up, rounded_up, x.dtype).flatten(1)
         hidden = _channels_last(functional.conv2d(x, low_down, None, *window))
         y = _channels_last(functional.conv2d(x, weight, bias, *window))
         _rows(y).addmm_(_rows(hidden), low_up.T, alpha=scale)
         ctx.save_for_backward(x, weight, hidden, low_down, low_up)
         ctx.scale, ctx.window = scale, window
         ctx.shapes = [(factor.shape, factor.dtype) for factor in (down, up)]
-        ctx.grads = tuple(None if rounded is None else rounded.grads for rounded in (rounded_down, rounded_up))
+        ctx.grads = gradient_buffers(rounded_down, rounded_up)
         return y
 
     @staticmethod
@@ -120,18 +119,8 @@ class _LoraConv2d(torch.autograd.Function):
                 grad_down = _total(ctx.grads[0], rows, *ctx.shapes[0]).add_(change)
             if of_x:
                 grad_x = _gradients(grad_out, x, weight, ctx.window, True, False)[0].add_(added)
-        in_place = [own is not None for own in ctx.grads]
-        return (
-            grad_x,
-            None,
-            None,
-            None if in_place[0] else grad_down,
-            None if in_place[1] else grad_up,
-            None,
-            None,
-            None,
-            None,
-        )
+        returned = [grad if own is None else None for grad, own in zip((grad_down, grad_up), ctx.grads, strict=True)]
+        return grad_x, None, None, *returned, None, None, None, None
 
 
 def _channels_last(image: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -36,17 +37,12 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, S) for x (..., K); S is a matrix (M, r)."""
     rows = x.reshape(-1, x.shape[-1])
+    work: Any = composed.forward if x.is_cuda else reference.forward
     if _adapter_first(rows, weight, bias, down, up):
-        from inweave.ops.linear.output import adapter_output
+        from inweave.ops.linear import output
 
-        hidden = torch.mm(rows, down.T)
-        with on_device_of(rows):
-            y = adapter_output(hidden, up, bias, scale)
-        assert isinstance(weight, torch.Tensor)
-        y.addmm_(rows, weight.T)
-    else:
-        work = composed.forward if x.is_cuda else reference.forward
-        y, hidden = work(rows, weight, bias, down, up, scale)
+        work = output.forward
+    y, hidden = work(rows, weight, bias, down, up, scale)
     return y.view(*x.shape[:-1], outputs(weight)), hidden
 
 

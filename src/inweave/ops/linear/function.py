@@ -31,6 +31,16 @@ class Rounded(NamedTuple):
     grads: torch.Tensor | None = None
 
 
+def rounded_values(factor: torch.Tensor, rounded: Rounded | None, dtype: torch.dtype) -> torch.Tensor:
+    """A factor in the dtype of the inputs."""
+    return factor.to(dtype) if rounded is None else rounded.values
+
+
+def gradient_buffers(*rounded: Rounded | None) -> tuple[torch.Tensor | None, ...]:
+    """Where gradients of these factors are added up; None where autograd gets them."""
+    return tuple(None if each is None else each.grads for each in rounded)
+
+
 def lora_linear(
     x: torch.Tensor,
     weight: Weight,
@@ -70,8 +80,7 @@ class _LoraLinear(torch.autograd.Function):
         rounded_up: Rounded | None,
         *scales: torch.Tensor | None,
     ) -> torch.Tensor:
-        low_down = down.to(x.dtype) if rounded_down is None else rounded_down.values
-        low_up = up.to(x.dtype) if rounded_up is None else rounded_up.values
+        low_down, low_up = rounded_values(down, rounded_down, x.dtype), rounded_values(up, rounded_up, x.dtype)
         with torch._C._AutoDispatchBelowAutograd():  # gradients are this function's
             y: torch.Tensor
             y, hidden = torch.ops.inweave.lora_linear(x, weight, bias, low_down, low_up, scale, None, None, *scales)
@@ -81,7 +90,7 @@ class _LoraLinear(torch.autograd.Function):
         )
         ctx.scale = scale
         ctx.dtypes = down.dtype, up.dtype
-        ctx.grads = tuple(None if rounded is None else rounded.grads for rounded in (rounded_down, rounded_up))
+        ctx.grads = gradient_buffers(rounded_down, rounded_up)
         return y
 
     @staticmethod

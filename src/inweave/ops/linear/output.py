@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from inweave.ops.implementation import on_device_of
+
 _ROWS, _COLUMNS = 64, 128
 
 
@@ -38,6 +40,16 @@ def _output_kernel(
         total += tl.load(bias + layer * out + c, mask=inside, other=0.0).to(tl.float32)[None, :]
     places = m[:, None] * (COUNT * out) + layer * out + c[None, :]
     tl.store(y + places, total.to(y.dtype.element_ty), mask=real & inside[None, :])
+
+
+def forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, S) of matrices of one dtype."""
+    hidden = torch.mm(x, down.T)
+    with on_device_of(x):
+        y = adapter_output(hidden, up, bias, scale)
+    return y.addmm_(x, weight.T), hidden
 
 
 def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:

@@ -171,7 +171,7 @@ def hold(flat: FlatParameters, component: str) -> Iterator[None]:
 
 
 @contextmanager
-def added_at_once(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+def collect_gradients(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
     """Around a backward pass: what autograd has for each leaf is added to its `.grad` at the end, by a few kernels for all.
 
     Without it there is a kernel per parameter, hundreds in a step of compiled blocks.

@@ -10,7 +10,7 @@ from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.flat import FlatParameters, added_at_once  # noqa: E402
+from inweave.training.optim.flat import FlatParameters, collect_gradients  # noqa: E402
 
 SHAPES = {"a": (3, 5), "b": (64,), "c": (7, 2, 3, 3), "d": (1,), "e": (40, 40)}
 
@@ -109,7 +109,7 @@ def test_problems_are_all_named() -> None:
     assert len(caught.value.problems) == 5
 
 
-def test_gradients_that_are_added_at_once_have_the_bits_of_those_added_one_by_one() -> None:
+def test_gradients_that_are_collect_gradients_have_the_bits_of_those_added_one_by_one() -> None:
     torch.manual_seed(0)
     parameters = {name: nn.Parameter(torch.randn(3, size)) for name, size in (("a", 4), ("b", 70), ("unused", 2))}
     flat = FlatParameters(parameters)
@@ -127,11 +127,11 @@ def test_gradients_that_are_added_at_once_have_the_bits_of_those_added_one_by_on
     leaves = list(parameters.values())
     before = [leaf.grad for leaf in leaves]
     for _ in range(2):
-        with added_at_once(leaves):
+        with collect_gradients(leaves):
             backward()
     assert torch.equal(flat.grads, expected) and expected.abs().max() > 0
     assert all(leaf.grad is view for leaf, view in zip(leaves, before, strict=True))
-    with pytest.raises(RuntimeError, match="stop"), added_at_once(leaves):
+    with pytest.raises(RuntimeError, match="stop"), collect_gradients(leaves):
         backward()
         raise RuntimeError("stop")
     assert torch.equal(flat.grads, expected), "a backward pass that failed adds nothing"

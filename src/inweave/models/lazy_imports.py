@@ -1,6 +1,6 @@
 """Modules that a library imports at once and needs for one option are imported when they are used.
 
-    with deferred("scipy.stats"):
+    with defer_imports("scipy.stats"):
         diffusers.EulerDiscreteScheduler   # imports scipy.stats, for the beta schedule alone: 1.5 s of every start
 
 In the block the name stands for an empty module. Its first attribute, then or later and in whatever thread, imports the real
@@ -26,7 +26,7 @@ class _Deferred(ModuleType):
 
 
 @contextmanager
-def deferred(*names: str) -> Iterator[None]:
+def defer_imports(*names: str) -> Iterator[None]:
     """Import modules at their first use, not where a statement in the block names them."""
     stubs = [_Deferred(name) for name in names if name not in sys.modules]
     sys.modules.update({stub.__name__: stub for stub in stubs})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inweave.models.deferred import deferred
+from inweave.models.lazy_imports import defer_imports
 
 NAME = "xml.sax.saxutils"  # of the standard library; any module of a package that does not import it
 
@@ -22,7 +22,7 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_statement_in_the_block_imports_nothing() -> None:
-    with deferred(NAME):
+    with defer_imports(NAME):
         import xml.sax.saxutils
 
         assert not hasattr(sys.modules[NAME], "__file__")
@@ -32,7 +32,7 @@ def test_a_statement_in_the_block_imports_nothing() -> None:
 
 
 def test_an_attribute_imports_the_real_module_at_once() -> None:
-    with deferred(NAME):
+    with defer_imports(NAME):
         from xml.sax.saxutils import escape
 
         real = sys.modules[NAME]
@@ -42,18 +42,18 @@ def test_an_attribute_imports_the_real_module_at_once() -> None:
 
 def test_a_module_that_is_there_stays() -> None:
     real = importlib.import_module(NAME)
-    with deferred(NAME):
+    with defer_imports(NAME):
         assert sys.modules[NAME] is real
     assert sys.modules[NAME] is real
 
 
 def test_an_error_leaves_nothing_behind() -> None:
-    with pytest.raises(ZeroDivisionError), deferred(NAME):
+    with pytest.raises(ZeroDivisionError), defer_imports(NAME):
         1 / 0  # noqa: B018
     assert NAME not in sys.modules
 
 
 def test_a_library_that_is_missing_is_missing() -> None:
-    with deferred("no_such_library.part"), pytest.raises(ImportError):
+    with defer_imports("no_such_library.part"), pytest.raises(ImportError):
         sys.modules["no_such_library.part"].anything  # noqa: B018
     assert "no_such_library.part" not in sys.modules

@@ -9,7 +9,6 @@ plain       LoRA layers by the general path
 apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
 last        the adapter's part of the output added after the frozen product
-parts       frozen products in two parts where the last tiles leave most of the GPU idle (`bench/products.py`)
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
@@ -29,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench.products import divide_products
 
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
@@ -83,7 +81,6 @@ def switch(flags: set[str]) -> None:
     dispatch._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
     dispatch._adapter_first = first
-    divide_products("parts" in flags)
 
 
 def measure(tag: str) -> None:

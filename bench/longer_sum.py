@@ -6,10 +6,10 @@ PYTHONPATH=src:.:.gpu-bundle/site python3 bench/longer_sum.py 4608x3072x3072x16x
 
 One launch copies x beside S = x down^T, which it computes from the same tiles, and puts s up (of several layers: each in columns of its
 own) into the columns that every row of W has in reserve. Today S is a product, b + s S up^T a launch that writes y, and the frozen product
-reads that. Per layer: x written once, against y written and read once. Where y is wider than x that is less.
+reads that. Per layer: x is written once, where now y is written and read once. Where y is wider than x that is less.
 
 The gradient of x is alike, [dY | dS] [W ; down], where x is wider than y. Measured here is the forward pass, and S by itself: cuBLAS's
-product and the kernel of the backward pass that computes S again.
+product and the kernel of the backward pass that computes S again, and b + s S up^T in tiles of other shapes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 LAYERS = 6
 #: columns in reserve are a multiple of what a product takes at a time
 STEP = 64
+OUTPUTS = [(64, 128, 4), *product((32, 64, 128), (64, 128, 256), (4, 8))]
 DIVISIONS = [*product((16, 32, 64), (64, 128, 256), (4, 8))]
 
 
@@ -156,6 +157,22 @@ class Case:
 
         return self.each(launch)
 
+    def adapter_output(self, division: tuple[int, int, int]) -> Callable[[], None]:
+        hidden, (columns, rank) = torch.mm(self.x, self.down.T), self.up.shape
+        rows, count = hidden.shape[0], hidden.shape[1] // rank
+        y = hidden.new_empty(rows, columns)
+        block_rows, block_columns, warps = division
+
+        def launch(_: int) -> None:
+            output._output_kernel[
+                (triton.cdiv(rows, block_rows) * count, triton.cdiv(columns // count, block_columns))
+            ](
+                hidden, self.up, self.bias, y, rows, columns // count, rank, 0.5, COUNT=count, BIAS=True,
+                ROWS=block_rows, COLUMNS=block_columns, RANK=_padded(rank), PRECISION="tf32", num_warps=warps,
+            )  # fmt: skip
+
+        return self.each(launch)
+
     def frozen(self) -> Callable[[], None]:
         return self.each(lambda at: torch.addmm(self.bias, self.x, self.weights[at].T))
 
@@ -167,6 +184,8 @@ def prepare(work: tuple[str, int, int]) -> None:
     for division in DIVISIONS[part::parts]:
         attempt(lambda division=division: forward(case.x, case.wide[0], case.bias, case.down, case.up, 0.5, division))  # type: ignore[misc]
         attempt(case.hidden_again(division))
+    for shape in OUTPUTS[part::parts]:
+        attempt(case.adapter_output(shape))
     torch.cuda.synchronize(DEVICE)
 
 
@@ -177,12 +196,15 @@ def sweep(name: str) -> None:
     best = min(times, key=times.__getitem__)
     again = {division: micros(case.hidden_again(division)) / LAYERS for division in DIVISIONS}
     fastest = min(again, key=again.__getitem__)
+    adapter_output = {division: micros(case.adapter_output(division)) / LAYERS for division in OUTPUTS}
+    shortest = min(adapter_output, key=adapter_output.__getitem__)
     y, _ = forward(case.x, case.wide[0], case.bias, case.down, case.up, 0.5, best)
     other, _ = output.forward(case.x, case.weights[0], case.bias, case.down, case.up, 0.5)
     distance = float((y.float() - other.float()).norm() / other.float().norm())
     print(
         f"{name}: frozen {frozen:.1f} us, with the adapter today {today:.1f}, as one sum {times[best]:.1f} {best}, "
-        f"distance {distance:.1e}; S {micros(case.hidden()) / LAYERS:.1f}, in the kernel {again[fastest]:.1f} {fastest}",
+        f"distance {distance:.1e}; S {micros(case.hidden()) / LAYERS:.1f}, in the kernel {again[fastest]:.1f} {fastest}; "
+        f"b + s S up^T {adapter_output[OUTPUTS[0]]:.1f}, at best {adapter_output[shortest]:.1f} {shortest}",
         flush=True,
     )
 

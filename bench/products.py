@@ -12,14 +12,11 @@ product without what is there, "longer" the same where the rank's columns lie be
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from inweave.bench.timing import captured_seconds
-from inweave.ops.linear import frozen
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 #: rows, width of the input, width of the output
@@ -41,7 +38,6 @@ RANK = 64  # what a sum takes at a time
 TILE = (128, 256)
 SHORTEST_SUM = 1024
 PROCESSORS = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
-ADD_PRODUCT, ADD_GRADIENT, LINEAR = frozen.add_product, frozen.add_gradient, nn.Linear.forward
 
 
 def measure(name: str) -> None:
@@ -82,65 +78,6 @@ def last_rows(rows: int, columns: int, depth: int, processors: int) -> int:
     first = rounds * processors // across * TILE[0]
     worthwhile = rounds > 0 and 0 < rest <= processors // 2 and depth >= SHORTEST_SUM
     return rows - first if worthwhile and 0 < first < rows else 0
-
-
-def parts(total: torch.Tensor, left: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rows of both that are one product, as `last_rows` says."""
-    last = last_rows(*total.shape, left.shape[1], PROCESSORS)
-    divisions = (total.shape[0] - last, last) if last else (total.shape[0],)
-    return zip(total.split(divisions), left.split(divisions), strict=True)
-
-
-def add(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    for target, rows in parts(total, left):
-        target.addmm_(rows, right)
-    return total
-
-
-class PartedLinear(torch.autograd.Function):
-    """A frozen linear layer in such parts, both ways."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        ctx.save_for_backward(weight)
-        y = rows.new_empty(rows.shape[0], weight.shape[0])
-        for target, part in parts(y, rows):
-            if bias is None:
-                torch.mm(part, weight.T, out=target)
-            else:
-                torch.addmm(bias, part, weight.T, out=target)
-        return y.view(*x.shape[:-1], -1)
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        rows = grad_out.reshape(-1, grad_out.shape[-1])
-        grad_x = rows.new_empty(rows.shape[0], weight.shape[1])
-        for target, part in parts(grad_x, rows):
-            torch.mm(part, weight, out=target)
-        return grad_x.view(*grad_out.shape[:-1], -1), None, None
-
-
-def divide_products(on: bool) -> None:
-    """All layers of this process in parts, or as they are."""
-    frozen.add_product = (lambda total, x, weight: add(total, x, weight.T)) if on else ADD_PRODUCT
-    frozen.add_gradient = add if on else ADD_GRADIENT
-    nn.Linear.forward = _linear if on else LINEAR  # type: ignore[method-assign]
-
-
-def _linear(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    sizes = input.shape[:-1].numel(), self.out_features, self.in_features
-    parted = last_rows(*sizes, PROCESSORS) or last_rows(sizes[0], sizes[2], sizes[1], PROCESSORS)
-    if (
-        parted
-        and not torch.compiler.is_compiling()
-        and not self.weight.requires_grad
-        and input.dtype == self.weight.dtype
-    ):
-        result: torch.Tensor = PartedLinear.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return result
-    return LINEAR(self, input)
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 product    x W^T + b
 gradient   dY W
-
-`add_product` and `add_gradient` add them to what is there, in the product itself (beta = 1).
 """
 
 from __future__ import annotations
@@ -44,13 +42,3 @@ def gradient(grad_out: torch.Tensor, weight: Weight) -> torch.Tensor:
     if isinstance(weight, Fp8Weight):
         return scaled_product(grad_out, weight.columns, weight.column_scales, None, fast=False)
     return torch.mm(grad_out, weight)
-
-
-def add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """total += x W^T; returns ``total``."""
-    return total.addmm_(x, weight.T)
-
-
-def add_gradient(total: torch.Tensor, grad_out: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """total += dY W; returns ``total``."""
-    return total.addmm_(grad_out, weight)

@@ -6,7 +6,8 @@
 
     hash(n) = mix(mix(n * golden + seed_0 + layer) ^ seed_1)        on 32 bits; kept where it is at least p * 2**32
 
-The first axis of x may be a multiple of B, if the rows of an example lie together (chunks of a text, tokens).
+The first axis of x may be a multiple of B, if the rows of an example lie together (chunks of a text, tokens). Rows that belong to
+no example (tokens that are sent to experts) have one mask for all, from the sum of the seeds: nothing reads torch's generator.
 
 An adapter has up to three of them, with masks of their own. Where h = down(x) are the rank's values of a LoRA:
 
@@ -44,9 +45,11 @@ def dropout(
     """
     if not training or not p:
         return x
-    if row_seeds is not None and x.shape[0] % len(row_seeds) == 0:
-        mask = row_mask(row_seeds.to(x.device), x.shape if shape is None else shape, p, layer)
-    elif shape is None:  # rows of no example: tokens sent to experts
+    if row_seeds is not None:
+        whole = x.shape[0] % len(row_seeds) == 0
+        seeds = row_seeds if whole else row_seeds.sum(0, keepdim=True)
+        mask = row_mask(seeds.to(x.device), x.shape if shape is None else shape, p, layer)
+    elif shape is None:
         return functional.dropout(x, p, True)
     else:
         mask = torch.rand(shape, device=x.device) >= p

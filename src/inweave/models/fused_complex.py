@@ -79,11 +79,9 @@ class FusedZImageAttention(Attention):
             or tuple(rotations.shape) != (*hidden_states.shape[:2], size // 2)
         ):
             return super().forward(hidden_states, encoder_hidden_states, attention_mask, **cross_attention_kwargs)
-        streams = [(hidden_states.flatten(0, 1)[None], MAIN, NORMS)]
-        q, k, v = (
-            heads.view(*hidden_states.shape[:2], -1, size)
-            for heads in joined_heads(self, streams, size, real_tables(rotations.flatten(0, 1)))
-        )
+        tables = real_tables(rotations.flatten(0, 1))
+        joined = joined_heads(self, [(hidden_states, MAIN, NORMS)], size, tables, one_sequence=True)
+        q, k, v = (heads.view(*hidden_states.shape[:2], -1, size) for heads in joined)
         if attention_mask is not None and attention_mask.ndim == 2:
             attention_mask = attention_mask[:, None, None]
         return _projected(self.to_out, dispatch_attention_fn(q, k, v, attn_mask=attention_mask).flatten(2))

@@ -126,21 +126,29 @@ def joined_heads(
     streams: Sequence[tuple[torch.Tensor, tuple[str, ...], tuple[str, ...]]],
     size: int,
     rotary: Rotary | None,
+    *,
+    one_sequence: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k."""
+    """Queries, keys and values (batch, rows of all streams, heads, size); ``streams``: input, projections, norms of q and k.
+
+    ``one_sequence``: the examples one after the other, (1, rows of all of them, heads, size), where each has rotations of its own.
+    Projections see the examples as they are: a dropout there has seeds of its rows.
+    """
+
+    def arrange(columns: torch.Tensor) -> torch.Tensor:
+        heads = columns.view(*columns.shape[:-1], -1, size)
+        return heads.flatten(0, 1)[None] if one_sequence else heads
+
     norms = [[getattr(attention, name) for name in names] for *_, names in streams]
     products = [project_at_once(attention, projections, x) for x, projections, _ in streams]
-    whole = [product.view(*product.shape[:-1], -1, size) for product in products if product is not None]
+    whole = [arrange(product) for product in products if product is not None]
     if len(whole) == len(streams) and all(_have_dtype(pair, whole[0].dtype) for pair in norms):
         if norms[0][0] is None:
             return join_projections(whole, rotary=rotary)
         weights = [[norm.weight for norm in pair] for pair in norms]
         return join_projections(whole, weights=weights, eps=norms[0][0].eps, rotary=rotary)
     projected = [
-        [
-            heads.view(*heads.shape[:-1], -1, size)
-            for heads in (project(attention, projections, x) if product is None else product.unbind(-2))
-        ]
+        [arrange(heads) for heads in (project(attention, projections, x) if product is None else product.unbind(-2))]
         for (x, projections, _), product in zip(streams, products, strict=True)
     ]
     parts = list(zip(*projected, strict=True))  # by queries, keys and values

@@ -114,10 +114,9 @@ def prepare(
             run.notes.append(("memory", loaded.shard(world)))
         elif setup.device.type == "cuda":
             loaded.fuse_blocks()
-        # an image's dropout is seeded by row; tokens that are sent to experts belong to no row
-        random = config.drops and isinstance(setup, LanguageSetup)
         kernels = partial(step_kernels, setup.device, deterministic=config.deterministic)
-        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=random)
+        # adapters drop by seeds of the batch (`inweave.layers.dropout`), and the base drops nothing
+        apply_checkpointing(loaded.task.networks, config.gradient_checkpointing, kernels, random=False)
         return run, loaded.sampler()
     except BaseException:
         checkpoint.release()

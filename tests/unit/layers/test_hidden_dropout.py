@@ -115,6 +115,23 @@ def test_a_batch_has_the_masks_of_its_rows() -> None:
     assert not torch.allclose(model["layer"](x), whole)
 
 
+@pytest.mark.parametrize(
+    "rates", [{"dropout": P}, {"hidden_dropout": P}, {"rank_dropout": P}], ids=lambda rates: next(iter(rates))
+)
+def test_rows_of_no_example_have_the_same_mask_when_they_are_recomputed(rates: dict[str, float]) -> None:
+    """As tokens that are sent to experts are: their number is no multiple of the batch."""
+    model, x, seeds = seeded("linear", **rates)
+    pair = layer_of(model).branch("default")
+    pair.row_seeds = seeds[:2]
+    tokens = torch.cat([x.flatten(0, -2)] * 3)[:5]
+    state = torch.get_rng_state()
+    first = model["layer"](tokens)
+    assert torch.equal(torch.get_rng_state(), state), "torch's generator is not read: nobody keeps its state"
+    assert torch.equal(model["layer"](tokens), first)
+    pair.row_seeds = seeds[:2] + 1
+    assert not torch.allclose(model["layer"](tokens), first)
+
+
 @dataclass(frozen=True)
 class WholeKind(LinearKind):
     apply_low_rank = LayerKind.apply_low_rank

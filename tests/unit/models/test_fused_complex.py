@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
+from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.fused_complex import FusedQwenAttention, FusedZImageAttention  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
@@ -82,3 +83,20 @@ def test_one_table_for_all_examples_takes_the_way_of_diffusers() -> None:
     plain = results(attention, inputs)
     fuse_blocks(attention)
     assert_close(results(attention, inputs), plain)
+
+
+@pytest.mark.parametrize("variant", ["qwen-image", "z-image-turbo"])
+def test_adapters_drop_by_the_seeds_of_each_example(variant: str) -> None:
+    attention, inputs = attention_of(variant)
+    inject(attention, 4, targets=r".*to_[qkv]", dropout=0.5, hidden_dropout=0.2, rank_dropout=0.2)
+    seeds = torch.tensor([[1, 2], [3, 4]])
+    for layer in lora_layers(attention).values():
+        layer.branch("default").up.data.normal_()
+        layer.branch("default").row_seeds = seeds
+    attention.train()
+    plain = results(attention, inputs)
+    fuse_blocks(attention)
+    assert_close(results(attention, inputs), plain)
+    for layer in lora_layers(attention).values():
+        layer.branch("default").row_seeds = seeds.flip(0)
+    assert not torch.allclose(results(attention, inputs)[0], plain[0]), "the comparison can fail"

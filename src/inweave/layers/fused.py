@@ -2,7 +2,8 @@
 
     y = x W^T + b + c S up^T,  S = x down^T          c = strength * scale          `inweave.ops.linear`
 
-    several LoRAs   their ranks side by side:  down = [down_1; down_2; ...],  up = [c_1 up_1, c_2 up_2, ...],  c = 1
+    several LoRAs   their ranks side by side:  down = [down_1; down_2; ...],  up = [c_1 up_1 / c, c_2 up_2 / c, ...],  c = max |c_i|
+                    float16 has no digits left for  c_i up_i  where an alpha is a small part of its rank
 
 Only where nothing else may happen: torch's own forward of nn.Linear without hooks, a frozen weight of the input's dtype,
 LoRA without Tucker core, blocks, magnitude and acting dropout, and no autocast. Everything else takes the general path.
@@ -176,7 +177,7 @@ def rounded_copies(branch: LoraBranch, dtype: torch.dtype) -> tuple[Rounded | No
 def is_unchanged(base: nn.Module) -> bool:
     """Whether calling the module does what its class says."""
     hooks = base._forward_hooks or base._forward_pre_hooks or base._backward_hooks or base._backward_pre_hooks
-    return not hooks and "forward" not in base.__dict__
+    return not hooks and "forward" not in base.__dict__ and "_conv_forward" not in base.__dict__
 
 
 def is_frozen(parameter: nn.Parameter | None, dtype: torch.dtype) -> bool:
@@ -212,7 +213,9 @@ def _stacked(acting: tuple[tuple[LoraBranch, float], ...]) -> tuple[torch.Tensor
         return branch.down, branch.up, strength * branch.scale
     down = torch.cat([branch.down for branch, _ in acting])
     ups = [branch.up.to(torch.promote_types(branch.up.dtype, torch.float32)) for branch, _ in acting]
-    return down, torch.cat([up * scale for up, scale in zip(ups, _scales(acting), strict=True)], 1), 1.0
+    scales = _scales(acting)
+    largest = max(map(abs, scales)) or 1.0
+    return down, torch.cat([up * (scale / largest) for up, scale in zip(ups, scales, strict=True)], 1), largest
 
 
 def _has_versions(factor: torch.Tensor) -> bool:

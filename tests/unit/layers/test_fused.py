@@ -203,6 +203,30 @@ def test_factors_of_another_dtype_are_rounded_once() -> None:
         assert torch.equal(layer(x), first_output)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_several_adapters_of_small_scale_keep_their_digits(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file's alpha is often 1 at rank 128: float16 cannot hold its factor times alpha / rank."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False)).half()
+    nn.init.zeros_(model[0].weight)
+    for name in ("a", "b"):
+        inject(model, 32, 0.25, ["0"], name=name)
+    (layer,) = layers(model)
+    for name in ("a", "b"):
+        nn.init.normal_(layer.branch(name).down, std=0.2)
+        nn.init.normal_(layer.branch(name).up, std=5e-4)
+    layer.set_strength("b", 0.5)
+    x = torch.randn(32, 64).half()
+    exact = sum(
+        strength * branch.scale * (x.double() @ branch.down.double().T @ branch.up.double().T)
+        for branch, strength in layer.acting
+    )
+    with torch.set_grad_enabled(gradients):
+        assert is_fused(layer, x)
+        ours, (plain,) = layer(x), general(model, lambda: [layer(x)], monkeypatch)
+        error, usual = ((y.detach() - exact.detach()).norm() for y in (ours, plain))
+    assert float(error) < 2 * float(usual)
+
+
 def test_rounded_copies_are_used_while_they_are_there() -> None:
     model = network("a", dtype=torch.bfloat16)
     layer, x = layers(model)[0], torch.randn(3, WIDTH).bfloat16()

@@ -30,10 +30,13 @@ def is_plain_conv(base: nn.Module, kind: LayerKind) -> bool:
         and isinstance(base, nn.Conv2d)
         and type(base).forward is nn.Conv2d.forward
         and type(base)._conv_forward is nn.Conv2d._conv_forward
-        and base.padding_mode == "zeros"
-        and isinstance(base.padding, tuple)
+        and _pads_zeros(base)
         and base.groups == 1
     )
+
+
+def _pads_zeros(base: nn.Conv2d) -> bool:
+    return base.padding_mode == "zeros" and isinstance(base.padding, tuple)
 
 
 class FusedConv:
@@ -61,6 +64,7 @@ class FusedConv:
         ((branch, strength),) = acting
         if (
             weight is None
+            or not _pads_zeros(base)  # set on live models, for images that tile
             or not is_unchanged(base)
             or not is_frozen(weight, dtype)
             or not is_frozen(bias, dtype)

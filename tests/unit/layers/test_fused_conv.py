@@ -106,6 +106,13 @@ def test_frozen_factors_and_inputs_get_no_gradient() -> None:
     assert branch.down.grad is None and torch.allclose(branch.up.grad, whole[3])
 
 
+def test_no_image_has_no_gradient() -> None:
+    layer, x = layer_of(nn.Conv2d(4, 6, 3)), image((5, 5))[:0].detach().contiguous(memory_format=torch.channels_last)
+    assert output(layer, x.requires_grad_()) is not None
+    y, *gradients = results(layer, x)
+    assert y.shape == (0, 6, 3, 3) and not any(gradient.any() for gradient in gradients)
+
+
 class Watching(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -126,6 +133,13 @@ def test_anything_else_takes_the_general_path() -> None:
     handle = layer.base.register_forward_hook(lambda *_: None)
     assert output(layer, x) is None
     handle.remove()
+    layer.base.padding_mode = "circular"
+    assert output(layer, x) is None, "set on a live model, for images that tile"
+    layer.base.padding_mode = "zeros"
+    layer.base._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, weight, bias, padding=2)
+    assert output(layer, x) is None, "replaced in this module alone, for images that tile along one side"
+    del layer.base._conv_forward
+    assert output(layer, x) is not None
     layer.weight.requires_grad_(True)
     assert output(layer, x) is None, "a weight that is trained"
     bases: list[Callable[[], nn.Conv2d]] = [

@@ -113,7 +113,7 @@ class _LoraConv2d(torch.autograd.Function):
         if of_x or of_down:
             inner = rows.new_empty(rows.shape[0], up.shape[1]).addmm_(rows, up, beta=0, alpha=ctx.scale)
             batch, _, height, width = hidden.shape
-            inner = inner.view(batch, height, width, -1).permute(0, 3, 1, 2)
+            inner = inner.view(batch, height, width, up.shape[1]).permute(0, 3, 1, 2)
             added, change = _gradients(inner, x, down, ctx.window, of_x, of_down)
             if of_down:
                 grad_down = _total(ctx.grads[0], rows, *ctx.shapes[0]).add_(change)

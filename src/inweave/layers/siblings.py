@@ -49,8 +49,10 @@ class Siblings:
         scales = set()
         for at, layer in enumerate(self.layers):
             acting = layer.acting
-            # as in training, whatever the mode is now: the answer is kept for steps to come, and dropout acts in those
-            if len(acting) != 1 or not is_plain_lora(acting[0][0], training=True) or not is_unchanged(layer.base):
+            # as in training, whatever the mode is now: the answer is kept while these adapters act, and dropout acts in steps
+            if len(acting) != 1 or not is_plain_lora(acting[0][0], training=True):
+                return None
+            if not is_unchanged(layer) or not is_unchanged(layer.base):
                 return None
             if not self._is_part(layer, at):
                 return None  # quantized, moved or replaced since
@@ -79,7 +81,7 @@ class Siblings:
             x, self.weight, self.bias, factors.down, factors.up, factors.scale,
             rounded_down=factors.rounded_down, rounded_up=factors.rounded_up,
         )  # fmt: skip
-        return y.view(*x.shape[:-1], self.count, -1)
+        return y.view(*x.shape[:-1], self.count, y.shape[-1] // self.count)
 
 
 class SharedSiblings(Siblings):
@@ -87,20 +89,21 @@ class SharedSiblings(Siblings):
 
     def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__(layers, weight, bias)
-        self._source: torch.Tensor | None = None
-        self._outputs: tuple[torch.Tensor, ...] = ()
+        self._shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = (
+            None  # both at once: another thread may share
+        )
 
     def share(self, x: torch.Tensor) -> None:
         outputs = self.outputs(x)
-        if outputs is not None:
-            self._source, self._outputs = x, outputs
+        self._shared = None if outputs is None else (x, outputs)
 
     def forget(self) -> None:
-        self._source, self._outputs = None, ()
+        self._shared = None
 
     def output(self, x: torch.Tensor, at: int) -> torch.Tensor | None:
         """The output of layer ``at`` for this very tensor; None if there is none."""
-        return self._outputs[at] if x is self._source else None
+        shared = self._shared
+        return shared[1][at] if shared is not None and shared[0] is x else None
 
 
 S = TypeVar("S", bound=Siblings)

@@ -304,11 +304,16 @@ def _attention_fits(module: Attention) -> bool:
 
 def _unet_fits(module: UNet2DConditionModel) -> bool:
     names = tuple(inspect.signature(UNet2DConditionModel.forward).parameters)
-    return names[1:4] == ("sample", "timestep", "encoder_hidden_states")
+    # with a projection of the text blocks read another tensor than the network gets
+    return names[1:4] == ("sample", "timestep", "encoder_hidden_states") and has(module, encoder_hid_proj=None)
 
 
 def _conv_fits(module: nn.Conv2d) -> bool:
-    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return (
+        module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+        and "_conv_forward" not in module.__dict__
+    )
 
 
 #: (class, its fused subclass, which of its modules can be fused); the first that fits is taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,7 +155,18 @@ def test_recomputed_blocks_share_the_products_of_one_block() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["dropout", "hidden_dropout", "inactive", "strength", "weight", "hook", "missing", "not adjacent"]
+    "change",
+    [
+        "dropout",
+        "hidden_dropout",
+        "inactive",
+        "strength",
+        "weight",
+        "hook",
+        "hook of the layer",
+        "missing",
+        "not adjacent",
+    ],
 )
 def test_layers_that_differ_compute_for_themselves(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(
@@ -173,6 +185,8 @@ def test_layers_that_differ_compute_for_themselves(change: str, monkeypatch: pyt
             layer.weight.data = layer.weight.data.clone()
         elif change == "hook":
             layer.base.register_forward_hook(lambda *_: None)
+        elif change == "hook of the layer":
+            layer.register_forward_hook(lambda *_: None)
         elif change == "strength" and layer.names[0].endswith("to_k"):
             layer.set_strength("default", 0.5)
     rounded = net.rounded()
@@ -181,6 +195,49 @@ def test_layers_that_differ_compute_for_themselves(change: str, monkeypatch: pyt
         pass
     net.unet.train()
     assert products(net, rounded.active(shared=True), monkeypatch) == []
+
+
+def test_adapters_that_change_between_steps_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = Net()
+    layers = list(lora_layers(net.unet).values())
+    expected: list[list[torch.Tensor]] = []
+    states: list[tuple[Any, bool]] = [
+        (lambda layer: layer.set_strength("default", -0.5), True),
+        (lambda layer: layer.enable(not layer.names[0].endswith("to_k")), False),
+        (lambda layer: layer.enable(True), True),
+        (lambda layer: layer.set_strength("default", 2.0 if layer.names[0].endswith("to_v") else 1.0), False),
+    ]
+
+    def visit() -> Iterator[bool]:
+        for change, together in states:
+            for layer in layers:
+                change(layer)
+            yield together
+
+    expected = [net.results() for _ in visit()]
+    for layer in layers:
+        layer.set_strength("default", 1.0)
+    fuse_blocks(net.unet)
+    stack_siblings(net.unet)
+    rounded = net.rounded()
+    net.results(rounded.active(shared=True))
+    for plain, together in zip(expected, visit(), strict=True):
+        assert bool(products(net, rounded.active(shared=True), monkeypatch)) == together
+        for one, other in zip(net.results(rounded.active(shared=True)), plain, strict=True):
+            assert float((one - other).norm() / other.norm()) < 1e-5
+
+
+def test_a_text_that_the_network_projects_first_is_not_shared() -> None:
+    """As Kolors has it: blocks read another tensor, of another width, than the network gets."""
+    net = Net()
+    net.unet.register_to_config(encoder_hid_dim=12, encoder_hid_dim_type="text_proj")
+    net.unet.encoder_hid_proj = torch.nn.Linear(12, net.unet.config.cross_attention_dim).requires_grad_(False)
+    net.inputs["encoder_hidden_states"] = torch.randn(2, 7, 12)
+    plain = net.results()
+    fuse_blocks(net.unet)
+    assert stack_siblings(net.unet) > 0
+    for one, other in zip(net.results(net.rounded().active(shared=True)), plain, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5
 
 
 def test_another_text_is_not_confused_with_the_shared_one() -> None:

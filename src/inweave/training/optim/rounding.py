@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from operator import is_not
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ class RoundedFactors:
             for layer in lora_layers(network).values()
             for branch in map(layer.branch, layer.adapters)
         ]
-        self._groups: list[tuple[Siblings, SiblingFactors]] | None = None
+        self._groups: list[_Group] | None = None
 
     @contextmanager
     def active(self, *, shared: bool) -> Iterator[None]:
@@ -47,13 +48,15 @@ class RoundedFactors:
         """
         self._flat.rounded(self._dtype)
         if self._groups is None:  # blocks are fused after the step is made
-            self._groups = [
-                (group, factors)
-                for network in self._networks.values()
-                for group in sibling_groups(network)
-                if (factors := self._of_group(group)) is not None
-            ]
-        groups = [(group, factors) for group, factors in self._groups if shared or type(group) is not SharedSiblings]
+            self._groups = [_Group(each) for network in self._networks.values() for each in sibling_groups(network)]
+        for each in self._groups:
+            if each.is_new():
+                each.factors = self._of_group(each.siblings)
+        groups = [
+            (each.siblings, each.factors)
+            for each in self._groups
+            if each.factors is not None and (shared or type(each.siblings) is not SharedSiblings)
+        ]
         try:
             for branch, copies in self._copies:
                 branch.rounded = copies
@@ -68,7 +71,8 @@ class RoundedFactors:
 
     def leaves(self) -> list[torch.Tensor]:
         """Factors of several layers by rows, which are no parameters and have gradients."""
-        return [leaf for _, factors in self._groups or () for leaf in (factors.down, factors.up)]
+        stacks = [each.factors for each in self._groups or () if each.factors is not None]
+        return [leaf for factors in stacks for leaf in (factors.down, factors.up)]
 
     def _of_branch(self, branch: Branch) -> dict[str, Rounded]:
         return {
@@ -102,6 +106,20 @@ class RoundedFactors:
         leaf = values.detach().requires_grad_()
         leaf.grad = grads
         return leaf, Rounded(copy, grads.data)
+
+
+class _Group:
+    """Layers of one input, and their factors by rows: None where each layer computes for itself."""
+
+    def __init__(self, siblings: Siblings) -> None:
+        self.siblings = siblings
+        self.factors: SiblingFactors | None = None
+        self._acting: list[object] = []
+
+    def is_new(self) -> bool:
+        """Whether other adapters act on a layer than when it was last asked, or at other strengths."""
+        before, self._acting = self._acting, [layer.acting for layer in self.siblings.layers]
+        return len(before) != len(self._acting) or any(map(is_not, before, self._acting))
 
 
 def sibling_groups(network: nn.Module) -> list[Siblings]:

@@ -93,6 +93,21 @@ def test_a_check_finds_what_a_run_would_refuse(first: Path, tmp_path: Path, cach
     assert "this run would be refused: start_from: nope.safetensors" in report_text and "steps:" in report_text
 
 
+def test_a_check_knows_what_this_device_cannot_do(tmp_path: Path, cache: Path) -> None:
+    impossible = ("--set", "graph=on", "--set", "compile=on")
+    for more in (("--check",), ()):
+        report = invoked(*quick(tmp_path / "out", cache, "--steps", 2, *more, *impossible), code=2)
+        assert 'graph = "on": device cpu: only CUDA devices have graphs; leave it out' in report
+        assert 'compile = "on": device cpu: blocks are compiled for CUDA devices' in report
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_check_adds_up_and_says_that_nothing_is_limited_here(tmp_path: Path, cache: Path) -> None:
+    report = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--vram", "auto", "--check"))
+    assert 'vram = "auto" plans for the memory that is free on a GPU, and device cpu is not one' in report
+    assert "CUDA         1.00 GiB" in report and " seconds for 2 steps" in report
+
+
 def test_duplicate_and_ineffective_options_are_refused(tmp_path: Path, cache: Path) -> None:
     report = invoked("--dataset", "d", "--rank", 2, "--set", "rank=4", code=2)
     assert "--set rank=4: rank is already set to 2; set it once" in report

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 HARDWARE, IMPORT, RUN = "Hardware", "Configurations of other trainers", "Checkpoints and checks"
 
 #: events worth a line where there is no progress display: decisions made for the user, and what went wrong
-_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "compile",
-           "compile failed", "graph failed")  # fmt: skip
+_EVENTS = ("memory", "dataset", "output", "started", "resumed", "sample", "sample failed", "stopped", "quantize", "speed", "compile",
+           "compile failed", "graph", "graph failed")  # fmt: skip
 
 
 def train(
@@ -211,17 +211,23 @@ def _check(config: TrainConfig, gpus: int, as_json: bool, notes: Sequence[str]) 
             ("weights", f"{estimate['weights_bytes'] / gib:.2f} GiB"),
             ("adapter", f"{estimate['trained_bytes'] / gib:.3f} GiB for {estimate['trained_parameters']:,} parameters"),
             ("activations", f"{estimate['activation_bytes'] / gib:.2f} GiB"),
+            ("CUDA", f"{estimate['reserved_bytes'] / gib:.2f} GiB for its context and libraries, on a GPU"),
             ("total", f"{estimate['total_bytes'] / gib:.2f} GiB"),
         ])  # fmt: skip
         print_lines(estimate.get("choices", []))
         if (seconds := estimate.get("seconds")) is not None:
-            duration = f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"
             typer.echo(
-                f"time, estimated: {duration} for {estimate['steps']} steps, after images and captions are encoded"
+                f"time, estimated: {_duration(seconds)} for {estimate['steps']} steps, after images and captions are encoded"
             )
         for problem in problems:
             print_styled(f"this run would be refused: {problem}", "red", err=True)
     raise typer.Exit(UNREADABLE if problems else OK)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
+    return f"{seconds / 3600:.1f} hours" if seconds > 5400 else f"{seconds / 60:.1f} minutes"
 
 
 def _import(path: Path, overrides: dict[str, Any], settings: list[str], without: list[str], as_json: bool) -> None:

@@ -121,6 +121,8 @@ class Run:
                 point.state = None  # its tensors were copied
             self._ensure_same_step()
             point.notes += self.step.compile(self.model, self.total, before=compiled)
+            if self.task.device.type == "cuda":  # elsewhere there is nothing to choose
+                self.notes.append(("speed", self.step.describe_choices(self.total)))
         except BaseException:
             point.release()
             raise

@@ -110,6 +110,8 @@ def prepare(
         if plan is not None:
             run.notes += [("memory", reason) for reason in plan.reasons]
             run.meter = StepMeter(setup.device, plan.estimate["activation_bytes"])
+        elif config.vram is not None:
+            run.notes.append(("memory", _no_limit(setup.device)))
         if config.shard:
             run.notes.append(("memory", loaded.shard(world)))
         elif setup.device.type == "cuda":
@@ -134,7 +136,8 @@ def check(config: TrainConfig, processes: int = 1) -> tuple[TrainConfig, Report,
     needs = dict(plan.estimate if plan is not None else estimate(setup.measurable, config, **setup.sizes()))
     needs["steps"] = report.total_steps
     needs["seconds"] = report.total_steps * speed_of(setup.device, config, measured=True).seconds(needs)
-    needs["choices"] = [*(plan.reasons if plan is not None else ()), *notes]
+    planned = plan.reasons if plan is not None else [_no_limit(setup.device)] if config.vram is not None else ()
+    needs["choices"] = [*planned, *notes]
     needs["problems"] = [*setup.problems(config), *refusals(config)]
     return config, report, needs
 
@@ -155,6 +158,10 @@ def plan_within_limit(setup: Setup, world: World, resumed: Mapping[str, Any] | N
     return plan_run(
         setup.measurable, setup.config, limit, speed, resumed=resumed, processes=world.size, **setup.sizes()
     )
+
+
+def _no_limit(device: torch.device) -> str:
+    return f'vram = "auto" plans for the memory that is free on a GPU, and device {device} is not one: nothing is limited or changed'
 
 
 def check_libraries(config: TrainConfig) -> None:

@@ -29,6 +29,7 @@ from inweave.layers import fused, lora_layers
 from inweave.ops.attention import recorded_choices
 from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
+from inweave.training.choices import capture_problems, choice_problems, describe_choices
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
@@ -97,6 +98,7 @@ class Step:
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
         self._rounded = RoundedFactors(flat, task.networks, self._dtype) if halves else None
         self.graphs = StepGraphs(task.device, enabled=config.graph != "off" and not self.capture_problems)
+        self._recording_seconds = 0.0  # of the graphs' seconds: those that were logged
         self.attention: dict[str, str] = {}  # which kernel computes which shape
         self.encoder_steps: int | None = None  # updates that train text encoders; None: all
         self.split = 1  # into how many parts a micro-batch is split, after memory ran out
@@ -104,16 +106,7 @@ class Step:
     @property
     def capture_problems(self) -> list[str]:
         """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
-        problems = (
-            []
-            if self.optimizer.capturable
-            else [f"optimizer {self.config.optimizer}: {self.optimizer.capture_problem}"]
-        )
-        if self.task.device.type != "cuda":
-            problems.append(f"device {self.task.device}: only CUDA devices have graphs")
-        if self.config.shard:
-            problems.append("shard: the base is gathered by hooks on the host")
-        return problems
+        return capture_problems(self.config, self.task.device)
 
     @property
     def compile_problems(self) -> list[str]:
@@ -122,9 +115,7 @@ class Step:
 
     def require_choices(self) -> None:
         """Raise where a setting is "on" and cannot be."""
-        problems = [f'graph = "on": {each}' for each in self.capture_problems if self.config.graph == "on"]
-        problems += [f'compile = "on": {each}' for each in self.compile_problems if self.config.compile == "on"]
-        if problems:
+        if problems := choice_problems(self.task.networks, self.config, self.task.device):
             raise ConfigError(problems)
 
     def compile(self, model: Any, steps: int, *, before: bool | None) -> list[str]:
@@ -134,6 +125,12 @@ class Step:
         if chosen:
             self.blocks.start()
         return notes
+
+    def describe_choices(self, steps: int) -> str:
+        """What the log of a run of ``steps`` says about how they are executed."""
+        compiled = len(self.blocks.blocks) if self.blocks.active else 0
+        against = self.capture_problems, self.compile_problems
+        return describe_choices(self.config, steps, recorded=self.graphs.enabled, compiled=compiled, against=against)
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
         """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""
@@ -207,6 +204,10 @@ class Step:
     def new_events(self, split: int) -> Iterator[dict[str, str]]:
         """What there is to log about the update just done; before it micro-batches were split into ``split`` parts."""
         yield from self.blocks.new_events()
+        if (seconds := self.graphs.seconds) > self._recording_seconds and len(self.graphs):
+            took, self._recording_seconds = seconds - self._recording_seconds, seconds
+            text = f"steps on a size of batch were recorded as CUDA graphs, which took {took:.1f} s"
+            yield {"event": "graph", "text": text}
         if problem := self.graphs.new_problem():
             yield {
                 "event": "graph failed",

@@ -162,6 +162,8 @@ def _candidates(
         precisions.append("bf16")
     for precision in precisions:
         modes = MODES[MODES.index(config.gradient_checkpointing) :]
+        if config.compile == "on" and config.gradient_checkpointing != "selective":  # the two do not go together
+            modes = tuple(mode for mode in modes if mode != "selective")
         changes = [cached | {"gradient_checkpointing": mode, "precision": precision} for mode in modes]
         yield [(config.model_copy(update=each), staged, size) for each in changes for size in sizes]
 

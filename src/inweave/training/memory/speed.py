@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from inweave.training.choices import capture_problems
 from inweave.training.config.schema import TrainConfig
 
 PASSES = {"off": 2.0, "selective": 2.3, "full": 3.0}
@@ -64,7 +65,7 @@ def speed_of(device: torch.device, config: TrainConfig, *, measured: bool = Fals
 
 def is_recorded(config: TrainConfig, device: torch.device) -> bool:
     """Whether the steps of this run will be replayed from CUDA graphs."""
-    if device.type != "cuda" or config.graph == "off" or config.shard or config.optimizer not in ("adamw", "adamw8bit"):
+    if config.graph == "off" or capture_problems(config, device):
         return False
     return config.graph == "on" or config.steps is None or config.steps >= SHORTEST_RECORDED_RUN
 

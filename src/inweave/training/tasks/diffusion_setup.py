@@ -20,6 +20,7 @@ from inweave.models.open import open_model
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
+from inweave.training.choices import choice_problems
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import Placement
@@ -80,7 +81,8 @@ class DiffusionSetup:
         repeats = [0 if number in validation else count for number, count in enumerate(order.repeats)]
         missing = [no_validation(config)] if config.validation_split and not validation else []
         quantized = quantize_problems(model.denoiser, config, self.device)
-        return [*missing, *quantized, *batch_problems(model, config, examples, places, repeats)]
+        impossible = choice_problems(trained_networks(model, config), config, self.device)
+        return [*missing, *quantized, *impossible, *batch_problems(model, config, examples, places, repeats)]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[DatasetReport, list[str]]:
         model = self._blank(config)

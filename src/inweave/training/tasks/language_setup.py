@@ -17,6 +17,7 @@ from inweave.models.open import hub_folder, hub_id
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
+from inweave.training.choices import choice_problems
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import total_steps
@@ -84,7 +85,9 @@ class LanguageSetup:
         check_selection(self._task.networks, config)
 
     def problems(self, config: TrainConfig) -> list[str]:
-        return [no_validation(config)] if config.validation_split and not self._blank_task(config).held_out else []
+        missing = config.validation_split and not self._blank_task(config).held_out
+        impossible = choice_problems(self._task.networks, config, self.device)
+        return [*([no_validation(config)] if missing else []), *impossible]
 
     def report(self, config: TrainConfig, processes: int) -> tuple[TextReport, list[str]]:
         task = self._blank_task(config)

@@ -102,7 +102,7 @@ class Setup(Protocol):
         ...
 
     def problems(self, config: TrainConfig) -> list[str]:
-        """Return what is wrong with the dataset as this configuration uses it."""
+        """Return why this run would be refused: its dataset, or what the model or the device cannot do."""
         ...
 
     def report(self, config: TrainConfig, processes: int) -> tuple[Report, list[str]]:

@@ -348,6 +348,12 @@ def test_a_plan_is_the_fastest_that_fits(sizes: Any, speed: Speed, limit: float,
     assert speed.seconds(plan.estimate) <= 1.03 * min(every)[0]
 
 
+def test_a_plan_for_compiled_blocks_never_recomputes_selectively(sizes: Any) -> None:
+    for limit in (11.0, 4.5):
+        plan = plan_memory(published("sdxl"), config(batch_size=4, compile="on"), int(limit * GIB), ARITHMETIC)
+        assert plan.config.gradient_checkpointing in ("off", "full")
+
+
 def test_what_is_recorded_is_what_a_run_records() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert is_recorded(config(), cuda) and is_recorded(config(steps=20), cuda) and is_recorded(config(epochs=2), cuda)

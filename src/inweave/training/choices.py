@@ -1,0 +1,60 @@
+"""How the steps of a run are executed: what `graph` and `compile` ask for, what prevents it, what was chosen and why.
+
+off     never
+auto    where nothing prevents it and the run is long enough (`speed.SHORTEST_RECORDED_RUN`, `compilation.saves_time`)
+on      always; a run for which that is impossible is refused, before any weight is read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from inweave.training.compilation import compile_problems
+from inweave.training.config.schema import TrainConfig
+from inweave.training.optim.adamw import AdamW, AdamW8bit
+from inweave.training.optim.third_party import LibraryOptimizer
+
+_OPTIMIZERS: Mapping[str, type[AdamW | AdamW8bit]] = {"adamw": AdamW, "adamw8bit": AdamW8bit}
+
+
+def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
+    """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
+    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = _OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
+    problems = [] if optimizer.capturable else [f"optimizer {config.optimizer}: {optimizer.capture_problem}"]
+    if device.type != "cuda":
+        problems.append(f"device {device}: only CUDA devices have graphs")
+    if config.shard:
+        problems.append("shard: the base is gathered by hooks on the host")
+    return problems
+
+
+def choice_problems(networks: Mapping[str, nn.Module], config: TrainConfig, device: torch.device) -> list[str]:
+    """Why a run must be refused: a setting is "on" and cannot be; the networks need no weights."""
+    graph = capture_problems(config, device) if config.graph == "on" else []
+    compiled = compile_problems(networks, config, device) if config.compile == "on" else []
+    return [
+        *(f'graph = "on": {each}; leave it out, and steps run eagerly' for each in graph),
+        *(f'compile = "on": {each}; leave it out, and blocks run eagerly' for each in compiled),
+    ]
+
+
+def describe_choices(
+    config: TrainConfig, steps: int, *, recorded: bool, compiled: int, against: tuple[Sequence[str], Sequence[str]]
+) -> str:
+    """What the log says about a run: whether steps are recorded, how many blocks are ``compiled``, and why not.
+
+    ``against``: what prevents recording, and compiling.
+    """
+    graph, blocks = (
+        f'{name} = "off"' if setting == "off" else "; ".join(problems) or short
+        for name, setting, problems, short in (
+            ("graph", config.graph, against[0], f"{steps} steps are too few to make up for recording them"),
+            ("compile", config.compile, against[1], f"compiling would take longer than it saves in {steps} steps"),
+        )
+    )
+    first = "steps are recorded as CUDA graphs" if recorded else f"steps run eagerly ({graph})"
+    second = f"{compiled} blocks are compiled" if compiled else f"no blocks are compiled ({blocks})"
+    return f"{first}; {second}"

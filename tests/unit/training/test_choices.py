@@ -1,0 +1,56 @@
+"""`graph` and `compile`: what cannot be is refused before weights are read, and the log says what was chosen and what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from inweave.training.choices import capture_problems, choice_problems, describe_choices  # noqa: E402
+from inweave.training.config.schema import TrainConfig  # noqa: E402
+from tests.unit.training.tiny import tiny  # noqa: E402
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def config(**settings: object) -> TrainConfig:
+    return TrainConfig.of(dataset="-", **settings)
+
+
+def test_only_what_is_on_is_refused() -> None:
+    network = {"unet": nn.Linear(2, 2)}
+    assert choice_problems(network, config(), CPU) == []
+    problems = choice_problems(network, config(graph="on", compile="on", optimizer="adafactor"), CPU)
+    assert problems[0].startswith('graph = "on": optimizer adafactor: its step reads')
+    assert problems[1] == 'graph = "on": device cpu: only CUDA devices have graphs; leave it out, and steps run eagerly'
+    assert any(problem.startswith('compile = "on": device cpu') for problem in problems[2:])
+    assert capture_problems(config(), CUDA) == [] and len(capture_problems(config(shard=True), CUDA)) == 1
+
+
+def test_the_log_says_what_was_chosen_and_why() -> None:
+    nothing: tuple[list[str], list[str]] = ([], [])
+    assert describe_choices(config(), 500, recorded=True, compiled=57, against=nothing) == (
+        "steps are recorded as CUDA graphs; 57 blocks are compiled"
+    )
+    assert describe_choices(config(), 9, recorded=False, compiled=0, against=nothing) == (
+        "steps run eagerly (9 steps are too few to make up for recording them); "
+        "no blocks are compiled (compiling would take longer than it saves in 9 steps)"
+    )
+    off, against = config(graph="off"), (["why"], ["no compiler", "no Triton"])
+    assert describe_choices(off, 9, recorded=False, compiled=0, against=against) == (
+        'steps run eagerly (graph = "off"); no blocks are compiled (no compiler; no Triton)'
+    )
+
+
+def test_the_time_of_recording_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = tiny(tmp_path).step
+    assert list(step.new_events(1)) == []
+    monkeypatch.setattr(type(step.graphs), "__len__", lambda self: 2)
+    step.graphs.seconds = 1.25
+    (event,) = step.new_events(1)
+    assert event["event"] == "graph" and event["text"].endswith("recorded as CUDA graphs, which took 1.2 s")
+    assert list(step.new_events(1)) == []

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 from inweave.bench.models import published_blueprint
 from inweave.bench.report import Report, Row, make_report
-from inweave.bench.timing import measure_rates
+from inweave.bench.step import PEER, missing_peer
+from inweave.bench.timing import Rates, measure_rates
+from inweave.errors import MemoryBudgetError
 from inweave.models import embedded
-from inweave.ops.device import choose_device, choose_dtype
+from inweave.models.model import on_meta
+from inweave.ops.device import choose_device, choose_dtype, device_memory
+
+_GIB = 1 << 30
 
 
 class Bench:
@@ -17,17 +23,42 @@ class Bench:
     def __init__(self, device: str | None, progress: Callable[[str], None]) -> None:
         self.device, self.progress = choose_device(device), progress
         self.dtype = choose_dtype(None, self.device)
-        progress(f"the rates of {self.device}")
-        self.rates = measure_rates(self.device, self.dtype)
         self.rows: Sequence[Row] = ()
         self.notes: Sequence[str] = ()
+        self._remarks: list[str] = []
+
+    @cached_property
+    def rates(self) -> Rates:
+        """What the device reaches; measured when a limit is first computed from it."""
+        self.progress(f"measuring the hardware limits of {self.device}")
+        return measure_rates(self.device, self.dtype)
 
     def model(self, name: str | None, size: int | None) -> tuple[str, int]:
         """The model that was chosen, or the default of this device, and the size of its images."""
         blueprint = published_blueprint(name or ("sdxl" if self.device.type == "cuda" else embedded.NAME))
+        weights = sum(weight.numel() for weight in on_meta(blueprint.denoiser).parameters()) * self.dtype.itemsize
+        room = device_memory(self.device)["total_bytes"]
+        if weights > room:
+            raise MemoryBudgetError(
+                f"{blueprint.name}: its weights alone take {weights / _GIB:.1f} GiB in {self.dtype}".replace(
+                    "torch.", ""
+                )
+                + f", and {self.device} has {room / _GIB:.1f} GiB of memory; choose a smaller --model"
+            )
         return blueprint.name, size or (blueprint.variant.size if blueprint.variant is not None else 1024)
+
+    def with_peers(self, asked: bool) -> bool:
+        """Whether the peer is measured too; a note says why not where it was ``asked`` for."""
+        missing = missing_peer()
+        if asked and missing:
+            self._remarks.append(f"{PEER}: not measured, since {missing} is not installed")
+        return asked and not missing
 
     def report(self, bench: str, command: str) -> Report:
         """All of it, with the rates behind the limits."""
-        rates = f"{self.rates.operations / 1e12:.3g} TFLOP/s in a product, {self.rates.bytes / 1e9:,.0f} GB/s in a copy"
-        return make_report(bench, command, self.device, self.rows, [f"limits: {rates}", *self.notes])
+        notes = [*self._remarks, *self.notes]
+        if any(row.limit is not None for row in self.rows):
+            rates = self.rates
+            speeds = f"{rates.operations / 1e12:.3g} TFLOP/s in a product, {rates.bytes / 1e9:,.0f} GB/s in a copy"
+            notes.insert(0, f"limits: {speeds}")
+        return make_report(bench, command, self.device, self.rows, notes)

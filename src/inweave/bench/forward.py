@@ -138,7 +138,7 @@ def measure_forward(
         for number in range(max(counts)):
             bench.add_lora(number)
             if number + 1 in counts:
-                report(f"{case.name}: {number + 1} LoRAs")
+                report(f"{case.name}: {_loras(number + 1)}")
                 outputs[number + 1] = bench.forward()
                 ours[number + 1] = bench.milliseconds()
         loras = bench.factors()
@@ -149,11 +149,15 @@ def measure_forward(
     rows = []
     for kind, base in ours[0].items():
         for count, figures in ours.items():
-            title = "base" if count == 0 else f"{count} unmerged LoRA{'s' if count > 1 else ''}"
+            title = "base" if count == 0 else _loras(count)
             compared = {PEER: theirs[count][kind]} if count in theirs else {}
             details = {"times the base": figures[kind] / base} if count else {}
             rows.append(Row(f"{case.name}: {title}, {kind}", "ms", figures[kind], compared, limit, details))
     return rows, [*notes, f"every LoRA: rank {case.rank} on {layers} linear layers of attention"]
+
+
+def _loras(count: int) -> str:
+    return f"{count} unmerged LoRA{'s' if count > 1 else ''}"
 
 
 def _peer_figures(
@@ -169,11 +173,11 @@ def _peer_figures(
             bench.add_peer(number, factors)
             if (count := number + 1) not in outputs:
                 continue
-            report(f"{bench.case.name}: {count} LoRAs, {PEER}")
+            report(f"{bench.case.name}: {_loras(count)}, {PEER}")
             expected = bench.forward().float()
             off = float((outputs[count].float() - expected).abs().mean() / expected.abs().mean())
             if not off <= SAME_OUTPUT:
-                notes.append(f"{PEER}, {count} LoRAs: not the same work: outputs differ by {off:.1%}")
+                notes.append(f"{PEER}, {_loras(count)}: not the same work: outputs differ by {off:.1%}")
             figures[count] = bench.milliseconds()
     except Exception as error:  # a peer that fails is a result too, and ours is measured already
         notes.append(f"{PEER}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")

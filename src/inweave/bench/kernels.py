@@ -28,8 +28,7 @@ def measure_kernels(
     progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """A row per kernel and size of these groups, in microseconds."""
-    if unknown := [group for group in groups if group not in GROUPS]:
-        raise ConfigError(f"no kernels are called {unknown[0]!r}; known are {', '.join(GROUPS)}")
+    ensure_groups(groups)
     rows = []
     for group in groups:
         for case in GROUPS[group](device, dtype, tiny=tiny):
@@ -37,6 +36,11 @@ def measure_kernels(
                 progress(case.name)
             rows.append(_measure(case, device, rates, replays))
     return rows
+
+
+def ensure_groups(groups: Sequence[str]) -> None:
+    if unknown := [group for group in groups if group not in GROUPS]:
+        raise ConfigError(f"no kernels are called {unknown[0]!r}; choose from {', '.join(GROUPS)}")
 
 
 def _measure(case: KernelCase, device: torch.device, rates: Rates, replays: int) -> Row:

@@ -316,10 +316,13 @@ def peer_step(
         return StepFigures(*quantiles(samples), peak_bytes(device), first)
 
 
+def missing_peer() -> str | None:
+    """The library without which the peer cannot be measured; None if both are installed."""
+    return next((name for name in ("diffusers", "peft") if find_spec(name) is None), None)
+
+
 def peer_kinds(device: torch.device, *, compiled: bool) -> list[str]:
-    """The peers that can be measured here, each in every way it is used."""
-    if find_spec("peft") is None or find_spec("diffusers") is None:
-        return []
+    """The ways in which the peer is measured here."""
     kinds = ["eager", *(["compiled"] if compiled else [])]
     if device.type == "cuda" and compiled:
         kinds += ["captured", "compiled+captured"]

@@ -38,6 +38,7 @@ IMAGES = 8
 PATIENCE = 300  # seconds for the command
 _ROOM = 1 << 35  # bytes for a model, its adapter and checkpoints
 _MEMORY = Path("/dev/shm")
+_SPEED_EVENTS = ("speed", "compile", "compile failed", "graph", "graph failed")
 
 
 def measure_training(
@@ -87,7 +88,12 @@ def run_command(model: str, folder: Path, steps: int, settings: dict[str, Any]) 
     for name, value in settings.items():
         command += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise InweaveError(
+            f"inweave train: {steps} steps did not finish within {PATIENCE} s; measure fewer, or a smaller --size"
+        ) from None
     total = time.perf_counter() - started
     if done.returncode:
         printed = " ".join((done.stderr or done.stdout).split())
@@ -96,7 +102,7 @@ def run_command(model: str, folder: Path, steps: int, settings: dict[str, Any]) 
     records = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
     clocks = {record["step"]: float(record["time"]) for record in records if "loss" in record}
     notes = [f"inweave train: {total:.3g} s with its start, {IMAGES} images encoded and the adapter written"]
-    notes += [f"inweave train: {record['text']}" for record in records if record.get("event") == "graph failed"]
+    notes += [f"inweave train: {record['text']}" for record in records if record.get("event") in _SPEED_EVENTS]
     losses = json.loads(done.stdout)["losses"]
     if not all(isinstance(loss, float) for loss in losses):
         notes.append("inweave train: a loss is not finite")

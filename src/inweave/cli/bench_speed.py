@@ -1,25 +1,17 @@
 """`inweave bench kernels`, `step`, `swap`, `memory`: speed and memory, beside diffusers + PEFT where they are installed.
 
-Each prints a table and writes the same figures with machine, versions, date and command to `--json FILE`, from which
-docs/benchmarks.md is made.
+What they print and write is in `inweave.cli.bench_output`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from inweave.cli.extras import require
-from inweave.cli.output import OK, print_facts, print_lines, print_styled, reporting_errors
-from inweave.cli.progress import display
-
-if TYPE_CHECKING:
-    from inweave.bench.bench import Bench
+from inweave.cli.bench_output import measuring, refuse_unused
 
 
 class Switch(StrEnum):
@@ -45,9 +37,12 @@ class Quantize(StrEnum):
 
 
 Report = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="FILE", help="Write the figures to this file as JSON.", show_default="none"),
-]
+    str | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the figures to this file as JSON; -: print JSON in place of the table.",
+        show_default="none",
+    ),
+]  # fmt: skip
 DeviceName = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", show_default="auto")]
 ModelName = Annotated[
     str | None,
@@ -61,13 +56,13 @@ PixelSize = Annotated[
     int | None,
     typer.Option("--size", min=16, help="Width and height of the images in pixels.", show_default="the model's own"),
 ]
-Rank = Annotated[int, typer.Option("--rank", min=1, help="Rank of the LoRA.")]
+Rank = Annotated[int, typer.Option("--rank", min=1, max=4096, help="Rank of the LoRA.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Images per step.")]
 Targets = Annotated[
     str,
     typer.Option(
         "--targets",
-        help="Modules with a LoRA, as in training: attention, attention-mlp, all; or listed: those of diffusers' Flux script.",
+        help="Modules to adapt, as in training: attention, attention-mlp, all; or listed: those of diffusers' Flux script.",
     ),
 ]
 
@@ -80,20 +75,21 @@ def kernels(
             metavar="[GROUP]...", help="Which kernels: lora, norm, activation, attention, merge.", show_default="all"
         ),
     ] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="The same rows at sizes for a test.")] = False,
-    replays: Annotated[int, typer.Option("--replays", min=1, help="How often a CUDA graph is replayed.")] = 200,
+    tiny: Annotated[bool, typer.Option("--tiny", help="The same kernels at sizes that take seconds on a CPU.")] = False,
+    replays: Annotated[int, typer.Option("--replays", min=1, help="Timed replays of each CUDA graph, on a GPU.")] = 200,
     device: DeviceName = None,
     report: Report = None,
 ) -> None:
-    """Measure kernels by themselves beside plain torch.
+    """Measure single kernels against plain torch.
 
     Example: inweave bench kernels lora --json kernels.json
     """
     with measuring("kernels", context, device, report) as bench:
         from inweave.bench.kernel_cases import GROUPS
-        from inweave.bench.kernels import measure_kernels
+        from inweave.bench.kernels import ensure_groups, measure_kernels
 
         chosen = groups or list(GROUPS)
+        ensure_groups(chosen)
         bench.rows = measure_kernels(
             chosen, bench.device, bench.dtype, bench.rates, tiny=tiny, replays=replays, progress=bench.progress
         )
@@ -121,11 +117,11 @@ def step(
     quantize: Annotated[
         Quantize, typer.Option("--quantize", help="Quantize the frozen base: off, fp8.")
     ] = Quantize.off,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed.")] = 10,
-    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before them.")] = 4,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time.")] = 10,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps before the timed ones.")] = 4,
     peers: Peers = True,
     peers_compiled: Annotated[
-        bool, typer.Option("--peers-compiled", help="Measure the peers compiled and in CUDA graphs too.")
+        bool, typer.Option("--peers-compiled", help="Measure diffusers + PEFT compiled and in CUDA graphs too.")
     ] = False,
     train_steps: Annotated[
         int | None,
@@ -134,7 +130,7 @@ def step(
             min=20,
             metavar="STEPS",
             show_default="none",
-            help="Measure so many steps of inweave train instead, data and log included, beside the step alone.",
+            help="Run inweave train for this many steps, data and log included, and compare it with the step alone.",
         ),
     ] = None,
     device: DeviceName = None,
@@ -144,6 +140,10 @@ def step(
 
     Example: inweave bench step --model sdxl --batch 4 --peers-compiled --json step.json
     """
+    if train_steps is not None:
+        refuse_unused(context, "with --train", "warmup", "peers_compiled")
+    elif not peers:
+        refuse_unused(context, "with --no-peers", "peers_compiled")
     with measuring("step" if train_steps is None else "train", context, device, report) as bench:
         from inweave.bench.step import StepCase, measure_step, peer_kinds
         from inweave.bench.train_command import measure_training
@@ -158,7 +158,7 @@ def step(
                 case, bench.device, bench.dtype, bench.rates, steps=train_steps, runs=steps, progress=bench.progress
             )
             return
-        kinds = peer_kinds(bench.device, compiled=peers_compiled) if peers else []
+        kinds = peer_kinds(bench.device, compiled=peers_compiled) if bench.with_peers(peers) else []
         bench.rows, bench.notes = measure_step(
             case, bench.device, bench.dtype, bench.rates, runs=steps, warmup=warmup, peers=kinds, progress=bench.progress
         )  # fmt: skip
@@ -168,14 +168,12 @@ def swap(
     context: typer.Context,
     model: ModelName = None,
     rank: Rank = 32,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often each is timed.")] = 7,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs of each operation.")] = 7,
     unmerged: Annotated[
         bool,
-        typer.Option(
-            "--unmerged", help="Measure a forward pass with 1 and 3 LoRAs beside the weights, in place of swaps."
-        ),
+        typer.Option("--unmerged", help="Measure a forward pass with 1 and 3 unmerged LoRAs instead of swaps."),
     ] = False,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Images of that pass.")] = 2,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="With --unmerged: images per forward pass.")] = 2,
     size: PixelSize = None,
     peers: Peers = True,
     device: DeviceName = None,
@@ -185,13 +183,14 @@ def swap(
 
     Example: inweave bench swap --model sdxl --json swap.json
     """
+    if not unmerged:
+        refuse_unused(context, "without --unmerged", "batch", "size")
     with measuring("unmerged" if unmerged else "swap", context, device, report) as bench:
         from inweave.bench.forward import ForwardCase, measure_forward
-        from inweave.bench.step import peer_kinds
         from inweave.bench.swap import measure_swap
 
         name, pixels = bench.model(model, size)
-        with_peers = peers and bool(peer_kinds(bench.device, compiled=False))
+        with_peers = bench.with_peers(peers)
         if unmerged:
             bench.rows, bench.notes = measure_forward(
                 ForwardCase(name, batch, rank, pixels), bench.device, bench.dtype, bench.rates, runs=2 * runs + 1,
@@ -210,7 +209,7 @@ def memory(
     rank: Rank = 32,
     size: PixelSize = None,
     targets: Targets = "attention",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are timed.")] = 5,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to time.")] = 5,
     peers: Peers = True,
     device: DeviceName = None,
     report: Report = None,
@@ -221,10 +220,10 @@ def memory(
     """
     with measuring("memory", context, device, report) as bench:
         from inweave.bench.memory import measure_memory
-        from inweave.bench.step import StepCase, peer_kinds
+        from inweave.bench.step import StepCase
 
         name, pixels = bench.model(model, size)
-        with_peers = peers and bool(peer_kinds(bench.device, compiled=False))
+        with_peers = bench.with_peers(peers)
         bench.rows, bench.notes = measure_memory(
             StepCase(name, batch, rank, pixels, targets), bench.device, bench.dtype, runs=steps, peers=with_peers,
             progress=bench.progress,
@@ -232,54 +231,3 @@ def memory(
 
 
 COMMANDS: dict[str, Callable[..., None]] = {"kernels": kernels, "step": step, "swap": swap, "memory": memory}
-
-
-@contextmanager
-def measuring(name: str, context: typer.Context, device: str | None, file: Path | None) -> Iterator[Bench]:
-    """Set up a benchmark; after the block print what it found, and write it to the file."""
-    require("train", False)
-    with reporting_errors(False):
-        with display(plain=True) as screen:
-            screen.start("loading torch")
-            from inweave.bench.bench import Bench
-
-            bench = Bench(device, screen.start)
-            yield bench
-        from inweave.bench.report import table
-
-        made = bench.report(name, command_line(context))
-        if file is not None:
-            made.write(file)
-        versions = ", ".join(f"{library} {version}" for library, version in made.versions.items())
-        print_facts(made.command, [("machine", made.machine["device"]), ("date", made.date), ("versions", versions)])
-        print_table(table(bench.rows))
-        print_lines(made.notes)
-    raise typer.Exit(OK)
-
-
-def print_table(lines: Sequence[Sequence[str]]) -> None:
-    """Aligned columns: names to the left, figures to the right."""
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    for number, line in enumerate(lines):
-        cells = [
-            f"{line[0]:<{widths[0]}}",
-            *(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
-        print_styled("  " + "  ".join(cells), bold=number == 0)
-
-
-def command_line(context: typer.Context) -> str:
-    """The command with the options that were given, without the file of its figures."""
-    path = context.command_path.split()
-    words = ["inweave", *path[path.index("bench") :]]
-    for parameter in context.command.params:
-        if parameter.name is None or str(context.get_parameter_source(parameter.name)) != "ParameterSource.COMMANDLINE":
-            continue
-        value: Any = context.params[parameter.name]
-        if parameter.param_type_name == "argument":
-            words += [str(each) for each in value]
-        elif parameter.opts[0] != "--json":
-            flag: Any = parameter
-            switched = flag.secondary_opts[0] if flag.is_flag and value is False else flag.opts[0]
-            words += [switched] if flag.is_flag else [switched, str(getattr(value, "value", value))]
-    return " ".join(words)

@@ -13,7 +13,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+from inweave.bench import bench as benches  # noqa: E402
 from inweave.bench import step as stepping  # noqa: E402
+from inweave.bench import train_command  # noqa: E402
 from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
 from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.memory import measure_memory  # noqa: E402
@@ -24,6 +26,7 @@ from inweave.bench.swap import measure_swap  # noqa: E402
 from inweave.bench.timing import Rates, quantiles, wall_seconds  # noqa: E402
 from inweave.bench.train_command import run_command, write_images  # noqa: E402
 from inweave.cli.app import app  # noqa: E402
+from inweave.cli.bench_output import print_table  # noqa: E402
 from inweave.errors import ConfigError, FormatError, InweaveError  # noqa: E402
 from inweave.training.data.reader import read_dataset  # noqa: E402
 
@@ -62,7 +65,82 @@ def test_every_kernel_computes_what_its_peer_computes(group: str) -> None:
 
 def test_unknown_kernels_are_an_error() -> None:
     code, output = run("kernels", "lorra", "--tiny", "--device", "cpu")
-    assert code == 2 and "'lorra'; known are lora" in output
+    assert code == 2 and "'lorra'; choose from lora" in output
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("mine")
+    locked = tmp_path / "file" / "k.json"
+    locked.parent.write_text("no folder")
+    for file, message in (
+        (tmp_path, "is a folder; name a file in it"),
+        (other, "already exists and is no benchmark report"),
+        (locked, "is not a folder"),
+    ):
+        code, output = run("kernels", "lora", "--tiny", "--device", "cpu", "--json", str(file))
+        assert code == 2 and message in " ".join(output.split()) and "LoRA backward" not in output, output
+    assert other.read_text() == "mine"
+
+
+def test_a_report_gets_its_folder_and_replaces_an_earlier_one(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "k.json"
+    for _ in range(2):
+        code, output = run("kernels", "lora", "--tiny", "--device", "cpu", "--json", str(file))
+        assert code == 0 and Report.read(file).bench == "kernels", output
+
+
+def test_json_goes_to_standard_output_in_place_of_the_table() -> None:
+    result = CliRunner().invoke(app, ["bench", "kernels", "lora", "--tiny", "--device", "cpu", "--json", "-"])
+    document = json.loads(result.stdout)
+    assert result.exit_code == 0 and document["command"] == "inweave bench kernels lora --tiny --device cpu"
+    failed = CliRunner().invoke(app, ["bench", "kernels", "lorra", "--device", "cpu", "--json", "-"])
+    assert failed.exit_code == 2 and "lorra" in json.loads(failed.stdout)["error"]
+
+
+def test_options_without_an_effect_are_refused() -> None:
+    for arguments, message in (
+        (["step", "--train", "20", "--peers-compiled"], "--peers-compiled has no effect with --train"),
+        (["step", "--no-peers", "--peers-compiled"], "--peers-compiled has no effect with --no-peers"),
+        (["swap", "--size", "64"], "--size has no effect without --unmerged"),
+    ):
+        code, output = run(*arguments)
+        assert code == 2 and message in " ".join(output.split()), output
+
+
+def test_a_missing_peer_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "missing_peer", lambda: "peft")
+    code, output = run("step", "--size", "64", "--rank", "2", "--steps", "1", "--warmup", "1", "--device", "cpu")
+    assert code == 0 and f"{PEER}: not measured, since peft is not installed" in output, output
+    assert "limits: " in output
+
+
+def test_a_model_larger_than_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benches, "device_memory", lambda device: {"total_bytes": 1 << 30})
+    code, output = run("step", "--model", "sdxl", "--device", "cpu")
+    assert code == 2, output
+    assert "sdxl: its weights alone take 9.6 GiB in float32, and cpu has 1.0 GiB" in " ".join(output.split())
+
+
+def test_running_out_of_memory_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(stepping, "ready_step", exhausted)
+    code, output = run("step", "--size", "64", "--no-peers", "--device", "cpu")
+    assert code == 2 and "not enough memory to measure this; lower --batch, --size or --rank" in output
+
+
+def test_a_table_that_is_too_wide_is_a_list_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table([Row("a long name", "ms", 2.0, {"peer": 3.0}, None, {"x": 1.0}), Row("b", "ms", 1.0)])
+    print_table(lines, 200)
+    wide = capsys.readouterr().out.splitlines()
+    print_table(lines, 30)
+    assert len(wide) == 3 and wide == [line for line in wide if len(line) < 60]
+    assert capsys.readouterr().out.splitlines() == [
+        "  a long name (ms)", "    inweave         2", "    peer            3", "    peer / inweave  1.5", "    x               1",
+        "  b (ms)", "    inweave         1",
+    ]  # fmt: skip
 
 
 def test_a_step_and_its_peer_do_the_same_work() -> None:
@@ -110,6 +188,12 @@ def test_the_command_is_measured_beside_the_step(tmp_path: Path) -> None:
 def test_a_command_that_fails_says_what_it_printed(tmp_path: Path) -> None:
     with pytest.raises(InweaveError, match=r"exit code 2: .*rank"):
         run_command("inweave/emoji", tmp_path, 20, {"dataset": "-", "rank": 0})
+
+
+def test_a_command_that_takes_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_command, "PATIENCE", 0.01)
+    with pytest.raises(InweaveError, match=r"20 steps did not finish within 0\.01 s; measure fewer"):
+        run_command("inweave/emoji", tmp_path, 20, {"dataset": "-"})
 
 
 def test_the_dataset_of_the_command_has_a_caption_for_every_image(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ TRAINING = SRC / "training"
 
 #: a room of `training/` may only import rooms before it
 ROOMS = (
-    "config", "data", "adapters", "optim", "memory", "distributed", "output", "tasks", "checkpoint", "capture", "compilation",
+    "config", "data", "adapters", "optim", "compilation", "choices", "memory", "distributed", "output", "tasks", "checkpoint",
+    "capture",
     "kernels", "step", "loop",
     "session",
 )  # fmt: skip

@@ -47,12 +47,12 @@ class Bench:
             )
         return blueprint.name, size or (blueprint.variant.size if blueprint.variant is not None else 1024)
 
-    def with_peers(self, asked: bool) -> bool:
-        """Whether the peer is measured too; a note says why not where it was ``asked`` for."""
+    def with_peers(self, preferred: bool) -> bool:
+        """Whether the peer is measured too; a note says why not where it was ``preferred``."""
         missing = missing_peer()
-        if asked and missing:
+        if preferred and missing:
             self._remarks.append(f"{PEER}: not measured, since {missing} is not installed")
-        return asked and not missing
+        return preferred and not missing
 
     def report(self, bench: str, command: str) -> Report:
         """All of it, with the rates behind the limits."""

@@ -121,8 +121,6 @@ class Run:
                 point.state = None  # its tensors were copied
             self._ensure_same_step()
             point.notes += self.step.compile(self.model, self.total, before=compiled)
-            if self.task.device.type == "cuda":  # elsewhere there is nothing to choose
-                self.notes.append(("speed", self.step.describe_choices(self.total)))
         except BaseException:
             point.release()
             raise
@@ -396,7 +394,7 @@ class Run:
             on_record=on_record,
         )
         assert self._resume_point is not None
-        resumed = "resumed" if self.number else "started"
-        for event, text in (*self.notes, *((resumed, note) for note in self._resume_point.notes)):
+        resumed = [("resumed" if self.number else "started", note) for note in self._resume_point.notes]
+        for event, text in (*self.notes, *self.step.choice_notes(self.total), *resumed):
             log.write({"event": event, "step": self.number, "text": text})
         return log

@@ -126,11 +126,14 @@ class Step:
             self.blocks.start()
         return notes
 
-    def describe_choices(self, steps: int) -> str:
-        """What the log of a run of ``steps`` says about how they are executed."""
+    def choice_notes(self, steps: int) -> list[tuple[str, str]]:
+        """What the log of a run of ``steps`` begins with about how they are executed; without a GPU there is no choice."""
+        if self.task.device.type != "cuda":
+            return []
         compiled = len(self.blocks.blocks) if self.blocks.active else 0
         against = self.capture_problems, self.compile_problems
-        return describe_choices(self.config, steps, recorded=self.graphs.enabled, compiled=compiled, against=against)
+        text = describe_choices(self.config, steps, recorded=self.graphs.enabled, compiled=compiled, against=against)
+        return [("speed", text)]
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
         """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""

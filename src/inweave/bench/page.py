@@ -5,7 +5,8 @@
                           `<!-- without NAME -->` and `<!-- end -->` is left out where there is a report of that bench from a GPU
     docs/bench/*.svg      a chart per report with peers
 
-A chart has a group of bars per row: inweave's, every peer's, and a line at the limit, in parts of the longest bar of the group.
+A chart has a group of bars per row, below the row's name: inweave's, every peer's, and a dashed line at the limit, scaled to the
+longest bar of the group.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ TITLES = {
 _HINT = "<!-- made by `make bench-docs` of docs/bench; edit docs/bench/page.md -->"
 _WITHOUT = re.compile(r"<!-- without (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 _COLORS = ("#2f6f4f", "#c9a227", "#b5651d", "#7a5c8e", "#5b7a99")
-_WIDTH, _LABEL, _BAR, _GAP = 860, 390, 14, 10
+_WIDTH, _LEFT, _BAR, _GAP, _LINE = 860, 8, 14, 10, 16
+_LETTER = 6.6  # pixels, of a wide sans-serif font at this size
 
 
 def make_page(folder: Path) -> dict[str, str]:
@@ -67,7 +69,7 @@ def _charted(report: Report) -> bool:
 
 def _section(name: str, report: Report) -> str:
     lines = table(report.rows)
-    rows = ["| " + " | ".join(line) + " |" for line in lines]
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     rows.insert(1, "|" + "---|" * len(lines[0]))
     versions = ", ".join(f"{library} {version}" for library, version in report.versions.items())
     where = f"`{report.command}` on {report.machine['device']}, {report.date} ({versions}):"
@@ -79,32 +81,43 @@ def _section(name: str, report: Report) -> str:
 def chart(rows: Sequence[Row]) -> str:
     """Bars of every row that has a peer, as SVG."""
     compared = [row for row in rows if row.peers]
-    peers = list(dict.fromkeys(name for row in compared for name in row.peers))
-    names = ["inweave", *peers]
-    parts: list[str] = []
-    top = 30
-    for number, name in enumerate(names):
-        parts.append(_rectangle(_LABEL + 150 * number, 8, 10, _color(number)))
-        parts.append(_text(_LABEL + 150 * number + 15, 17, name))
-    scale = _WIDTH - _LABEL - 90
+    names = ["inweave", *dict.fromkeys(name for row in compared for name in row.peers)]
+    parts, top = _legend(names, limited=any(row.limit is not None for row in compared))
+    scale = _WIDTH - _LEFT - 90
     for row in compared:
         values = {"inweave": row.ours, **row.peers}
-        longest = max(*values.values(), row.limit or 0.0)
-        bars = [name for name in names if name in values]
-        parts.append(_text(8, top + _BAR - 3, row.name))
-        for place, name in enumerate(bars):
+        longest = max(*values.values(), row.limit or 0.0) or 1.0
+        parts.append(_text(_LEFT, top + _BAR - 3, row.name))
+        top += _LINE
+        first = top
+        for name in (name for name in names if name in values):
             length = values[name] / longest * scale
-            parts.append(_rectangle(_LABEL, top + place * _BAR, length, _color(names.index(name))))
-            parts.append(_text(_LABEL + length + 4, top + (place + 1) * _BAR - 3, f"{figure(values[name])} {row.unit}"))
-        bottom = top + len(bars) * _BAR
+            parts.append(_rectangle(_LEFT, top, length, _color(names.index(name))))
+            parts.append(_text(_LEFT + length + 4, top + _BAR - 4, f"{figure(values[name])} {row.unit}"))
+            top += _BAR
         if row.limit is not None:
-            x = _LABEL + row.limit / longest * scale
-            parts.append(
-                f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}" stroke="#000" stroke-dasharray="3 2"/>'
-            )
-        top = bottom + _GAP
+            parts.append(_limit(_LEFT + row.limit / longest * scale, first - 1, top - 2))
+        top += _GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top}" font-family="sans-serif" font-size="11">'
     return "\n".join([head, f'<rect width="{_WIDTH}" height="{top}" fill="#fff"/>', *parts, "</svg>", ""])
+
+
+def _legend(names: Sequence[str], *, limited: bool) -> tuple[list[str], int]:
+    """(its parts, where the first row begins): as many lines as the names take."""
+    parts: list[str] = []
+    x, y = _LEFT, 8
+    for number, name in enumerate([*names, *(["limit"] if limited else [])]):
+        width = round(_LETTER * len(name)) + 35
+        if x + width > _WIDTH and x > _LEFT:
+            x, y = _LEFT, y + _LINE
+        parts.append(_rectangle(x, y, 10, _color(number)) if number < len(names) else _limit(x + 5, y - 1, y + 11))
+        parts.append(_text(x + 15, y + 9, name))
+        x += width
+    return parts, y + _LINE + _GAP
+
+
+def _limit(x: float, top: float, bottom: float) -> str:
+    return f'<line x1="{x:.1f}" y1="{top:.1f}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#000" stroke-width="1.5" stroke-dasharray="3 2"/>'
 
 
 def _color(number: int) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -76,12 +76,53 @@ class Report:
             raise FormatError(
                 f"{path}: no benchmark report of schema {SCHEMA}; make one with `inweave bench ... --json FILE`"
             )
-        try:
-            rows = tuple(Row(**{name: row[name] for name in Row.__slots__}) for row in document["rows"])
-            fields = {name: document[name] for name in cls.__slots__ if name not in ("rows", "notes")}
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"{path}: a benchmark report that lacks {error}") from None
-        return cls(rows=rows, notes=tuple(document.get("notes", ())), **fields)
+        fields: dict[str, Any] = {name: document.get(name) for name in cls.__slots__}
+        fields["rows"], fields["notes"] = document.get("rows"), document.get("notes", [])
+        _ensure(path, "", fields, _REPORT_FIELDS)
+        rows = []
+        for number, row in enumerate(fields.pop("rows")):
+            values: dict[str, Any] = {name: row.get(name) if isinstance(row, dict) else None for name in Row.__slots__}
+            _ensure(path, f"row {number + 1}: ", values, _ROW_FIELDS)
+            rows.append(Row(**values))
+        return cls(rows=tuple(rows), notes=tuple(fields.pop("notes")), **fields)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_table(value: object, *tests: Callable[[object], bool]) -> bool:
+    return isinstance(value, dict) and all(any(test(each) for test in tests) for each in value.values())
+
+
+#: name of a field -> (what it has to be, whether a value is that)
+_Fields = Mapping[str, tuple[str, Callable[[object], bool]]]
+_TEXT = ("a text", _is_text)
+_REPORT_FIELDS: _Fields = {
+    "bench": _TEXT, "command": _TEXT, "date": _TEXT,
+    "machine": ("a table with the name of the device", lambda value: isinstance(value, dict) and _is_text(value.get("device"))),
+    "versions": ("a table of texts", lambda value: _is_table(value, _is_text)),
+    "rows": ("a list", lambda value: isinstance(value, list)),
+    "notes": ("a list of texts", lambda value: isinstance(value, list) and all(map(_is_text, value))),
+}  # fmt: skip
+_ROW_FIELDS: _Fields = {
+    "name": _TEXT, "unit": _TEXT, "ours": ("a number", _is_number),
+    "peers": ("a table of numbers", lambda value: _is_table(value, _is_number)),
+    "limit": ("a number or null", lambda value: value is None or _is_number(value)),
+    "details": ("a table of numbers and texts", lambda value: _is_table(value, _is_number, _is_text)),
+}  # fmt: skip
+
+
+def _ensure(path: Path, where: str, values: Mapping[str, object], fields: _Fields) -> None:
+    for name, (expected, fits) in fields.items():
+        if not fits(values[name]):
+            raise FormatError(
+                f"{path}: a benchmark report whose {where}{name} is not {expected}; measure again, or remove the file"
+            )
 
 
 def make_report(

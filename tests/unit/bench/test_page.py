@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -67,9 +73,49 @@ def test_a_chart_has_a_bar_per_figure_and_a_line_per_limit() -> None:
     assert len(bars) == 1 + 3 + 5, "the ground, the legend, two rows with peers"
     widths = [float(bar.attrib["width"]) for bar in bars[4:]]
     assert widths[0] / widths[1] == pytest.approx(2 / 5, rel=0.01) and widths[4] == max(widths)
-    assert len(root.findall(f"{space}line")) == 1
+    assert len(root.findall(f"{space}line")) == 2, "of the first row, and of the legend"
     texts = [element.text for element in root.findall(f"{space}text")]
     assert "a < b" in texts and "5 ms" in texts and "c" not in texts
+
+
+def test_the_texts_of_a_chart_neither_overlap_nor_leave_it() -> None:
+    long = "sdxl, batch 1, 1024 pixels, rank 32 on attention, checkpointing selective, CUDA graph: peak memory"
+    kinds = ("eager", "compiled", "captured", "compiled+captured")
+    peers = {f"diffusers + PEFT, {kind}": 9.0 - number for number, kind in enumerate(kinds)}
+    root = ElementTree.fromstring(chart((Row(long, "GiB", 12345.0, peers, 3.0), Row("none", "ms", 0.0, {"p": 0.0}))))
+    lines: dict[float, list[tuple[float, float]]] = {}
+    for element in root.findall("{http://www.w3.org/2000/svg}text"):
+        start, end = float(element.attrib["x"]), float(element.attrib["x"]) + 6.6 * len(element.text or "")
+        lines.setdefault(float(element.attrib["y"]), []).append((start, end))
+        assert end <= float(root.attrib["width"]), element.text
+    for spans in lines.values():
+        assert all(left[1] <= right[0] for left, right in pairwise(sorted(spans)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ours": None}, "row 1: ours is not a number"),
+        ({"peers": {"p": "fast"}}, "row 1: peers is not a table of numbers"),
+        ({"machine": {}}, "machine is not a table with the name of the device"),
+        ({"rows": {}}, "rows is not a list"),
+        ({"notes": [3]}, "notes is not a list of texts"),
+        ({"schema": 0}, "no benchmark report of schema 1"),
+    ],
+)
+def test_a_broken_report_is_one_line_and_changes_nothing(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    folder = tmp_path / "docs" / "bench"
+    folder.mkdir(parents=True)
+    (folder / "page.md").write_text(PROSE)
+    document = json.loads(report("step").write(folder / "a.json").read_text())
+    target = document["rows"][0] if change.keys() <= document["rows"][0].keys() else document
+    target.update(change)
+    (folder / "a.json").write_text(json.dumps(document))
+    (tmp_path / "tools").mkdir()
+    tool = shutil.copy(BENCH.parents[1] / "tools" / "bench_page.py", tmp_path / "tools")
+    done = subprocess.run([sys.executable, tool], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and message in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "docs" / "benchmarks.md").exists()
 
 
 def test_prose_without_a_place_for_figures_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
 `fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
-`restore_blocks` gives the class back. Children are called as modules: adapters may sit on any of them. Frozen weights of
+`restore_blocks` gives the class back. Children are called as modules: adapters may sit on any of them. Norms are not, unless they
+have hooks, and then diffusers' own forward runs. Frozen weights of
 convolutions become channels-last, so that all images between the blocks are.
 
 A module is fused if its class is the very one of diffusers, takes the arguments and has the attributes that the formula
@@ -37,6 +38,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import nn
 from torch.nn import functional
 
+from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.fused_complex import (
@@ -119,6 +121,8 @@ class FusedRMSNorm(RMSNorm):
 
 class FusedResnetBlock2D(ResnetBlock2D):
     def forward(self, input_tensor: torch.Tensor, temb: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not all(map(is_unchanged, (self.norm1, self.norm2, self.nonlinearity))):
+            return super().forward(input_tensor, temb, *args, **kwargs)
         h, skip = _norm_silu(self.norm1, input_tensor)
         h = self.conv1(h)
         h, _ = _norm_silu(self.norm2, h, self.time_emb_proj(self.nonlinearity(temb)))
@@ -155,10 +159,11 @@ class FusedBasicTransformerBlock(BasicTransformerBlock):
         class_labels: torch.LongTensor | None = None,
         added_cond_kwargs: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        if cross_attention_kwargs or self._chunk_size is not None:
+        unchanged = all(map(is_unchanged, (self.norm1, self.norm2, self.norm3)))
+        if cross_attention_kwargs or self._chunk_size is not None or not unchanged:
             return super().forward(
                 hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, timestep,
-                cross_attention_kwargs, class_labels, added_cond_kwargs,
+                cross_attention_kwargs or {}, class_labels, added_cond_kwargs,
             )  # fmt: skip
         if self.only_cross_attention or attention_mask is not None or type(self.attn1) is not FusedAttention:
             stream, h = layer_norm_and_input(hidden_states, *_affine(self.norm1))

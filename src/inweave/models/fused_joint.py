@@ -27,6 +27,7 @@ from diffusers.models.transformers.transformer_flux import FluxAttention, FluxAt
 from torch import nn
 from torch.nn import functional
 
+from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.siblings import project, project_at_once
@@ -142,7 +143,7 @@ def joined_heads(
     norms = [[getattr(attention, name) for name in names] for *_, names in streams]
     products = [project_at_once(attention, projections, x) for x, projections, _ in streams]
     whole = [arrange(product) for product in products if product is not None]
-    if len(whole) == len(streams) and all(_have_dtype(pair, whole[0].dtype) for pair in norms):
+    if len(whole) == len(streams) and all(_are_plain(pair, whole[0].dtype) for pair in norms):
         if norms[0][0] is None:
             return join_projections(whole, rotary=rotary)
         weights = [[norm.weight for norm in pair] for pair in norms]
@@ -161,14 +162,17 @@ def joined_heads(
 def _normalized(parts: Sequence[torch.Tensor], norms: Sequence[Any], rotary: Rotary | None) -> torch.Tensor:
     if norms[0] is None:
         return join_heads(parts, rotary=rotary)
-    if not _have_dtype(norms, parts[0].dtype):
-        # whose result has the wider dtype with diffusers' norm, and that of the input with torch's
+    if not _are_plain(norms, parts[0].dtype):
+        # of another dtype the result has the wider one with diffusers' norm, and that of the input with torch's
         return join_heads([norm(part) for norm, part in zip(norms, parts, strict=True)], rotary=rotary)
     return join_heads(parts, weights=[norm.weight for norm in norms], eps=norms[0].eps, rotary=rotary)
 
 
-def _have_dtype(norms: Sequence[Any], dtype: torch.dtype) -> bool:
-    return all(norm is None or norm.weight is None or norm.weight.dtype == dtype for norm in norms)
+def _are_plain(norms: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Whether nothing but their weights, of this dtype, makes them what they are: no hooks."""
+    return all(
+        norm is None or ((norm.weight is None or norm.weight.dtype == dtype) and is_unchanged(norm)) for norm in norms
+    )
 
 
 # what fits

@@ -93,6 +93,19 @@ def test_outputs_and_gradients_stay(variant: str) -> None:
     assert all(torch.equal(restored[name], plain[name]) for name in plain)
 
 
+@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.LayerNorm, nn.SiLU])
+def test_hooks_on_what_is_fused_with_its_neighbors_are_called(kind: type[nn.Module]) -> None:
+    unet, inputs = network("sdxl")
+    before = gradients(unet, inputs)
+    for module in unet.modules():
+        if isinstance(module, kind):
+            module.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    plain = gradients(unet, inputs)
+    assert largest_gap(plain, before) > 0.1
+    fuse_blocks(unet)
+    assert largest_gap(gradients(unet, inputs), plain) < 1e-6
+
+
 @pytest.mark.parametrize("mode", ["off", "selective", "full"])
 def test_layers_and_their_loras_as_one_operation_change_no_gradient(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, convolutions too; selective checkpointing stores what a convolution returns, so those are computed apart."""

@@ -122,6 +122,17 @@ def test_trained_norms_keep_their_gradients(variant: str) -> None:
     assert largest_gap(fused, plain) < 1e-5
 
 
+@pytest.mark.parametrize("variant", ["flux1-dev", "sd3.5-medium"])
+def test_norms_with_hooks_are_called(variant: str) -> None:
+    transformer, inputs = network(variant)
+    for name, module in transformer.named_modules():
+        if name.endswith(("norm_q", "norm_added_k")):
+            module.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    plain = gradients(transformer, inputs)
+    fuse_blocks(transformer)
+    assert largest_gap(gradients(transformer, inputs), plain) < 1e-5
+
+
 def test_norms_of_another_dtype_are_called_themselves() -> None:
     """diffusers' result has the wider dtype, torch's that of the input."""
     from diffusers.models.normalization import RMSNorm

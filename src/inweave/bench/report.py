@@ -95,6 +95,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _is_null(value: object) -> bool:
+    """How a number that is not finite is written, such as the error of a kernel that fails."""
+    return value is None
+
+
 def _is_table(value: object, *tests: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(any(test(each) for test in tests) for each in value.values())
 
@@ -113,7 +118,7 @@ _ROW_FIELDS: _Fields = {
     "name": _TEXT, "unit": _TEXT, "ours": ("a number", _is_number),
     "peers": ("a table of numbers", lambda value: _is_table(value, _is_number)),
     "limit": ("a number or null", lambda value: value is None or _is_number(value)),
-    "details": ("a table of numbers and texts", lambda value: _is_table(value, _is_number, _is_text)),
+    "details": ("a table of numbers and texts", lambda value: _is_table(value, _is_number, _is_text, _is_null)),
 }  # fmt: skip
 
 

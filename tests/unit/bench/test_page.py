@@ -118,6 +118,14 @@ def test_a_broken_report_is_one_line_and_changes_nothing(tmp_path: Path, change:
     assert done.stderr.count("\n") == 1 and not (tmp_path / "docs" / "benchmarks.md").exists()
 
 
+def test_a_figure_that_is_not_finite_breaks_no_page(tmp_path: Path) -> None:
+    row = Row("a", "ms", 1.0, {"p": 2.0}, None, {"error": float("nan")})
+    made = Report("step", "inweave bench step", "2026-11-17", {"device": "H200"}, {}, (row,))
+    made.write(tmp_path / "a.json")
+    (tmp_path / "page.md").write_text(PROSE)
+    assert "| a | ms | 1 | 2 | 2 |  |" in make_page(tmp_path)["../benchmarks.md"]
+
+
 def test_prose_without_a_place_for_figures_is_refused(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("# Page\n")
     with pytest.raises(FormatError, match="one line must be <!-- figures -->"):

@@ -219,12 +219,12 @@ class Settings(CheckedModel):
     )
     graph: Literal["off", "auto", "on"] = _memory(
         "auto",
-        "record steps as CUDA graphs and replay them: off, on, or auto: where it is possible and the run is long enough",
+        "record steps as CUDA graphs and replay them: off, on, or auto (if possible, and the run is long enough)",
     )
     compile: Literal["off", "auto", "on"] = _memory(
         "auto",
-        "compile the denoiser's blocks (torch.compile, regional): off, on, or auto: where it is possible and saves a run of "
-        "this length more time than it takes",
+        "compile the denoiser's blocks (regional torch.compile): off, on, or auto (if possible, and it saves the run more "
+        "time than it takes)",
     )
     deterministic: bool = _memory(
         False,
@@ -233,8 +233,8 @@ class Settings(CheckedModel):
     )
     quantize: Literal["off", "fp8"] = _memory(
         "off",
-        "fp8: multiply with the denoiser's frozen weights in 8-bit floating point, where they are large enough; faster, and "
-        "less exact",
+        "fp8: compute the GEMMs with the denoiser's large frozen weights in 8-bit floating point; faster, and less "
+        "exact",
         task="image",
         resume="same",
     )

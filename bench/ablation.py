@@ -9,7 +9,6 @@ plain       LoRA layers by the general path
 apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
 last        the adapter's part of the output added after the frozen product
-whole       frozen products undivided (`inweave.ops.products`)
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
@@ -36,7 +35,6 @@ from inweave.bench.timing import quantiles, wall_seconds
 from inweave.layers import fused, lora_layers
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
-from inweave.ops import products
 from inweave.ops.attention import MeasuredAttention
 from inweave.ops.linear import dispatch
 from inweave.training import kernels
@@ -60,7 +58,6 @@ KINDS = {
 }
 IN_TWO_LAUNCHES = dispatch._in_two_launches
 ADAPTER_FIRST = dispatch._adapter_first
-FIRST_ROWS = products._first_rows
 
 
 def case_of(model: str, flags: set[str], batch: int) -> StepCase:
@@ -84,8 +81,6 @@ def switch(flags: set[str]) -> None:
     dispatch._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
     dispatch._adapter_first = first
-    divided: Any = (lambda *_: 0) if "whole" in flags else FIRST_ROWS
-    products._first_rows = divided
 
 
 def measure(tag: str) -> None:

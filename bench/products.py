@@ -17,7 +17,6 @@ from collections.abc import Callable
 import torch
 
 from inweave.bench.timing import captured_seconds
-from inweave.ops.products import whole_rounds
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 #: rows, width of the input, width of the output
@@ -35,6 +34,9 @@ SHAPES = {
 LAST = (128, 256, 384, 512, 768, 1024, 2048)
 LAYERS = 8
 RANK = 64  # what a sum takes at a time
+#: rows and columns that a multiprocessor computes at a time
+TILE = (128, 256)
+SHORTEST_SUM = 1024
 PROCESSORS = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 
 
@@ -58,15 +60,24 @@ def measure(name: str) -> None:
         plain = seconds(multiply)
         left, rights = random(rows, width + RANK), [factor(what, width + RANK, columns) for _ in range(LAYERS)]
         longer = seconds(lambda left=left: multiply(left))  # type: ignore[misc]
-        first = whole_rounds(rows, columns, width, PROCESSORS)
         best = min(times, key=times.__getitem__)
         print(
             f"    {name:18s} {what} {times[0] * 1e6:7.1f} us, {2e-12 * rows * into * out / times[0]:4.0f} TFLOP/s, alone {plain * 1e6:.1f}, "
-            f"longer {longer * 1e6:.1f}; as divided {rows - first if first else 0}, "
+            f"longer {longer * 1e6:.1f}; by rule {last_rows(rows, columns, width, PROCESSORS)}, "
             + (f"{100 * (1 - times[best] / times[0]):4.1f} % less in two parts: " if best else "no parts are faster: ")
             + ", ".join(f"{last}: {time * 1e6:.1f}" for last, time in times.items() if last),
             flush=True,
         )
+
+
+def last_rows(rows: int, columns: int, depth: int, processors: int) -> int:
+    """Rows that are better a product of their own, by the tiles that they leave for a last, mostly idle round; 0: none."""
+    across = -(-columns // TILE[1])
+    tiles = -(-rows // TILE[0]) * across
+    rounds, rest = divmod(tiles, processors)
+    first = rounds * processors // across * TILE[0]
+    worthwhile = rounds > 0 and 0 < rest <= processors // 2 and depth >= SHORTEST_SUM
+    return rows - first if worthwhile and 0 < first < rows else 0
 
 
 def random(*shape: int) -> torch.Tensor:

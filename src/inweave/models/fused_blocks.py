@@ -10,7 +10,6 @@
     UNet2DConditionModel     one product for the keys and values of all cross attentions
     GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
-    Linear                   without an adapter: products in parts that fill a GPU (`ops.frozen_linear`)
 
 `fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
 `restore_blocks` gives the class back. Children are called as modules: adapters may sit on any of them. Norms are not, unless they
@@ -39,7 +38,6 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from torch import nn
 from torch.nn import functional
 
-from inweave.layers import lora_layers
 from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
@@ -59,7 +57,6 @@ from inweave.models.fused_joint import (
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
-from inweave.ops.frozen_linear import FrozenLinear
 from inweave.ops.norm import group_norm, group_norm_and_input
 from inweave.ops.residual import residual_sum
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
@@ -68,10 +65,9 @@ from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
 def fuse_blocks(network: nn.Module) -> int:
     """Fuse what can be fused in a network whose base is frozen; returns the number of modules that changed."""
     count = 0
-    adapted = {id(layer.base) for layer in lora_layers(network).values()}  # computed as one with their adapters
     for module in list(network.modules()):
         for plain, fused, fits in _FUSED:
-            if type(module) is plain and fits(module) and not (plain is nn.Linear and id(module) in adapted):
+            if type(module) is plain and fits(module):
                 module.__class__ = fused
                 count += 1
     if any(type(module) is FusedGroupNorm for module in network.modules()):
@@ -329,7 +325,6 @@ def _conv_fits(module: nn.Conv2d) -> bool:
 _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ...] = (
     (nn.GroupNorm, FusedGroupNorm, lambda module: module.affine),
     (nn.Conv2d, FrozenConv2d, _conv_fits),
-    (nn.Linear, FrozenLinear, lambda module: True),
     (Attention, FusedJointAttention, joint_attention_fits),
     (Attention, FusedQwenAttention, qwen_attention_fits),
     (Attention, FusedZImageAttention, z_image_attention_fits),

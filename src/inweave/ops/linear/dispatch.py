@@ -23,7 +23,6 @@ from inweave.ops.fp8 import Fp8Weight
 from inweave.ops.implementation import on_device_of
 from inweave.ops.linear import composed, reference
 from inweave.ops.linear.frozen import Weight, outputs
-from inweave.ops.products import add_product
 
 _FAST = (torch.bfloat16, torch.float16, torch.float32)
 _LARGEST_RANK = 64
@@ -78,7 +77,7 @@ def backward(
                     grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
                 )  # fmt: skip
             if result is not None and isinstance(weight, torch.Tensor):
-                add_product(result, rows, weight)
+                result.addmm_(rows, weight)
             return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
         result = composed.backward(
             rows, inputs, hidden, weight, down, up, scale,

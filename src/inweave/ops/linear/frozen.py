@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from inweave.ops.fp8 import Fp8Weight, scaled_product
-from inweave.ops.products import multiply
 
 Weight = torch.Tensor | Fp8Weight
 
@@ -35,11 +34,11 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
     """(M, N), memory of its own."""
     if isinstance(weight, Fp8Weight):
         return scaled_product(x, weight.rows, weight.row_scales, bias, fast=True)
-    return multiply(x, weight.T, bias)
+    return torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
 
 
 def gradient(grad_out: torch.Tensor, weight: Weight) -> torch.Tensor:
     """(M, K), memory of its own."""
     if isinstance(weight, Fp8Weight):
         return scaled_product(grad_out, weight.columns, weight.column_scales, None, fast=False)
-    return multiply(grad_out, weight)
+    return torch.mm(grad_out, weight)

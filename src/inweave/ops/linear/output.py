@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from inweave.ops.implementation import on_device_of
-from inweave.ops.products import add_product
 
 _ROWS, _COLUMNS = 64, 128
 
@@ -50,7 +49,7 @@ def forward(
     hidden = torch.mm(x, down.T)
     with on_device_of(x):
         y = adapter_output(hidden, up, bias, scale)
-    return add_product(y, x, weight.T), hidden
+    return y.addmm_(x, weight.T), hidden
 
 
 def adapter_output(hidden: torch.Tensor, up: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:

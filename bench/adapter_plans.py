@@ -2,44 +2,36 @@
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32x3 4096x3072x12288x16x1
 
-ROWSxINTOxOUTxRANKxLAYERS   bf16, S saved, gradients added to float32, in a CUDA graph. The launches are independent: first the division of
-rows in the first one is varied, then that of the second. Kernels are compiled before, by a process per core.
+Shapes as in `bench/layer_cases.py`; bf16, S saved, gradients added to float32, in a CUDA graph. The launches are independent: first the
+division of rows in the first one is varied, then that of the second.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import torch
+from bench.layer_cases import DEVICE, LayerCase, compile_in_parallel, micros
 
-from inweave.bench.timing import captured_seconds
 from inweave.ops.linear import composed
 from inweave.ops.linear import triton as kernel
 
-DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 FIRST = [*product((16, 32, 64), (64, 128, 256))]
 SECOND = [*product((32, 64, 128), (32, 64, 128), (1, 2, 4, 8, 16))]
 
 
-class Case:
-    """The tensors of one shape."""
+class BackwardCase(LayerCase):
+    """With a gradient of the output, and the adapter's gradients to add to."""
 
     def __init__(self, name: str) -> None:
-        rows, into, out, rank, count = map(int, name.split("x"))
-        generator = torch.Generator(DEVICE).manual_seed(0)
-
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=DEVICE).to(DTYPE)
-
-        self.x, self.grad = random(rows, into), random(rows, count * out)
-        self.down, self.up = random(count * rank, into), random(count * out, rank)
+        super().__init__(name)
+        self.grad = self.random(self.rows, self.count * self.out)
         self.hidden = torch.mm(self.x, self.down.T)
         self.totals = torch.zeros(self.down.shape, device=DEVICE), torch.zeros(self.up.shape, device=DEVICE)
-        self.plan = kernel.plan(rows, out, into, rank, count)
+        self.plan = kernel.plan(self.rows, self.out, self.into, self.rank, self.count)
 
     def launch(self, plan: kernel.Plan) -> object:
         return kernel.backward(
@@ -60,34 +52,17 @@ class Case:
         return first, second
 
 
-def prepare(work: tuple[str, int, int]) -> None:
-    """Compile a part of the kernels of one shape into the cache on disk."""
-    name, part, parts = work
-    case = Case(name)
-    for plan in [plan for plans in case.candidates(case.plan) for plan in plans][part::parts]:
-        attempt(lambda plan=plan: case.launch(plan))  # type: ignore[misc]
-    torch.cuda.synchronize(DEVICE)
-
-
-def attempt(work: Callable[[], object]) -> object:
-    try:
-        return work()
-    except Exception:  # tiles that do not fit the device
-        return None
-
-
-def micros(work: Callable[[], object]) -> float:
-    seconds = attempt(lambda: captured_seconds(work, DEVICE, copies=10, replays=20))
-    return seconds * 1e6 if isinstance(seconds, float) else float("inf")
+def launches(name: str) -> list[Callable[[], object]]:
+    case = BackwardCase(name)
+    return [partial(case.launch, plan) for plans in case.candidates(case.plan) for plan in plans]
 
 
 def sweep(name: str) -> None:
-    case = Case(name)
-    times = {case.plan: micros(lambda: case.launch(case.plan))}
+    case = BackwardCase(name)
+    times = {case.plan: micros(partial(case.launch, case.plan))}
 
     def measure(plans: list[kernel.Plan]) -> kernel.Plan:
-        for plan in plans:
-            times[plan] = micros(lambda plan=plan: case.launch(plan))  # type: ignore[misc]
+        times.update({plan: micros(partial(case.launch, plan)) for plan in plans})
         return min(times, key=times.__getitem__)
 
     best = measure(case.candidates(case.plan)[0])
@@ -97,14 +72,7 @@ def sweep(name: str) -> None:
         print(f"    {times[plan]:.1f} {tuple(plan)}", flush=True)
 
 
-def in_parallel(compile_part: Callable[[tuple[str, int, int]], None], names: Sequence[str], parts: int = 4) -> None:
-    """Each shape in so many parts, by a process per core."""
-    workers = max(1, (os.cpu_count() or 1) - 2)
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        pool.map(compile_part, [(name, part, parts) for name in names for part in range(parts)], chunksize=1)
-
-
 if __name__ == "__main__":
-    in_parallel(prepare, sys.argv[1:])
+    compile_in_parallel(launches, sys.argv[1:])
     for each in sys.argv[1:]:
         sweep(each)

@@ -1,4 +1,4 @@
-"""An experiment: layer and adapter as one product, whose sum is longer by the ranks.
+"""An experiment: layer and adapter as one GEMM, whose sum is longer by the ranks.
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/longer_sum.py 4608x3072x3072x16x3 4608x3072x12288x16x1
 
@@ -21,12 +21,11 @@ from itertools import product
 import torch
 import triton
 import triton.language as tl
-from bench.adapter_plans import attempt, in_parallel, micros
+from bench.layer_cases import LayerCase, compile_in_parallel, micros
 
 from inweave.ops.linear import output
 from inweave.ops.linear.triton import _padded, _row_product
 
-DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 LAYERS = 6
 #: columns in reserve are a multiple of what a product takes at a time
 STEP = 64
@@ -115,18 +114,15 @@ def forward(
     return y, wide_x
 
 
-class Case:
+class ForwardCase(LayerCase):
+    """With several layers' weights, as they are and with columns in reserve, so that weights come from memory."""
+
     def __init__(self, name: str) -> None:
-        rows, into, out, rank, count = map(int, name.split("x"))
-        generator = torch.Generator(DEVICE).manual_seed(0)
-
-        def random(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator, device=DEVICE).to(DTYPE)
-
-        self.x, self.bias = random(rows, into), random(count * out)
-        self.down, self.up = random(count * rank, into), random(count * out, rank)
-        self.wide = [random(count * out, into + room(count * rank)) for _ in range(LAYERS)]
-        self.weights = [wide[:, :into].contiguous() for wide in self.wide]
+        super().__init__(name)
+        columns = self.count * self.out
+        self.bias = self.random(columns)
+        self.wide = [self.random(columns, self.into + room(self.count * self.rank)) for _ in range(LAYERS)]
+        self.weights = [wide[:, : self.into].contiguous() for wide in self.wide]
 
     def each(self, work: Callable[[int], object]) -> Callable[[], None]:
         def all_layers() -> None:
@@ -144,31 +140,29 @@ class Case:
     def hidden(self) -> Callable[[], None]:
         return self.each(lambda at: torch.mm(self.x, self.down.T))
 
-    def hidden_again(self, division: tuple[int, int, int]) -> Callable[[], None]:
-        (rows, into), ranks = self.x.shape, self.down.shape[0]
-        result = self.x.new_empty(rows, ranks)
+    def hidden_by_kernel(self, division: tuple[int, int, int]) -> Callable[[], None]:
         block_rows, depth, warps = division
+        ranks = self.count * self.rank
+        result = self.x.new_empty(self.rows, ranks)
 
         def launch(_: int) -> None:
-            _hidden_kernel[(triton.cdiv(rows, block_rows),)](
-                self.x, self.down, result, rows, into, ranks,
+            _hidden_kernel[(triton.cdiv(self.rows, block_rows),)](
+                self.x, self.down, result, self.rows, self.into, ranks,
                 ROWS=block_rows, DEPTH=depth, RANKS=_padded(ranks), num_warps=warps, num_stages=4,
             )  # fmt: skip
 
         return self.each(launch)
 
     def adapter_output(self, division: tuple[int, int, int]) -> Callable[[], None]:
-        hidden, (columns, rank) = torch.mm(self.x, self.down.T), self.up.shape
-        rows, count = hidden.shape[0], hidden.shape[1] // rank
-        y = hidden.new_empty(rows, columns)
         block_rows, block_columns, warps = division
+        hidden = torch.mm(self.x, self.down.T)
+        y = hidden.new_empty(self.rows, self.count * self.out)
+        grid = triton.cdiv(self.rows, block_rows) * self.count, triton.cdiv(self.out, block_columns)
 
         def launch(_: int) -> None:
-            output._output_kernel[
-                (triton.cdiv(rows, block_rows) * count, triton.cdiv(columns // count, block_columns))
-            ](
-                hidden, self.up, self.bias, y, rows, columns // count, rank, 0.5, COUNT=count, BIAS=True,
-                ROWS=block_rows, COLUMNS=block_columns, RANK=_padded(rank), PRECISION="tf32", num_warps=warps,
+            output._output_kernel[grid](
+                hidden, self.up, self.bias, y, self.rows, self.out, self.rank, 0.5, COUNT=self.count, BIAS=True,
+                ROWS=block_rows, COLUMNS=block_columns, RANK=_padded(self.rank), PRECISION="tf32", num_warps=warps,
             )  # fmt: skip
 
         return self.each(launch)
@@ -177,25 +171,19 @@ class Case:
         return self.each(lambda at: torch.addmm(self.bias, self.x, self.weights[at].T))
 
 
-def prepare(work: tuple[str, int, int]) -> None:
-    """Compile a part of the kernels of one shape into the cache on disk."""
-    name, part, parts = work
-    case = Case(name)
-    for division in DIVISIONS[part::parts]:
-        attempt(lambda division=division: forward(case.x, case.wide[0], case.bias, case.down, case.up, 0.5, division))  # type: ignore[misc]
-        attempt(case.hidden_again(division))
-    for shape in OUTPUTS[part::parts]:
-        attempt(case.adapter_output(shape))
-    torch.cuda.synchronize(DEVICE)
+def launches(name: str) -> list[Callable[[], None]]:
+    case = ForwardCase(name)
+    sums = [work(division) for division in DIVISIONS for work in (case.extended, case.hidden_by_kernel)]
+    return sums + [case.adapter_output(shape) for shape in OUTPUTS]
 
 
 def sweep(name: str) -> None:
-    case = Case(name)
+    case = ForwardCase(name)
     today, frozen = micros(case.adapter_first()) / LAYERS, micros(case.frozen()) / LAYERS
     times = {division: micros(case.extended(division)) / LAYERS for division in DIVISIONS}
     best = min(times, key=times.__getitem__)
-    again = {division: micros(case.hidden_again(division)) / LAYERS for division in DIVISIONS}
-    fastest = min(again, key=again.__getitem__)
+    kernel_times = {division: micros(case.hidden_by_kernel(division)) / LAYERS for division in DIVISIONS}
+    fastest = min(kernel_times, key=kernel_times.__getitem__)
     adapter_output = {division: micros(case.adapter_output(division)) / LAYERS for division in OUTPUTS}
     shortest = min(adapter_output, key=adapter_output.__getitem__)
     y, _ = forward(case.x, case.wide[0], case.bias, case.down, case.up, 0.5, best)
@@ -203,13 +191,13 @@ def sweep(name: str) -> None:
     distance = float((y.float() - other.float()).norm() / other.float().norm())
     print(
         f"{name}: frozen {frozen:.1f} us, with the adapter today {today:.1f}, as one sum {times[best]:.1f} {best}, "
-        f"distance {distance:.1e}; S {micros(case.hidden()) / LAYERS:.1f}, in the kernel {again[fastest]:.1f} {fastest}; "
+        f"distance {distance:.1e}; S {micros(case.hidden()) / LAYERS:.1f}, in the kernel {kernel_times[fastest]:.1f} {fastest}; "
         f"b + s S up^T {adapter_output[OUTPUTS[0]]:.1f}, at best {adapter_output[shortest]:.1f} {shortest}",
         flush=True,
     )
 
 
 if __name__ == "__main__":
-    in_parallel(prepare, sys.argv[1:])
+    compile_in_parallel(launches, sys.argv[1:])
     for each in sys.argv[1:]:
         sweep(each)

@@ -14,19 +14,20 @@ read. Printed: microseconds of both ways and of cuBLAS, and their distance from 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from bench.adapter_plans import Case, attempt, in_parallel, micros
+from bench.adapter_plans import BackwardCase
+from bench.layer_cases import compile_in_parallel, micros
 
 from inweave.ops.linear import triton as kernel
 from inweave.ops.linear.reference import block_count
 from inweave.ops.linear.triton import _column_kernel, _padded, _put, _sum_kernel
-
-DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 
 
 class Division(NamedTuple):
@@ -38,7 +39,7 @@ class Division(NamedTuple):
 
 
 @triton.jit
-def _both_kernel(
+def _partial_sums_kernel(
     grad_out, up, hidden, inner_parts, up_parts, rows, out, rank, scale, groups, split_rows,
     COUNT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RANK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -114,7 +115,7 @@ def backward(
     up_parts = torch.empty(division.splits, up.numel(), dtype=torch.float32, device=x.device)
     inner = grad_out.new_empty(rows, count * rank)
     split_rows = triton.cdiv(triton.cdiv(rows, division.splits), division.rows) * division.rows
-    _both_kernel[(count * groups, division.splits)](
+    _partial_sums_kernel[(count * groups, division.splits)](
         grad_out, up, hidden, inner_parts, up_parts, rows, out, rank, scale, groups, split_rows,
         COUNT=count, ROWS=division.rows, COLUMNS=division.columns, RANK=_padded(rank), PRECISION=precision,
         num_warps=division.warps, num_stages=division.stages,
@@ -148,33 +149,25 @@ def distance(one: torch.Tensor, two: torch.Tensor) -> float:
     return float((one.float() - two.float()).norm() / two.float().norm())
 
 
-def launch(case: Case, division: Division) -> torch.Tensor:
+def launch(case: BackwardCase, division: Division) -> torch.Tensor:
     return backward(
         case.grad, case.x, case.hidden, case.down, case.up, 1.0,
         grad_down=case.totals[0], grad_up=case.totals[1], division=division, plan=case.plan,
     )  # fmt: skip
 
 
-def prepare(work: tuple[str, int, int]) -> None:
-    """Compile a part of the kernels of one shape into the cache on disk."""
-    name, part, parts = work
-    case = Case(name)
-    for division in DIVISIONS[part::parts]:
-        attempt(lambda division=division: launch(case, division))  # type: ignore[misc]
-    torch.cuda.synchronize(DEVICE)
+def launches(name: str) -> list[Callable[[], torch.Tensor]]:
+    case = BackwardCase(name)
+    return [partial(launch, case, division) for division in DIVISIONS]
 
 
 def sweep(name: str) -> None:
-    case = Case(name)
-
-    def single(division: Division) -> torch.Tensor:
-        return launch(case, division)
-
+    case = BackwardCase(name)
     print(f"{name}: cuBLAS {micros(case.products):.1f} us, two launches {micros(lambda: case.launch(case.plan)):.1f}")
-    times = {division: micros(lambda division=division: single(division)) for division in DIVISIONS}  # type: ignore[misc]
+    times = {division: micros(partial(launch, case, division)) for division in DIVISIONS}
     for division in sorted(times, key=times.__getitem__)[:4]:
         results = []
-        for work in (lambda division=division: single(division), case.products):  # type: ignore[misc]
+        for work in (partial(launch, case, division), case.products):
             for total in case.totals:
                 total.zero_()
             results.append([work(), *(total.clone() for total in case.totals)])
@@ -183,6 +176,6 @@ def sweep(name: str) -> None:
 
 
 if __name__ == "__main__":
-    in_parallel(prepare, sys.argv[1:])
+    compile_in_parallel(launches, sys.argv[1:])
     for each in sys.argv[1:]:
         sweep(each)

@@ -1,12 +1,12 @@
-"""How much of the GPU a frozen layer's products use, and whether rows are better divided: cuBLAS whole and in two parts.
+"""How much of the GPU the GEMMs of frozen layers use, and whether their rows are better divided: cuBLAS whole and in two parts.
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/products.py                      # layers of the models that are trained
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/products.py 4608x15360x3072      # ROWSxINTOxOUT
 
-bf16, added to what is there (beta = 1), in a CUDA graph, with a weight of its own for each of several layers, so that weights come
-from memory as they do in a step. A product has ceil(rows / 128) * ceil(columns / 256) tiles or so; where the last of them leave most
-multiprocessors idle, the rows that make it so may be faster as a product of their own, whose long sum cuBLAS divides. "Alone" is the
-product without what is there, "longer" the same where the rank's columns lie beside those of the input: one sum for layer and adapter.
+bf16, added to the output (beta = 1), in a CUDA graph, with a weight of its own for each of several layers, so that weights come from
+memory as they do in a step. A GEMM has about ceil(rows / 128) * ceil(columns / 256) tiles; where the last of them leave most
+multiprocessors idle, the rows that make it so may be faster as a GEMM of their own, with split-K. "Alone" is the GEMM with beta = 0,
+"longer" the same where the rank's columns lie beside those of the input: one sum for layer and adapter.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/single_read.py 4608x3072x12288x16x1 4608x3072x3072x16x3
 
-    1   parts of dS and of d_up      a program per block of columns of dY and part of its rows: both from one tile
+    1   partial sums of dS and d_up  a program per block of columns of dY and part of its rows: both from one tile
     2   dS, d_up                     the sums of the parts, in order
     3   d_down, dX                   as in `inweave.ops.linear.triton`, without dY
     4   d_down                       the sums of its parts

@@ -89,9 +89,8 @@ class SharedSiblings(Siblings):
 
     def __init__(self, layers: tuple[LoraLayer, ...], weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__(layers, weight, bias)
-        self._shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = (
-            None  # both at once: another thread may share
-        )
+        # the tensor that was read, and the outputs for it: one attribute, which another thread sees whole
+        self._shared: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
 
     def share(self, x: torch.Tensor) -> None:
         outputs = self.outputs(x)

@@ -14,15 +14,13 @@ from torch import nn
 
 from inweave.training.compilation import compile_problems
 from inweave.training.config.schema import TrainConfig
-from inweave.training.optim.adamw import AdamW, AdamW8bit
+from inweave.training.optim.adamw import OWN_OPTIMIZERS, AdamW, AdamW8bit
 from inweave.training.optim.third_party import LibraryOptimizer
-
-_OPTIMIZERS: Mapping[str, type[AdamW | AdamW8bit]] = {"adamw": AdamW, "adamw8bit": AdamW8bit}
 
 
 def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
     """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
-    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = _OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
+    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = OWN_OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
     problems = [] if optimizer.capturable else [f"optimizer {config.optimizer}: {optimizer.capture_problem}"]
     if device.type != "cuda":
         problems.append(f"device {device}: only CUDA devices have graphs")

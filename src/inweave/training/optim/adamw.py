@@ -129,6 +129,10 @@ class AdamW8bit(_Adam):
         )
 
 
+#: all others are from libraries (`inweave.training.optim.third_party`)
+OWN_OPTIMIZERS: Mapping[str, type[AdamW | AdamW8bit]] = {"adamw": AdamW, "adamw8bit": AdamW8bit}
+
+
 def make_optimizer(
     name: str,
     flat: FlatParameters,
@@ -148,13 +152,12 @@ def make_optimizer(
     problems += [f"weight_decay must be 0 or more, got {weight_decay!r}"] * (not weight_decay >= 0)
     problems += [f"betas must lie in [0, 1), got {betas!r}"] * (not all(0 <= beta < 1 for beta in betas))
     problems += [f"epsilon must be a positive number, got {epsilon!r}"] * (not epsilon > 0)
-    if name in ("adamw", "adamw8bit") and args:
+    if name in OWN_OPTIMIZERS and args:
         problems.append(f"{name} has no option {sorted(args)[0]!r}: weight_decay, betas and epsilon are all it takes")
     if problems:
         raise ConfigError(problems)
-    if name in ("adamw", "adamw8bit"):
-        kind = AdamW if name == "adamw" else AdamW8bit
-        return kind(flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
+    if name in OWN_OPTIMIZERS:
+        return OWN_OPTIMIZERS[name](flat, weight_decay=weight_decay, betas=betas, epsilon=epsilon)
     from inweave.training.optim import third_party
 
     settings = {"lr": learning_rate, "betas": betas, "eps": epsilon, "weight_decay": weight_decay}

@@ -61,6 +61,22 @@ def test_compiled_blocks_train_what_eager_ones_do(more: dict[str, Any], tmp_path
     assert apart(eager.path, compiled.path) < 0.1
 
 
+def test_a_second_run_takes_its_compiled_blocks_from_the_cache(tmp_path: Path, cache: Path) -> None:
+    from torch._dynamo.utils import counters
+
+    hits: list[int] = []
+    for name in ("first", "second"):
+        torch._dynamo.reset()  # what this process has compiled is forgotten, as in a new one
+        counters.clear()
+        records: list[Any] = []
+        common = {"precision": "bf16", "compile": "on", "graph": "on", "batch_size": 1, "steps": 4}
+        inweave.train(settings(tmp_path / name, cache, **common), on_record=records.append)
+        events = [record.get("event") for record in records]
+        assert "compile" in events and "compile failed" not in events, (name, records)
+        hits.append(counters["inductor"]["fxgraph_cache_hit"])
+    assert hits[1] > 0, hits
+
+
 def test_a_compiled_and_recorded_run_has_the_same_bits_twice_and_resumed(tmp_path: Path, cache: Path) -> None:
     common = {"precision": "bf16", "graph": "on", "compile": "on", "batch_size": 1, "deterministic": True}
     run, _ = prepare(settings(tmp_path / "one", cache, steps=STEPS, **common))

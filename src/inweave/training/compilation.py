@@ -94,8 +94,11 @@ def inductor_options(*, deterministic: bool) -> dict[str, Any]:
 
     By itself Inductor holds rows of up to 1,024 numbers, and reads longer ones twice: the layer norms of transformers take 1.6 times
     as long. Where bits have to repeat nothing is timed: how a kernel splits a sum would differ from run to run.
+
+    Kernels that come from Inductor's cache with its own launcher have lost the lock that finding the faster one again needs, so that a
+    second run failed to compile (torch 2.11 to 2.13); Triton's launcher loads them anew. A recorded step launches nothing anyway.
     """
-    return {"deterministic": True} if deterministic else {"triton.multi_kernel": 1}
+    return {"deterministic": True} if deterministic else {"triton.multi_kernel": 1, "use_static_cuda_launcher": False}
 
 
 class CompiledBlocks:

@@ -14,12 +14,13 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
 from tests.unit.models.test_fused_blocks import gradients, network  # noqa: E402
-from tests.unit.ops import test_activation, test_norm  # noqa: E402
+from tests.unit.ops import test_activation, test_norm, test_residual  # noqa: E402
 
 from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
 from inweave.ops.activation import triton as activation  # noqa: E402
 from inweave.ops.norm import group_norm  # noqa: E402
 from inweave.ops.norm import triton as images  # noqa: E402
+from inweave.ops.residual import triton as residual  # noqa: E402
 from inweave.ops.row_norm import triton as rows  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -46,10 +47,17 @@ def test_small_kernels_are_as_exact_as_torch(dtype: torch.dtype, monkeypatch: py
     for module, maker in ((test_norm, "image_inputs"), (test_norm, "row_inputs")):
         plain = getattr(module, maker)
         monkeypatch.setattr(module, maker, lambda *a, plain=plain, **k: on_gpu(plain(*a, **k)))
-    made = test_activation.inputs
+    made, images_and_biases = test_activation.inputs, test_residual.inputs
     monkeypatch.setattr(test_activation, "inputs", lambda *a: tuple(tensor.cuda() for tensor in made(*a)))
+
+    def summands(*arguments: Any) -> tuple[Any, Any, list[Any]]:
+        a, b, biases = images_and_biases(*arguments)
+        return a.cuda(), b.cuda(), [bias.cuda() for bias in biases]
+
+    monkeypatch.setattr(test_residual, "inputs", summands)
     assert test_norm.check_all(images, rows, [dtype]) >= 15
     assert test_activation.check_all(activation, [dtype]) > 1000
+    assert test_residual.check_all(residual, [dtype]) > 10_000
 
 
 @pytest.mark.parametrize(("shape", "dtype"), IMAGE_CASES, ids=str)

@@ -2,7 +2,8 @@
 
     GroupNorm                one kernel pair on channels-last memory (`ops.norm`)
     ResnetBlock2D            norm + SiLU in one; the time embedding is added inside of the second norm; no division by 1;
-                             the residual's gradient is added inside of the first norm's backward pass
+                             the residual's gradient is added inside of the first norm's backward pass; biases of convolutions
+                             are added with the time embedding and with the residual (`ops.residual`)
     Transformer2DModel       no copy to channels-first at its end
     BasicTransformerBlock    residual sum + layer norm in one, forward and backward (`ops.row_norm`)
     Attention                no division by 1; one product for queries, keys and values (`models.siblings`); of two streams and
@@ -57,6 +58,7 @@ from inweave.models.fused_joint import (
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
 from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
+from inweave.ops.implementation import frozen
 from inweave.ops.norm import group_norm, group_norm_and_input
 from inweave.ops.residual import residual_sum
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm
@@ -103,8 +105,11 @@ class FusedGroupNorm(nn.GroupNorm):
 
 class FrozenConv2d(nn.Conv2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.convolve(input, self.bias)
+
+    def convolve(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         stride, padding, dilation = ((size[0], size[1]) for size in (self.stride, self.padding, self.dilation))
-        return frozen_conv2d(input, self.weight, self.bias, stride, padding, dilation, self.groups)  # type: ignore[arg-type]
+        return frozen_conv2d(input, self.weight, bias, stride, padding, dilation, self.groups)  # type: ignore[arg-type]
 
 
 class FusedGEGLU(GEGLU):
@@ -124,12 +129,12 @@ class FusedResnetBlock2D(ResnetBlock2D):
         if not all(map(is_unchanged, (self.norm1, self.norm2, self.nonlinearity))):
             return super().forward(input_tensor, temb, *args, **kwargs)
         h, skip = _norm_silu(self.norm1, input_tensor)
-        h = self.conv1(h)
-        h, _ = _norm_silu(self.norm2, h, self.time_emb_proj(self.nonlinearity(temb)))
-        h = self.conv2(self.dropout(h))
-        if self.conv_shortcut is not None:
-            skip = self.conv_shortcut(skip)
-        return residual_sum(skip, h)
+        h, bias = _product_and_bias(self.conv1, h)
+        shift = self.time_emb_proj(self.nonlinearity(temb))
+        h, _ = _norm_silu(self.norm2, h, shift if bias is None else shift + bias)
+        h, bias = _product_and_bias(self.conv2, self.dropout(h))
+        skip, skip_bias = (skip, None) if self.conv_shortcut is None else _product_and_bias(self.conv_shortcut, skip)
+        return residual_sum(skip, h, bias, skip_bias)
 
 
 class FusedTransformer2DModel(Transformer2DModel):
@@ -144,7 +149,7 @@ class FusedTransformer2DModel(Transformer2DModel):
     ) -> torch.Tensor:
         h = self.proj_out(hidden_states) if self.use_linear_projection else hidden_states
         h = h.reshape(batch_size, height, width, inner_dim).permute(0, 3, 1, 2)  # channels-last without a copy
-        return (h if self.use_linear_projection else self.proj_out(h)) + residual
+        return residual_sum(h if self.use_linear_projection else self.proj_out(h), residual)
 
 
 class FusedBasicTransformerBlock(BasicTransformerBlock):
@@ -246,6 +251,14 @@ def _norm_silu(
     norm: nn.GroupNorm, x: torch.Tensor, shift: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return group_norm_and_input(x, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=True, shift=shift)
+
+
+def _product_and_bias(conv: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(what a convolution returns but for its bias, the bias); whatever is no plain one adds its bias itself."""
+    plain = (
+        type(conv) is FrozenConv2d and is_unchanged(conv) and conv.bias is not None and frozen(conv.weight, conv.bias)
+    )
+    return (conv.convolve(x, None), conv.bias) if plain else (conv(x), None)  # type: ignore[operator, return-value]
 
 
 def _affine(norm: Any) -> tuple[torch.Tensor, torch.Tensor, float]:

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from inweave.ops.implementation import frozen
+from inweave.ops.norm.layout import as_channels_last
 
 _Pair = tuple[int, int]
 
@@ -46,7 +47,7 @@ class _FrozenConv2d(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(weight)
         ctx.size, ctx.geometry = x.shape[2:], (stride, padding, dilation, groups)
-        return functional.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        return functional.conv2d(_known_layout(x), weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     @once_differentiable
@@ -58,5 +59,11 @@ class _FrozenConv2d(torch.autograd.Function):
             size - ((dy.shape[2 + axis] - 1) * stride[axis] - 2 * padding[axis] + dilation[axis] * (weight.shape[2 + axis] - 1) + 1)
             for axis, size in enumerate(ctx.size)
         )  # fmt: skip
-        dx = functional.conv_transpose2d(dy, weight, None, stride, padding, left, groups, dilation)
+        dx = functional.conv_transpose2d(_known_layout(dy), weight, None, stride, padding, left, groups, dilation)
         return dx, *[None] * 6
+
+
+def _known_layout(image: torch.Tensor) -> torch.Tensor:
+    """A channels-last image with strides that say so; any other as it is."""
+    is_known = image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last) and image.shape[0] == 1
+    return as_channels_last(image) if is_known else image

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from inweave.layers import fused, inject, lora_layers  # noqa: E402
 from inweave.layers.fused_conv import FusedConv  # noqa: E402
@@ -93,7 +94,7 @@ def test_outputs_and_gradients_stay(variant: str) -> None:
     assert all(torch.equal(restored[name], plain[name]) for name in plain)
 
 
-@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.LayerNorm, nn.SiLU])
+@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.LayerNorm, nn.SiLU, nn.Conv2d])
 def test_hooks_on_what_is_fused_with_its_neighbors_are_called(kind: type[nn.Module]) -> None:
     unet, inputs = network("sdxl")
     before = gradients(unet, inputs)
@@ -135,6 +136,35 @@ def test_gradient_checkpointing_changes_no_gradient(mode: str) -> None:
     plain = gradients(unet, inputs)
     apply_checkpointing({"unet": unet}, mode, random=False)
     assert largest_gap(gradients(unet, inputs), plain) < 1e-12
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_convolutions_see_channels_last_images_forward_and_backward(batch: int) -> None:
+    """Of a batch of one the first stride means nothing, and torch takes some of them for channels-first."""
+    _, inputs = network("sdxl")
+    unet = copy.deepcopy(tiny_models.pipeline("sdxl").unet)
+    inject(unet, 2, targets=r".*to_[qkv]")
+    fuse_blocks(unet)
+    inputs = {name: first_examples(value, batch) for name, value in inputs.items()}
+    strides: list[tuple[int, ...]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+            if operation is torch.ops.aten.convolution.default and (image := arguments[0]).shape[1] > 4:
+                strides.append(image.stride())
+            return operation(*arguments, **(keywords or {}))
+
+    with Watch():
+        gradients(unet, inputs)
+    assert len(strides) > 20
+    for examples, channels, rows, columns in strides:  # a slice of channels is one, too
+        assert channels == 1 and examples > rows > columns > 1
+
+
+def first_examples(value: Any, batch: int) -> Any:
+    if isinstance(value, dict):
+        return {name: first_examples(part, batch) for name, part in value.items()}
+    return value[:batch]
 
 
 def test_less_is_stored() -> None:

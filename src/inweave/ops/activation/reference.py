@@ -1,7 +1,7 @@
 """GEGLU in plain torch, in float32 throughout; forward and backward as the kernels split them.
 
     a, b = the halves of the last axis of x
-    y    = a * gelu(b)                 gelu(b) = b F(b),  F(b) = (1 + erf(b / sqrt 2)) / 2: the exact one
+    y    = a * gelu(b)                 gelu(b) = b F(b),  F(b) = (1 + erf(b / sqrt 2)) / 2, not the one with tanh
 
     da = dy * gelu(b)
     db = dy * a * (F(b) + b f(b))      f(b) = exp(-b^2 / 2) / sqrt(2 pi)

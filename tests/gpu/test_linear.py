@@ -25,7 +25,8 @@ FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 SHAPES = [
     (77, 768, 768, 16), (256, 1536, 1536, 32), (256, 3072, 3072, 64), (4608, 3072, 3072, 16), (1, 64, 64, 1),
     (2, 320, 1280, 2), (77, 2048, 640, 4), (333, 130, 70, 3), (1000, 1000, 1000, 8), (4096, 640, 5120, 128),
-    (129, 257, 513, 256), (50, 96, 8, 5), (8192, 320, 320, 32), (1, 3072, 18432, 16), (77, 7, 9, 7),
+    (129, 257, 513, 256), (50, 96, 8, 5), (8192, 320, 320, 32), (1, 3072, 18432, 16), (77, 7, 9, 7), (1024, 1280, 1280, 32),
+    (4096, 1280, 1280, 32), (16384, 640, 640, 32), (4096, 3072, 12288, 16), (2100, 12288, 3072, 20),
 ]  # fmt: skip
 #: for the other dtypes: every shape is compiled by itself, and what differs by dtype differs for these already
 FEW = [(77, 768, 768, 16), (1, 64, 64, 1), (333, 130, 70, 3), (256, 3072, 3072, 64), (4096, 640, 5120, 128),
@@ -90,7 +91,7 @@ def one_by_one(
     return functional.linear(x, weight, bias) + scale * torch.cat([functional.linear(s, own) for s, own in parts], -1)
 
 
-#: M, K, N, r and how many layers: SDXL's self attention (two launches), all of its text's, Flux's, SD 3.5's, sizes that no tile divides
+#: M, K, N, r and how many layers: SDXL's self attention, all of its text's, Flux's, SD 3.5's, sizes that no tile divides
 SIBLINGS = [
     ((1024, 1280, 1280, 32), 3), ((4096, 640, 640, 32), 3), ((77, 2048, 640, 32), 20), ((308, 2048, 1280, 32), 120),
     ((4608, 3072, 3072, 16), 3), ((154, 2432, 2432, 16), 3), ((333, 130, 70, 3), 3), ((129, 257, 513, 64), 2), ((1, 64, 64, 1), 2),

@@ -1,14 +1,14 @@
 """Which implementation runs, by device and shape alone: the same call gives the same bits wherever it stands.
 
-CUDA, 16 bits           two launches (`triton`): the adapter alone up to rank 64, and inside of a layer up to 4,096 columns
+CUDA, 16 bits           two launches (`triton`) for the adapter of one layer up to rank 64
                         forward up to rank 64: the adapter's part first (`output`)
 CUDA, 16 or 32 bits     cuBLAS products (`composed`)
 everything else         plain torch (`reference`)
 
-One H200, bf16, in a CUDA graph, microseconds of the adapter's part by cuBLAS and in two launches: 1024 x 1280 of rank 32 17.5 and
-11.8, 4096 x 640 of rank 32 22.6 and 15.6, 77 x 1280 x 2048 of rank 32 12.1 and 7.7, 4608 x 3072 of rank 16 56.6 and 35.4. Inside of
-wider layers (4608 x 12288 x 3072 of rank 16 100 and 96) nothing is gained. A step of SD 3.5 Large, whose layers have 2,432 columns:
-168.6 ms, and 170.1 with cuBLAS.
+One H200, bf16, in a CUDA graph, microseconds of the adapter's part by cuBLAS and in two launches (`bench/adapter_plans.py`): 1024 x 1280
+of rank 32 18.0 and 11.3, 4096 x 1280 25.0 and 19.4, 16384 x 640 44.1 and 32.8; 4608 x 3072 of rank 16 56.2 and 35, 4096 x 3072 x 12288
+89.8 and 70.4. Of three layers of one x, whose products are larger, cuBLAS is as fast as the best division of two launches or faster:
+1024 x 1280 of rank 32 16.9 and 17.6, 4096 x 1280 36.8 and 41.1, 16384 x 640 71.4 and 74.1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _LARGEST_RANK = 64
 _MANY_ROWS = 2048
 #: with few rows a program of the first launch goes over all columns alone
 _WIDEST = 4096
-_WIDEST_LAYER = 4096
 
 
 def forward(
@@ -149,15 +148,13 @@ def _in_two_launches(
     rows = grad_out.shape[0]
     _, down, up, *_ = others
     assert down is not None and up is not None
-    count = reference.block_count(down, up)
-    widest = max(up.shape[0] // count, down.shape[1])
     return (
         grad_out.dtype != torch.float32
         and not isinstance(weight, Fp8Weight)
         and rows > 0
         and up.shape[1] <= _LARGEST_RANK
-        and (count == 1 or down.shape[0] <= 2 * _LARGEST_RANK)
-        and (widest <= _WIDEST_LAYER if weight is not None else rows >= _MANY_ROWS or widest <= _WIDEST)
+        and reference.block_count(down, up) == 1
+        and (rows >= _MANY_ROWS or max(up.shape[0], down.shape[1]) <= _WIDEST)
         and all(tensor is None or tensor.is_contiguous() for tensor in (grad_out, x, *others))
         and _has_triton()
     )

@@ -8,7 +8,7 @@ Five cuBLAS products read dY and x twice each as well, but pay for five launches
 fill a GPU. Where there are many rows and few columns, rows are divided among programs; their sums, in float32, are
 then added up by a third launch, in order.
 
-Several layers of one x go through the same launches, side by side (`inweave.ops.linear`).
+Of one layer only: several layers of one x have fewer, larger products (`dispatch`).
 
 S and dS are rounded to the dtype of the inputs. Sums are in float32; everything that decides their order depends on the
 shape alone.
@@ -22,10 +22,8 @@ import torch
 import triton
 import triton.language as tl
 
-from inweave.ops.linear.reference import block_count
-
-#: programs that the second launch should have: the multiprocessors of a large GPU, and half as many again
-_PROGRAMS = 192
+#: programs that the second launch should have at most: about three for each multiprocessor of a large GPU
+_PROGRAMS = 384
 _MOST_SPLITS = 16
 
 
@@ -41,21 +39,25 @@ class Plan(NamedTuple):
     stages: int
 
 
-def plan(rows: int, out: int, into: int, rank: int, count: int = 1) -> Plan:
-    """The division for M, N, K, r of so many layers.
-
-    On one H200 4608 x 3072 of rank 16 takes 35 us with small tiles and 53 with large ones.
-    """
+def plan(rows: int, out: int, into: int, rank: int) -> Plan:
+    """The division for M, N, K, r: rules that fit the best divisions that `bench/adapter_plans.py` finds on one H200."""
     padded = _padded(rank)
-    if rows >= 2048 and min(out, into) >= 2048 and padded <= 32:
-        return Plan(32, 256 if padded == 16 else 128, 32, 64, 8, padded, 4)
+    if rows >= 1024 and padded <= 32:
+        if rows < 2048:
+            block_rows, block_depth = 16, 128
+        elif rows < 8192:
+            block_rows, block_depth = (32, 256) if max(out, into) > 1024 else (64, 128)
+        else:
+            block_rows, block_depth = 64, 64
+        tiles = triton.cdiv(out, 64) + triton.cdiv(into, 64)
+        splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // 512))
+        return Plan(block_rows, block_depth, 64, 64, splits, padded, 4)
     block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
-    block_depth = 256 if padded <= 32 and block_rows == 16 else 128 if padded <= 64 else 64
-    most_rows = 128 if _padded(count * rank) <= 64 else 64  # a tile of dS is as wide as all ranks
-    tile_rows = max(16, min(most_rows, triton.next_power_of_2(rows)))
+    block_depth = 256 if padded <= 32 else 128 if padded <= 64 else 64
+    tile_rows = max(16, min(128 if padded <= 64 else 64, triton.next_power_of_2(rows)))
     columns = 64 if padded >= 64 and rows >= 2048 else 32
-    tiles = triton.cdiv(out, columns) * count + triton.cdiv(into, columns)
-    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // (4 * tile_rows)))
+    tiles = triton.cdiv(out, columns) + triton.cdiv(into, columns)
+    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // 2 // tiles, rows // (4 * tile_rows)))
     return Plan(block_rows, block_depth, tile_rows, columns, splits, padded, 4 if padded <= 64 else 3)
 
 
@@ -64,14 +66,12 @@ def _padded(rank: int) -> int:
 
 
 @triton.jit
-def _row_product(
-    left, right, m, r, rows, stride, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr
-):
+def _row_product(left, right, m, r, rows, width, rank, across, along, DEPTH: tl.constexpr, PRECISION: tl.constexpr):
     """left (rows, width) @ right, for the rows m; right's element (c, r) is at c * across + r * along."""
     total = tl.zeros((m.shape[0], r.shape[0]), tl.float32)
     for start in range(0, width, DEPTH):
         c = start + tl.arange(0, DEPTH)
-        a = tl.load(left + m[:, None] * stride + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
+        a = tl.load(left + m[:, None] * width + c[None, :], mask=(m < rows)[:, None] & (c < width)[None, :], other=0.0)
         b = tl.load(
             right + c[:, None].to(tl.int64) * across + r[None, :] * along,
             mask=(c < width)[:, None] & (r < rank)[None, :],
@@ -94,7 +94,6 @@ def _inner_kernel(
     into,
     rank,
     scale,
-    COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     RANK: tl.constexpr,
@@ -102,18 +101,13 @@ def _inner_kernel(
 ):
     m = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     r = tl.arange(0, RANK)
-    part = tl.program_id(1)
-    layer = part % COUNT
-    places = m[:, None] * (COUNT * rank) + layer * rank + r[None, :]
+    places = m[:, None] * rank + r[None, :]
     there = (m < rows)[:, None] & (r < rank)[None, :]
-    if part < COUNT:
-        left = grad_out + layer * out
-        right = up + layer * out * rank
-        total = _row_product(left, right, m, r, rows, COUNT * out, out, rank, rank, 1, DEPTH, PRECISION) * scale
+    if tl.program_id(1) == 0:
+        total = _row_product(grad_out, up, m, r, rows, out, rank, rank, 1, DEPTH, PRECISION) * scale
         tl.store(inner + places, total.to(inner.dtype.element_ty), mask=there)
     else:
-        right = down + layer * rank * into
-        total = _row_product(x, right, m, r, rows, into, into, rank, 1, into, DEPTH, PRECISION)
+        total = _row_product(x, down, m, r, rows, into, rank, 1, into, DEPTH, PRECISION)
         tl.store(hidden + places, total.to(hidden.dtype.element_ty), mask=there)
 
 
@@ -139,10 +133,9 @@ def _column_kernel(
     into,
     rank,
     scale,
-    up_tiles,  # of one layer
+    up_tiles,
     split_rows,  # rows of a split, a multiple of ROWS
     split_size,  # numbers of a split's sums; where there are no splits it is not used
-    COUNT: tl.constexpr,
     OF_X: tl.constexpr,
     OF_DOWN: tl.constexpr,
     ADD: tl.constexpr,
@@ -150,7 +143,6 @@ def _column_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
-    RANKS: tl.constexpr,  # of all layers
     PRECISION: tl.constexpr,
 ):
     tile = tl.program_id(0)
@@ -158,45 +150,39 @@ def _column_kernel(
     first = part * split_rows
     last = tl.minimum(first + split_rows, rows)
     offset = part.to(tl.int64) * split_size
-    if tile < up_tiles * COUNT:
-        layer = tile // up_tiles
-        r = tl.arange(0, RANK)
-        c = (tile % up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
+    r = tl.arange(0, RANK)
+    used = r < rank
+    if tile < up_tiles:
+        c = tile * COLUMNS + tl.arange(0, COLUMNS)
         total = tl.zeros((COLUMNS, RANK), tl.float32)
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
             a = tl.load(
-                grad_out + m[None, :].to(tl.int64) * (COUNT * out) + layer * out + c[:, None],
+                grad_out + m[None, :].to(tl.int64) * out + c[:, None],
                 mask=(m < last)[None, :] & (c < out)[:, None],
                 other=0.0,
             )
-            b = tl.load(
-                hidden + wide * (COUNT * rank) + layer * rank + r[None, :],
-                mask=(m < last)[:, None] & (r < rank)[None, :],
-                other=0.0,
-            )
+            b = tl.load(hidden + wide * rank + r[None, :], mask=(m < last)[:, None] & used[None, :], other=0.0)
             total = tl.dot(a, b, total, input_precision=PRECISION)
-        places = (layer * out + c)[:, None].to(tl.int64) * rank + r[None, :]
-        mask = (c < out)[:, None] & (r < rank)[None, :]
+        places = c[:, None].to(tl.int64) * rank + r[None, :]
+        mask = (c < out)[:, None] & used[None, :]
         if SPLIT:
             places += offset
         _put(grad_up, places, total * scale, mask, ADD)
     else:
         # other names: Triton wants one type of a name in both branches
-        ranks = COUNT * rank
-        q = tl.arange(0, RANKS)
-        d = (tile - up_tiles * COUNT) * COLUMNS + tl.arange(0, COLUMNS)
+        d = (tile - up_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         inside = d < into
-        whole = tl.zeros((COLUMNS, RANKS), tl.float32)
+        whole = tl.zeros((COLUMNS, RANK), tl.float32)
         factor = tl.load(
-            down + q[:, None].to(tl.int64) * into + d[None, :], mask=(q < ranks)[:, None] & inside[None, :], other=0.0
+            down + r[:, None].to(tl.int64) * into + d[None, :], mask=used[:, None] & inside[None, :], other=0.0
         )
         for start in range(first, last, ROWS):
             m = start + tl.arange(0, ROWS)
             wide = m[:, None].to(tl.int64)
             there = (m < last)[:, None]
-            s = tl.load(inner + wide * ranks + q[None, :], mask=there & (q < ranks)[None, :], other=0.0)
+            s = tl.load(inner + wide * rank + r[None, :], mask=there & used[None, :], other=0.0)
             if OF_DOWN:
                 t = tl.load(
                     x + m[None, :].to(tl.int64) * into + d[:, None],
@@ -210,10 +196,10 @@ def _column_kernel(
                     grad_x + wide * into + d[None, :], result.to(grad_x.dtype.element_ty), mask=there & inside[None, :]
                 )
         if OF_DOWN:
-            spots = q[None, :].to(tl.int64) * into + d[:, None]
+            spots = r[None, :].to(tl.int64) * into + d[:, None]
             if SPLIT:
                 spots += offset
-            _put(grad_down, spots, whole, inside[:, None] & (q < ranks)[None, :], ADD)
+            _put(grad_down, spots, whole, inside[:, None] & used[None, :], ADD)
 
 
 @triton.jit
@@ -243,20 +229,19 @@ def backward(
     fresh: bool = False,
     chosen: Plan | None = None,
 ) -> torch.Tensor | None:
-    """As `composed.backward` without a weight, on contiguous matrices; ``chosen``: another division, for measurements."""
-    rows = grad_out.shape[0]
-    count, rank, into = block_count(down, up), up.shape[1], down.shape[1]
-    out = up.shape[0] // count
-    division = chosen or plan(rows, out, into, rank, count)
+    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``chosen``: another division, for measurements."""
+    rows, out = grad_out.shape
+    rank, into = down.shape
+    division = chosen or plan(rows, out, into, rank)
     precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     of_down, of_up = grad_down is not None, grad_up is not None
     again = hidden is None and of_up
-    inner = grad_out.new_empty(rows, count * rank)
+    inner = grad_out.new_empty(rows, rank)
     s_rows = torch.empty_like(inner) if hidden is None else hidden
     if again or of_down or grad_x:
-        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 * count if again else count)](
+        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 if again else 1)](
             grad_out, up, inner, x, down, s_rows, rows, out, into, rank, scale,
-            COUNT=count, BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
+            BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
             num_warps=4, num_stages=division.stages,
         )  # fmt: skip
     result = grad_out.new_empty(rows, into) if grad_x else None
@@ -269,15 +254,14 @@ def backward(
     else:
         into_up, into_down = (inner if total is None else total for total in (grad_up, grad_down))
     up_tiles = triton.cdiv(out, division.columns) if of_up else 0
-    tiles = up_tiles * count + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
+    tiles = up_tiles + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
     if tiles:
         split_rows = triton.cdiv(triton.cdiv(rows, splits), division.rows) * division.rows
         _column_kernel[(tiles, splits)](
             grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
             rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
-            COUNT=count, OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
-            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, RANKS=_padded(count * rank),
-            PRECISION=precision,
+            OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
+            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, PRECISION=precision,
             num_warps=4, num_stages=division.stages,
         )  # fmt: skip
     if splits > 1:

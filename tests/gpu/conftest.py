@@ -1,4 +1,4 @@
-"""Failures are printed when they happen, with the end of their report: a run on a rented machine may be cut off before its summary."""
+"""Every test begins with nothing compiled, and failures are printed when they happen: a run on a rented machine may be cut off."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import sys
 import pytest
 
 LINES = 14
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> None:
+    """torch gives up on a function that was compiled for many shapes, whichever tests this process has run before."""
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

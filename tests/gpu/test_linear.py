@@ -42,11 +42,6 @@ def exact_float32() -> object:
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> None:
-    torch._dynamo.reset()  # torch gives up on a function that was compiled for many shapes
-
-
 def numbers(shape: tuple[int, int, int, int], dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
     """x, W, b, down, up, dY"""
     m, k, n, r = shape

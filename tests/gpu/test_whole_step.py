@@ -27,7 +27,6 @@ SIZE = 256  # pixels: 256 and 64 tokens
 def exact_float32() -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch._dynamo.reset()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # what is compiled may forbid to set them for good
         yield
     torch.backends.cuda.matmul.allow_tf32 = before

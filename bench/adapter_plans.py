@@ -1,9 +1,10 @@
 """How the adapter's backward pass is best divided (`inweave.ops.linear.triton.plan`): every division of both launches, timed.
 
-PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4096x3072x12288x16      # ROWSxINTOxOUTxRANK
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone     # ROWSxINTOxOUTxRANK
 
-bf16, S saved, gradients added to float32, in a CUDA graph. The launches are independent: first the division of rows in the first one
-is varied, then that of the second. All divisions are compiled before, by a process per core.
+bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with "alone" as `lora_backward` does it: S computed again,
+gradients in bf16. The launches are independent: first the division of rows in the first one is varied, then that of the second, then
+warps and stages. All divisions are compiled before, by a process per core.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from inweave.ops.linear import triton as kernel
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 FIRST = [*product((16, 32, 64), (64, 128, 256))]
 SECOND = [*product((32, 64, 128), (32, 64, 128), (1, 2, 4, 8, 16))]
+THIRD = [*product((4, 8), (2, 3, 4, 5))]
 PARTS = 4  # in which a shape's divisions are compiled
 
 
@@ -30,7 +32,8 @@ class Case:
     """The tensors of one shape."""
 
     def __init__(self, name: str) -> None:
-        rows, into, out, rank = map(int, name.split("x"))
+        shape, _, mode = name.partition(":")
+        rows, into, out, rank = map(int, shape.split("x"))
         generator = torch.Generator(DEVICE).manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
@@ -38,28 +41,31 @@ class Case:
 
         self.x, self.grad = random(rows, into), random(rows, out)
         self.down, self.up = random(rank, into), random(out, rank)
-        self.hidden = torch.mm(self.x, self.down.T)
-        self.totals = torch.zeros(self.down.shape, device=DEVICE), torch.zeros(self.up.shape, device=DEVICE)
+        self.is_alone = mode == "alone"
+        self.hidden = None if self.is_alone else torch.mm(self.x, self.down.T)
+        dtype = DTYPE if self.is_alone else torch.float32
+        self.totals = [torch.zeros(factor.shape, device=DEVICE, dtype=dtype) for factor in (self.down, self.up)]
         self.plan = kernel.plan(rows, out, into, rank)
 
     def launch(self, plan: kernel.Plan) -> object:
         return kernel.backward(
             self.grad, self.x, self.hidden, self.down, self.up, 1.0,
-            grad_down=self.totals[0], grad_up=self.totals[1], chosen=plan,
+            grad_down=self.totals[0], grad_up=self.totals[1], fresh=self.is_alone, chosen=plan,
         )  # fmt: skip
 
     def products(self) -> object:
         return composed.backward(
             self.grad, self.x, self.hidden, None, self.down, self.up, 1.0,
-            grad_down=self.totals[0], grad_up=self.totals[1],
+            grad_down=self.totals[0], grad_up=self.totals[1], fresh=self.is_alone,
         )  # fmt: skip
 
 
-def candidates(base: kernel.Plan) -> tuple[list[kernel.Plan], list[kernel.Plan]]:
-    """Divisions of the first launch, and of the second, where the other is that of ``base``."""
+def candidates(base: kernel.Plan) -> tuple[list[kernel.Plan], ...]:
+    """Divisions of the first launch, of the second, and of both, where the rest is that of ``base``."""
     first = [base._replace(block_rows=rows, block_depth=depth) for rows, depth in FIRST]
     second = [base._replace(rows=rows, columns=columns, splits=splits) for rows, columns, splits in SECOND]
-    return first, second
+    third = [base._replace(warps=warps, stages=stages) for warps, stages in THIRD]
+    return first, second, third
 
 
 def micros(work: partial[object]) -> float:
@@ -88,8 +94,9 @@ def sweep(name: str) -> None:
         times.update({plan: micros(partial(case.launch, plan)) for plan in plans})
         return min(times, key=times.__getitem__)
 
-    best = measure(candidates(case.plan)[0])
-    measure(candidates(best)[1])
+    best = case.plan
+    for number in range(3):
+        best = measure(candidates(best)[number])
     cublas = micros(partial(Case.products, case))
     print(f"{name}: cuBLAS {cublas:.1f} us, now {times[case.plan]:.1f} {tuple(case.plan)}", flush=True)
     for plan in sorted(times, key=times.__getitem__)[:6]:

@@ -37,6 +37,7 @@ class Plan(NamedTuple):
     splits: int
     rank: int
     stages: int
+    warps: int = 4
 
 
 def plan(rows: int, out: int, into: int, rank: int) -> Plan:
@@ -50,6 +51,8 @@ def plan(rows: int, out: int, into: int, rank: int) -> Plan:
         else:
             block_rows, block_depth = 64, 64
         tiles = triton.cdiv(out, 64) + triton.cdiv(into, 64)
+        if padded == 16 and rows >= 2048 and 64 <= tiles <= 128:
+            return Plan(block_rows, block_depth, 32, 64, 8, padded, 4)
         splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // 512))
         return Plan(block_rows, block_depth, 64, 64, splits, padded, 4)
     block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
@@ -242,7 +245,7 @@ def backward(
         _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 if again else 1)](
             grad_out, up, inner, x, down, s_rows, rows, out, into, rank, scale,
             BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
-            num_warps=4, num_stages=division.stages,
+            num_warps=division.warps, num_stages=division.stages,
         )  # fmt: skip
     result = grad_out.new_empty(rows, into) if grad_x else None
     up_size, down_size = up.numel() if of_up else 0, down.numel() if of_down else 0
@@ -262,7 +265,7 @@ def backward(
             rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
             OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
             ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, PRECISION=precision,
-            num_warps=4, num_stages=division.stages,
+            num_warps=division.warps, num_stages=division.stages,
         )  # fmt: skip
     if splits > 1:
         size = up_size + down_size

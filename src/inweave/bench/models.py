@@ -21,7 +21,6 @@ from inweave.models.families import family_named
 from inweave.models.model import Model, on_meta
 from inweave.models.open import open_model
 from inweave.models.variants import find_variant
-from inweave.ops.device import reserve_memory
 from inweave.training.memory.meta import blank
 from inweave.training.tasks.base import Tensors
 from inweave.weights.source import DictSource
@@ -58,9 +57,7 @@ def random_model(name: str, device: torch.device, dtype: torch.dtype, *, seed: i
     """A model whose denoiser has random weights on the device; its other networks stay without numbers."""
     model = blank(published_blueprint(name), dtype)
     folder = model.blueprint.denoiser.folder
-    network = model.networks[folder]
-    reserve_memory(device, (parameter.nbytes for parameter in network.parameters()))
-    network = network.to_empty(device=device)
+    network = model.networks[folder].to_empty(device=device)
     fill_random(network, seed)
     model.family.complete(folder, network)
     return Model(model.blueprint, {**model.networks, folder: network}, {}, None, device, dtype)

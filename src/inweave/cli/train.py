@@ -11,7 +11,6 @@ Exit codes, in addition to those of every command:
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inweave.cli.adapters import locate
+from inweave.cli.environment import grow_segments
 from inweave.cli.extras import require
 from inweave.cli.launch import LOST, launch
 from inweave.cli.options import JSON
@@ -127,9 +127,7 @@ def train(
 
 
 def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
-    # images of many sizes fragment memory unless segments can grow; torch reads this variable when CUDA starts
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    grow_segments()
     from inweave.training.distributed.env import launched
 
     first = launched()[1] == 0

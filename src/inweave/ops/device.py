@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,10 +13,6 @@ DTYPES = {
     "float32": torch.float32, "fp32": torch.float32, "float16": torch.float16, "fp16": torch.float16,
     "bfloat16": torch.bfloat16, "bf16": torch.bfloat16,
 }  # fmt: skip
-
-
-#: of torch's allocator: sizes are rounded up to this, and what is not larger comes from memory of its own
-_ALIGNMENT, _SMALL = 512, 1 << 20
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -53,18 +47,6 @@ def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if dtype not in DTYPES:
         raise ConfigError(f"no dtype is called {dtype!r}; known are {', '.join(DTYPES)}")
     return DTYPES[dtype]
-
-
-def reserve_memory(device: torch.device, sizes: Iterable[int]) -> None:
-    """One block of a GPU's memory for tensors of so many bytes, which are about to be made.
-
-    By itself torch's allocator asks the driver for memory tensor by tensor, in multiples of 2 MiB, and counts as used what is left of
-    one if that is at most 1 MiB: 100 MiB of SDXL's 4.8 GiB. Tensors up to 1 MiB have memory of their own.
-    """
-    total = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes if size > _SMALL)
-    if device.type == "cuda" and total:
-        with suppress(torch.OutOfMemoryError):  # not in one piece: then as ever
-            torch.empty(total, dtype=torch.uint8, device=device)  # the allocator keeps it, and divides it
 
 
 def device_memory(device: torch.device) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
-from inweave.ops.device import choose_device, named_dtype, reserve_memory
+from inweave.ops.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot
@@ -50,8 +50,6 @@ def build(
     target = choose_device(device)
     done: dict[int, torch.Tensor] = {}
     later: dict[str, torch.Tensor] = {}
-    elsewhere = {id(old): old for *_, old in slots.values() if old.device.type != target.type}
-    reserve_memory(target, (old.numel() * _target_dtype(old, dtype).itemsize for old in elsewhere.values()))
     with torch.no_grad(), collector_waits():
         early = _read_ahead(slots, source, target, dtype)
         _check(slots, source, ignore)

@@ -20,7 +20,6 @@ def test_segments_grow_unless_the_user_has_decided(name: str | None, monkeypatch
         monkeypatch.setenv(name, "max_split_size_mb:64")
     grow_segments()
     values = {known: os.environ[known] for known in NAMES if known in os.environ}
-    assert (
-        values == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name is None else {name: "max_split_size_mb:64"}
-    )
+    expected = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name is None else {name: "max_split_size_mb:64"}
+    assert values == expected
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)

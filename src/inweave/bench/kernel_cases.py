@@ -5,8 +5,8 @@
     norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward              (`inweave.ops.norm`, `row_norm`)
                 torch: functional.group_norm and silu, functional.layer_norm
     activation  GEGLU, forward and backward                                                               (`inweave.ops.activation`)
-    attention   forward and backward by the kernel that was fastest for the shape                        (`inweave.ops.attention`)
-                torch: its own choice; every backend by itself stands beside it
+    attention   forward and backward by the kernel that was fastest for the shape, on sequence-first memory
+                torch: its own choice; every backend by itself stands beside it                          (`inweave.ops.attention`)
     merge       out = base + s up down for every attention weight of SDXL in one launch                   (`inweave.ops.merge`)
                 torch: one addmm per weight
 
@@ -199,7 +199,8 @@ def activation_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) ->
 def attention_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iterator[KernelCase]:
     for heads, queries, keys, size in TINY_ATTENTION_SHAPES if tiny else ATTENTION_SHAPES:
         draw = Draw(device, dtype)
-        tensors = [draw(1, heads, count, size) for count in (queries, queries, keys, keys)]
+        # in memory as the layers around attention have them
+        tensors = [draw(1, count, heads, size).transpose(1, 2) for count in (queries, queries, keys, keys)]
         yield differentiable_case(
             f"attention {heads} heads of {size}, {queries} x {keys}, both passes", attention, functional.scaled_dot_product_attention,
             *tensors, operations=3.5 * 4 * heads * queries * keys * size, others=attention_backends(tensors),

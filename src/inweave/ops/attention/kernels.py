@@ -56,8 +56,8 @@ def aligned_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _no_random(tensor: torch.Tensor) -> torch.Tensor:
-    """Stands for the state of a generator, which only dropout reads."""
-    return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    """Stands for the state of a generator, which only dropout reads: a number of any value, without a launch to set it."""
+    return torch.empty((), dtype=torch.int64, device=tensor.device)
 
 
 def _cudnn_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float) -> Pair:

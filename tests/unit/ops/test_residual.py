@@ -70,6 +70,13 @@ def test_sum_and_gradients_are_those_of_plain_additions(count: int) -> None:
     assert torch.allclose(compiled(a, b, *biases), y, atol=1e-15)
 
 
+def test_of_two_dtypes_the_result_has_the_wider_one() -> None:
+    a, b = (channels_last(values(2, 6, 5, 7, dtype=dtype, seed=1)) for dtype in (torch.bfloat16, torch.float32))
+    bias = values(6, dtype=torch.float32, seed=2)
+    assert residual_sum(a, b, bias).dtype == residual_sum(b, a, bias).dtype == torch.float32
+    assert torch.equal(residual_sum(a, b, bias), a + b + bias[:, None, None])
+
+
 def test_the_kernel_compiles_for_a_gpu() -> None:
     from tests.unit.ops.compiling import compiled_size
 

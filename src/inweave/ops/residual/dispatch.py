@@ -33,8 +33,8 @@ class _ResidualSum(torch.autograd.Function):
     def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
         ctx.inputs = 2 + len(biases)
         one, two = as_rows(a), as_rows(b)
-        if not biases:
-            return as_image(one + two, a.shape)
+        if not biases or a.dtype != b.dtype:  # of two dtypes the result has the wider one
+            return as_image(sum(biases, one + two), a.shape)
         work = implementation(__package__, a)
         with on_device_of(a):
             y: torch.Tensor = work.residual_sum(one, two, biases)

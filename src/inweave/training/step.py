@@ -18,7 +18,7 @@ these copies until it ends: whatever was written to the parameters before (an up
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -91,9 +91,9 @@ class Step:
         self.skipped_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         layers = [layer for network in task.networks.values() for layer in lora_layers(network).values()]
         self._branches = [layer.branch(name) for layer in layers for name in layer.adapters]
-        for branch in self._branches:
-            if branch.drops:
-                branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
+        self._dropping = [branch for branch in self._branches if branch.drops]
+        for branch in self._dropping:
+            branch.layer_number = torch.tensor(branch.layer_number, device=task.device)
         self.blocks = CompiledBlocks(task.networks, deterministic=config.deterministic)
         halves = self._dtype in (torch.bfloat16, torch.float16) and task.device.type in fused.DEVICES
         self._rounded = RoundedFactors(flat, task.networks, self._dtype) if halves else None
@@ -155,12 +155,21 @@ class Step:
 
     def micro_step(self, inputs: Tensors) -> None:
         """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""
-        with self.rounded_factors():
+        with self.kernels(), self.rounded_factors():
             loss = self.task.loss(inputs)
             scaled = loss * (self.share if self.scaler is None else self.share * self.scaler.scale)
             with collect_gradients(self._leaves()) if self.blocks.active else nullcontext():
                 scaled.backward()  # type: ignore[no-untyped-call]
         self.loss += loss.detach() * self.share
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """The kernels of a step. Not around a replay: inside, Python looks at every attribute of a tensor that is read."""
+        with (
+            step_kernels(self.task.device, deterministic=self.config.deterministic),
+            recorded_choices(self.attention),
+        ):
+            yield
 
     def rounded_factors(self) -> AbstractContextManager[None]:
         """Inside the block layers compute with copies of their factors in the model's dtype, rounded here and now."""
@@ -198,7 +207,7 @@ class Step:
             total.zero_()
             for part, share in _split(batch, self.split):
                 inputs = {name: value for name, value in self.inputs.stage(part).items() if name != DROPOUT}
-                with self.rounded_factors():
+                with self.kernels(), self.rounded_factors():
                     total.add_(self.task.loss(inputs), alpha=share)
 
         self._retry_split(evaluate, [batch])
@@ -254,16 +263,14 @@ class Step:
                     self.graphs.run(size, partial(self.micro_step, inputs))
 
     def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
-        for branch in self._branches:
+        for branch in self._dropping:
             branch.row_seeds = row_seeds
 
     def _retry_split(self, work: Callable[[], None], batches: Sequence[Tensors]) -> None:
         """Do ``work``, with micro-batches split further each time that memory runs out, and eagerly if compiling fails."""
         while True:
             try:
-                kernels = step_kernels(self.task.device, deterministic=self.config.deterministic)
-                with kernels, recorded_choices(self.attention):
-                    return work()
+                return work()
             except Exception as error:
                 memory = out_of_memory(error)
                 if not memory and not self.blocks.compiling:

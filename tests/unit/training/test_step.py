@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,24 @@ def test_a_micro_step_is_a_function_of_static_tensors(tmp_path: Path) -> None:
     assert {name: value.data_ptr() for name, value in staged.items()} == addresses
     assert torch.equal(staged["rows"], other["rows"]) and staged["rows"] is not other["rows"]
     assert flat == (run.flat.values.data_ptr(), run.flat.grads.data_ptr(), step.loss.data_ptr())
+
+
+def test_a_replay_is_outside_of_the_kernels_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside, reading an attribute of a tensor takes microseconds, and an update reads those of every parameter."""
+    run = tiny(tmp_path)
+    entries: list[str] = []
+
+    @contextmanager
+    def recorded_entry(device: torch.device, *, deterministic: bool) -> Iterator[None]:
+        entries.append(device.type)
+        yield
+
+    monkeypatch.setattr("inweave.training.step.step_kernels", recorded_entry)
+    run.train_step()
+    assert entries == ["cpu"]
+    monkeypatch.setattr(run.step.graphs, "run", lambda key, work: None)
+    run.train_step()
+    assert entries == ["cpu"]
 
 
 def test_a_run_reports_why_its_update_cannot_be_captured(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""How the adapter's backward pass is best divided (`inweave.ops.linear.triton.plan`): every division of both launches, timed.
+"""A sweep over the tile sizes of the adapter's backward pass (`inweave.ops.linear.triton.plan`).
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone     # ROWSxINTOxOUTxRANK
 
 bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with "alone" as `lora_backward` does it: S computed again,
-gradients in bf16. The launches are independent: first the division of rows in the first one is varied, then that of the second, then
-warps and stages. All divisions are compiled before, by a process per core.
+gradients in bf16. The launches are independent: first the tiles of the first one are varied, then those of the second, then warps and
+stages. All candidates are compiled before, by a process per core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 FIRST = [*product((16, 32, 64), (64, 128, 256))]
 SECOND = [*product((32, 64, 128), (32, 64, 128), (1, 2, 4, 8, 16))]
 THIRD = [*product((4, 8), (2, 3, 4, 5))]
-PARTS = 4  # in which a shape's divisions are compiled
+PARTS = 4  # in which a shape's candidates are compiled
 
 
 class Case:
@@ -61,7 +61,7 @@ class Case:
 
 
 def candidates(base: kernel.Plan) -> tuple[list[kernel.Plan], ...]:
-    """Divisions of the first launch, of the second, and of both, where the rest is that of ``base``."""
+    """Plans that differ from ``base`` in the first launch, in the second, and in warps and stages."""
     first = [base._replace(block_rows=rows, block_depth=depth) for rows, depth in FIRST]
     second = [base._replace(rows=rows, columns=columns, splits=splits) for rows, columns, splits in SECOND]
     third = [base._replace(warps=warps, stages=stages) for warps, stages in THIRD]

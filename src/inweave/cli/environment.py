@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 
-def grow_segments() -> None:
-    """Let segments of GPU memory grow, unless the user has set something else.
+def use_expandable_segments() -> None:
+    """Turn on expandable segments of torch's CUDA allocator, unless the user has configured it.
 
-    Otherwise images of many sizes fragment memory, and what is left of a segment counts as used up to 1 MiB: 100 MiB of SDXL's weights.
+    Without them images of many sizes fragment memory, and up to 1 MiB at the end of every segment counts as used: 100 MiB of SDXL's weights.
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inweave.cli.adapters import locate
-from inweave.cli.environment import grow_segments
+from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
 from inweave.cli.launch import LOST, launch
 from inweave.cli.options import JSON
@@ -127,7 +127,7 @@ def train(
 
 
 def _train(config: TrainConfig, as_json: bool, notes: list[str]) -> None:
-    grow_segments()
+    use_expandable_segments()
     from inweave.training.distributed.env import launched
 
     first = launched()[1] == 0

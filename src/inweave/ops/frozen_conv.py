@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from inweave.ops.implementation import frozen
-from inweave.ops.norm.layout import as_channels_last
+from inweave.ops.layout import as_channels_last
 
 _Pair = tuple[int, int]
 

@@ -164,7 +164,7 @@ class Step:
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
-        """The kernels of a step. Not around a replay: inside, Python looks at every attribute of a tensor that is read."""
+        """The kernels of a step. Not around a replay: in a function mode every read of a tensor's attribute is a call into Python."""
         with (
             step_kernels(self.task.device, deterministic=self.config.deterministic),
             recorded_choices(self.attention),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from inweave.cli.environment import grow_segments
+from inweave.cli.environment import use_expandable_segments
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -18,7 +18,7 @@ def test_segments_grow_unless_the_user_has_decided(name: str | None, monkeypatch
         monkeypatch.delenv(known)
     if name is not None:
         monkeypatch.setenv(name, "max_split_size_mb:64")
-    grow_segments()
+    use_expandable_segments()
     values = {known: os.environ[known] for known in NAMES if known in os.environ}
     expected = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name is None else {name: "max_split_size_mb:64"}
     assert values == expected

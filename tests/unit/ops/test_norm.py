@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from inweave.ops.layout import as_rows  # noqa: E402
 from inweave.ops.norm import group_norm, group_norm_and_input, reference  # noqa: E402
-from inweave.ops.norm.layout import as_rows  # noqa: E402
 from inweave.ops.row_norm import add_layer_norm, layer_norm_and_input, rms_norm  # noqa: E402
 
 #: (batch, channels, height, width, groups): groups that are no powers of two, more than one block, chunks that do not divide

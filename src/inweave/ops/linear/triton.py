@@ -28,7 +28,7 @@ _MOST_SPLITS = 16
 
 
 class Plan(NamedTuple):
-    """How the launches are divided; ``splits``: into how many parts rows are divided in the second."""
+    """Tile sizes of both launches; ``splits``: into how many parts rows are divided in the second."""
 
     block_rows: int
     block_depth: int
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 def plan(rows: int, out: int, into: int, rank: int) -> Plan:
-    """The division for M, N, K, r: rules that fit the best divisions that `bench/adapter_plans.py` finds on one H200."""
+    """Tile sizes for M, N, K, r: rules that fit the fastest that `bench/adapter_plans.py` finds on one H200."""
     padded = _padded(rank)
     if rows >= 1024 and padded <= 32:
         if rows < 2048:
@@ -232,40 +232,40 @@ def backward(
     fresh: bool = False,
     chosen: Plan | None = None,
 ) -> torch.Tensor | None:
-    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``chosen``: another division, for measurements."""
+    """As `composed.backward` of one layer without a weight, on contiguous matrices; ``chosen``: other tile sizes, for measurements."""
     rows, out = grad_out.shape
     rank, into = down.shape
-    division = chosen or plan(rows, out, into, rank)
+    sizes = chosen or plan(rows, out, into, rank)
     precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     of_down, of_up = grad_down is not None, grad_up is not None
     again = hidden is None and of_up
     inner = grad_out.new_empty(rows, rank)
     s_rows = torch.empty_like(inner) if hidden is None else hidden
     if again or of_down or grad_x:
-        _inner_kernel[(triton.cdiv(rows, division.block_rows), 2 if again else 1)](
+        _inner_kernel[(triton.cdiv(rows, sizes.block_rows), 2 if again else 1)](
             grad_out, up, inner, x, down, s_rows, rows, out, into, rank, scale,
-            BLOCK=division.block_rows, DEPTH=division.block_depth, RANK=division.rank, PRECISION=precision,
-            num_warps=division.warps, num_stages=division.stages,
+            BLOCK=sizes.block_rows, DEPTH=sizes.block_depth, RANK=sizes.rank, PRECISION=precision,
+            num_warps=sizes.warps, num_stages=sizes.stages,
         )  # fmt: skip
     result = grad_out.new_empty(rows, into) if grad_x else None
     up_size, down_size = up.numel() if of_up else 0, down.numel() if of_down else 0
-    splits = division.splits if up_size + down_size else 1
+    splits = sizes.splits if up_size + down_size else 1
     parts = into_up = into_down = inner  # not used where nothing is stored
     if splits > 1:
         parts = torch.empty(splits, up_size + down_size, dtype=torch.float32, device=x.device)
         into_up, into_down = parts, parts[0, up_size:]
     else:
         into_up, into_down = (inner if total is None else total for total in (grad_up, grad_down))
-    up_tiles = triton.cdiv(out, division.columns) if of_up else 0
-    tiles = up_tiles + (triton.cdiv(into, division.columns) if of_down or grad_x else 0)
+    up_tiles = triton.cdiv(out, sizes.columns) if of_up else 0
+    tiles = up_tiles + (triton.cdiv(into, sizes.columns) if of_down or grad_x else 0)
     if tiles:
-        split_rows = triton.cdiv(triton.cdiv(rows, splits), division.rows) * division.rows
+        split_rows = triton.cdiv(triton.cdiv(rows, splits), sizes.rows) * sizes.rows
         _column_kernel[(tiles, splits)](
             grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
             rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
             OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
-            ROWS=division.rows, COLUMNS=division.columns, RANK=division.rank, PRECISION=precision,
-            num_warps=division.warps, num_stages=division.stages,
+            ROWS=sizes.rows, COLUMNS=sizes.columns, RANK=sizes.rank, PRECISION=precision,
+            num_warps=sizes.warps, num_stages=sizes.stages,
         )  # fmt: skip
     if splits > 1:
         size = up_size + down_size

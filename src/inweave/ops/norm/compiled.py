@@ -7,7 +7,7 @@ from typing import Any, Optional
 import torch
 
 from inweave.ops.implementation import implementation, on_device_of
-from inweave.ops.norm.layout import as_image, as_rows
+from inweave.ops.layout import as_image, as_rows
 
 _PACKAGE = "inweave.ops.norm"
 

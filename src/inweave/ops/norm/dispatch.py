@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from inweave.ops.implementation import frozen, implementation, on_device_of
-from inweave.ops.norm.layout import as_image, as_rows
+from inweave.ops.layout import as_image, as_rows
 
 
 def group_norm(

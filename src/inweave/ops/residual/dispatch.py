@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from inweave.ops.implementation import implementation, on_device_of
-from inweave.ops.norm.layout import as_channels_last, as_image, as_rows
+from inweave.ops.layout import as_channels_last, as_image, as_rows
 
 
 def residual_sum(a: torch.Tensor, b: torch.Tensor, *biases: torch.Tensor | None) -> torch.Tensor:

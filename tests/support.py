@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,25 @@ def sized(sample: int, full: int) -> int:
 def figure(text: str) -> None:
     """A measurement for docs/reliability.md; `pytest -rP` shows it."""
     print(f"figure: {text}")
+
+
+@dataclass
+class CpuTime:
+    seconds: float = math.nan  # until the block has ended: less than no limit
+
+
+@contextmanager
+def cpu_time() -> Iterator[CpuTime]:
+    """What a block costs this thread. Collecting the garbage that other tests left is not the block's time."""
+    collecting, cost = gc.isenabled(), CpuTime()
+    gc.disable()
+    began = time.thread_time()
+    try:
+        yield cost
+    finally:
+        cost.seconds = time.thread_time() - began
+        if collecting:
+            gc.enable()
 
 
 def tensor(values: object, dtype: str = "F32") -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from inweave.cli.app import app
 from inweave.errors import InweaveError
 from inweave.models import embedded
 from inweave.training.data.reader import read_dataset
+from tests.support import cpu_time
 
 FILES = Path(__file__).parents[1] / "data" / "files"
 ADAPTER = str(FILES / "cloneofsimo_lora_disney.safetensors")
@@ -128,15 +128,13 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def refused(arguments: list[str], seconds: float = 10) -> str:
     """The error of a command that must end with one; a traceback or another exit code is a failure."""
-    started = time.process_time()
-    with at_most(seconds):
+    with at_most(seconds), cpu_time() as cost:
         result = CliRunner().invoke(app, arguments)
-    spent = time.process_time() - started
     assert isinstance(result.exception, SystemExit), (arguments, result.exception, result.output)
     assert result.exit_code in (1, 2), (arguments, result.output)
     assert "error" in result.output.lower() or "does not fit" in result.output, (arguments, result.output)
     assert result.output.replace("\n", "").isprintable(), result.output
-    assert spent < 2, (arguments, spent)
+    assert cost.seconds < 2, (arguments, cost)
     return result.output
 
 

@@ -6,7 +6,6 @@ Input ``n`` of a reader is a function of its name and of n alone, so that a fail
 from __future__ import annotations
 
 import random
-import time
 import traceback
 import tracemalloc
 import warnings
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import InweaveError
+from tests.support import cpu_time
 
 SLOWEST = 1.0  # seconds of CPU per input
 TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: so many times its size, and so many bytes on top
@@ -80,16 +80,15 @@ def run(reader: Reader, numbers: range, folder: Path) -> Counter[str]:
         measured = number % MEASURED == 0
         if measured:
             tracemalloc.start()
-        started = time.process_time()
         try:
-            outcomes[attempt(reader, value, label, folder)] += 1
-            spent = time.process_time() - started
+            with cpu_time() as cost:
+                outcomes[attempt(reader, value, label, folder)] += 1
             peak = tracemalloc.get_traced_memory()[1] if measured else 0
         finally:
             if measured:
                 tracemalloc.stop()
         limit = SLOWEST * (5 if measured else 1)  # tracing takes a few times as long
-        assert spent < limit, f"{label}: {spent:.2f} s\ninput: {value!r:.3000}"
+        assert cost.seconds < limit, f"{label}: {cost.seconds:.2f} s\ninput: {value!r:.3000}"
         allowed = TIMES * size_of(value) + reader.allowance
         assert peak < allowed, f"{label}: {peak:,} bytes of {allowed:,}\ninput: {value!r:.3000}"
     return outcomes

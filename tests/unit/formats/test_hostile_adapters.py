@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random as pseudo
-import time
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from inweave.formats.files import write_file
 from inweave.formats.gate import MAX_METADATA, parse_header
 from inweave.formats.read import read
 from inweave.targets.index import ModelIndex, index_from_names
-from tests.support import random, sized, zeros
+from tests.support import cpu_time, random, sized, zeros
 
 #: (name of a tensor by its number, shape): each once took time that grows with the square of the number
 CROWDS = {
@@ -42,12 +41,12 @@ CROWDS = {
 
 def seconds(names: Iterable[str], shape: tuple[int, ...], index: ModelIndex) -> float:
     tensors = {name: zeros(shape) for name in names}
-    start = time.process_time()
-    try:
-        inweave.check(read(tensors), index, values="none")
-    except FormatError as error:
-        assert len(str(error)) < 1000
-    return time.process_time() - start
+    with cpu_time() as cost:
+        try:
+            inweave.check(read(tensors), index, values="none")
+        except FormatError as error:
+            assert len(str(error)) < 1000
+    return cost.seconds
 
 
 @pytest.mark.parametrize("crowd", CROWDS)

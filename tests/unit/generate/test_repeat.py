@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from inweave.generate.repeat import input_warnings, lora_warnings, model_of, mod
 from inweave.generate.source import ImageSettings
 from inweave.models import embedded
 from inweave.models.open import open_model
+from tests.support import cpu_time
 
 
 def image(path: Path, **texts: str) -> Path:
@@ -238,9 +238,9 @@ def test_a_hostile_graph_ends(tmp_path: Path) -> None:
         }
     }
     for graph in (circle, self, many, deep, joined):
-        started = time.process_time()
-        settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
-        assert len(settings.warnings) < 100 and time.process_time() - started < 2.0
+        with cpu_time() as cost:
+            settings = read_settings(image(tmp_path / "a.png", prompt=json.dumps(graph)))
+        assert len(settings.warnings) < 100 and cost.seconds < 2.0
     for value in VALUES:
         for workflow in ({"nodes": value}, {"nodes": [value], "links": value}, {"nodes": [{"id": value, "type": "KSampler", "inputs": [value],
                          "widgets_values": value, "mode": value}], "links": [value, [value] * 6]}):  # fmt: skip
@@ -453,13 +453,13 @@ def test_a_hostile_record_is_an_error_or_a_warning(value: Any, tmp_path: Path) -
     ids=lambda text: repr(text[:24]),
 )  # fmt: skip
 def test_a_hostile_text_costs_no_time(text: str) -> None:
-    started = time.process_time()
-    try:
-        settings = parse_infotext(text)
-        check_request(settings.config, LoraFinder((), settings.hashes))
-    except InweaveError as error:
-        assert 0 < len(str(error)) < 5000
-    assert time.process_time() - started < 1.0
+    with cpu_time() as cost:
+        try:
+            settings = parse_infotext(text)
+            check_request(settings.config, LoraFinder((), settings.hashes))
+        except InweaveError as error:
+            assert 0 < len(str(error)) < 5000
+    assert cost.seconds < 1.0
 
 
 def test_fields_are_split_as_front_ends_write_them() -> None:

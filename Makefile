@@ -128,24 +128,12 @@ $(PEERS)/site:
 test-gpu: $(SITE)
 	OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=1 PYTHONPATH=src:.:$(SITE) python3 -m pytest -p no:cacheprovider -n 14 --dist worksteal -rfE -q --tb=short --durations=20 tests/gpu
 
-# figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`. The first are the most important; one that fails
-# or takes too long is left out, with its reason on the screen, and the others are still measured
+# figures of a GPU: `make bench-gpu FIGURES=docs/bench`, then `make bench-docs`
 FIGURES := build/bench
 MEASURE  = -PYTHONPATH=src:.:$(SITE) timeout -k 5 $(1) python3 -m inweave bench $(2) --json $(FIGURES)/$(3).json
 
 bench-gpu: $(SITE)
-	mkdir -p $(FIGURES)
-	$(call MEASURE,90,step --model sdxl --batch 1,step-sdxl-1)
-	$(call MEASURE,90,step --model sdxl --batch 4,step-sdxl-4)
-	$(call MEASURE,150,step --model sd3.5-large --rank 16 --compile on,step-sd3.5-large)
-	$(call MEASURE,150,step --model flux1-dev --rank 16 --targets listed --compile on,step-flux1-dev)
-	$(call MEASURE,150,step --model flux1-dev --rank 16 --targets listed --compile on --quantize fp8 --no-peers,step-flux1-dev-fp8)
-	$(call MEASURE,60,step --model sdxl --batch 1 --gradient-checkpointing full --no-peers,step-sdxl-1-full)
-	$(call MEASURE,180,memory --model sdxl --batch 4 --steps 4 --no-peers,memory-sdxl-4)
-	$(call MEASURE,90,swap --model sdxl --unmerged,unmerged-sdxl)
-	$(call MEASURE,150,step --model sdxl --train 200,train-sdxl)
-	$(call MEASURE,120,kernels --replays 60,kernels)
-	$(call MEASURE,120,swap --model sdxl,swap)
+	PYTHONPATH=src:.:$(SITE) python3 bench/figures.py $(FIGURES)
 
 # what takes longer: peers compiled and recorded, their memory, optimizers beside other libraries, runs within limits of memory
 bench-gpu-long: $(SITE) $(PEERS)/site

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 LINES = 14
+LONG = ("test_compile.py", "compiled", "test_whole_step.py", "test_training.py")  # the longest first
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,32 @@ def nothing_compiled() -> None:
     """torch gives up on a function that was compiled for many shapes, whichever tests this process has run before."""
     if dynamo := sys.modules.get("torch._dynamo"):
         dynamo.reset()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Compiling takes most of the time: every worker begins with its share of it, not one of them with all."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    if workers > 1 and all("tests/gpu/" in item.nodeid for item in items):
+        items[:] = shares(items, workers)
+
+
+def shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The list of which xdist's `worksteal` gives every worker one stretch, each with long tests at its beginning."""
+
+    def place(item: pytest.Item) -> int:
+        return next((place for place, name in enumerate(LONG) if name in item.nodeid), len(LONG))
+
+    long = sorted((item for item in items if place(item) < len(LONG)), key=place)
+    quick = [item for item in items if place(item) == len(LONG)]
+    ordered: list[pytest.Item] = []
+    for number in range(workers):
+        count = (len(items) - len(ordered)) // (workers - number)
+        share = long[number::workers]
+        room = max(0, count - len(share))
+        ordered += [*share, *quick[:room]]
+        del quick[:room]
+    return ordered + quick
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

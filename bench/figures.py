@@ -1,0 +1,94 @@
+"""The figures of docs/bench, measured on a GPU: every command of `inweave bench` in a process of its own.
+
+    python3 bench/figures.py docs/bench                        all, the most important first
+    python3 bench/figures.py docs/bench step-sdxl-1 kernels    these
+
+The processes are forked from this one, which has imported what they need and has not started CUDA: starting Python for each would
+take a sixth of the time. A command that fails or takes too long leaves no file, and the others are still measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+LIBRARIES = ("torch", "diffusers", "transformers", "peft", "inweave.cli.app", "inweave.bench.bench")
+
+
+class Figure(NamedTuple):
+    """A command of `inweave bench`, and the most seconds that it may take."""
+
+    command: str
+    seconds: float
+
+
+FLUX = "step --model flux1-dev --rank 16 --targets listed --compile on"
+FIGURES = {
+    "step-sdxl-1": Figure("step --model sdxl --batch 1", 90),
+    "step-sdxl-4": Figure("step --model sdxl --batch 4", 90),
+    "step-sd3.5-large": Figure("step --model sd3.5-large --rank 16 --compile on", 150),
+    "step-flux1-dev": Figure(FLUX, 150),
+    "step-flux1-dev-fp8": Figure(f"{FLUX} --quantize fp8 --no-peers", 150),
+    "step-sdxl-1-full": Figure("step --model sdxl --batch 1 --gradient-checkpointing full --no-peers", 60),
+    "step-sdxl-4-selective": Figure("step --model sdxl --batch 4 --gradient-checkpointing selective --no-peers", 60),
+    "unmerged-sdxl": Figure("swap --model sdxl --unmerged", 90),
+    "train-sdxl": Figure("step --model sdxl --train 200", 150),
+    "kernels": Figure("kernels --replays 60", 150),
+    "swap": Figure("swap --model sdxl", 120),
+    "memory-sdxl-4": Figure("memory --model sdxl --batch 4 --steps 4 --no-peers", 180),
+}
+
+
+def measure(figure: Figure, file: Path) -> str | None:
+    """Why there is no figure; None if there is one."""
+    file.unlink(missing_ok=True)
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(figure.command, file))
+    process.start()
+    process.join(figure.seconds)
+    if process.exitcode is None:
+        process.kill()
+        with suppress(ProcessLookupError):  # it had not come as far as to lead a group
+            os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started
+        process.join()
+        file.unlink(missing_ok=True)
+        return f"it took longer than {figure.seconds:g} s"
+    return None if process.exitcode == 0 and file.exists() else f"exit code {process.exitcode}"
+
+
+def _run(command: str, file: Path) -> None:
+    os.setsid()
+    from inweave.cli.app import app
+
+    app(["bench", *command.split(), "--json", str(file)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measures the figures of docs/bench.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(FIGURES))
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.names if name not in FIGURES]:
+        parser.error(f"no figure is called {unknown[0]}; these are: {', '.join(FIGURES)}")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    missing = []
+    for name in arguments.names or FIGURES:
+        started = time.perf_counter()
+        reason = measure(FIGURES[name], arguments.folder / f"{name}.json")
+        outcome = f"no figure: {reason}" if reason else "measured"
+        print(f"{name}: {outcome}, {time.perf_counter() - started:.0f} s\n", flush=True)
+        missing += [name] * (reason is not None)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,12 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from inweave.cli.environment import use_expandable_segments
+
+use_expandable_segments()  # as training does, before torch is imported
+
+# ruff: noqa: E402
 import torch
 
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
 from inweave.bench.timing import quantiles, wall_seconds
-from inweave.cli.environment import use_expandable_segments
 from inweave.layers import fused, lora_layers
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
@@ -46,7 +50,6 @@ from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
 
-use_expandable_segments()  # as training does
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 RANKS = {"flux1-dev": 16, "sd3.5-large": 16}
 #: words in a kernel's name -> what it belongs to; the first that fits

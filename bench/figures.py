@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from inweave.cli.environment import use_expandable_segments
+
 LIBRARIES = ("torch", "diffusers", "transformers", "peft", "inweave.cli.app", "inweave.bench.bench")
 
 
@@ -78,6 +80,7 @@ def main() -> int:
     if unknown := [name for name in arguments.names if name not in FIGURES]:
         parser.error(f"no figure is called {unknown[0]}; these are: {', '.join(FIGURES)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    use_expandable_segments()  # as the commands do, which come after torch is imported
     for library in LIBRARIES:
         importlib.import_module(library)
     missing = []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from inweave.cli.columns import terminal_width
+from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
 from inweave.cli.output import OK, fail, print_facts, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.outputs import ensure_writable
@@ -35,6 +36,7 @@ def measuring(name: str, context: typer.Context, device: str | None, file: str |
     """Set up a benchmark; after the block print what it found, and write it to the file."""
     as_json = file == STDOUT
     require("train", as_json)
+    use_expandable_segments()  # as training does
     with reporting_errors(as_json):
         target = report_file(file)
         with display(plain=True) as screen:

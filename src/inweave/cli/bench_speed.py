@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from inweave.cli.bench_output import measuring, refuse_unused
-from inweave.cli.environment import use_expandable_segments
 
 
 class Switch(StrEnum):
@@ -145,7 +144,6 @@ def step(
         refuse_unused(context, "with --train", "warmup", "peers_compiled")
     elif not peers:
         refuse_unused(context, "with --no-peers", "peers_compiled")
-    use_expandable_segments()  # as training does
     with measuring("step" if train_steps is None else "train", context, device, report) as bench:
         from inweave.bench.step import StepCase, measure_step, peer_kinds
         from inweave.bench.train_command import measure_training
@@ -220,7 +218,6 @@ def memory(
 
     Example: inweave bench memory --model sdxl --batch 2 --json memory.json
     """
-    use_expandable_segments()  # as training does
     with measuring("memory", context, device, report) as bench:
         from inweave.bench.memory import measure_memory
         from inweave.bench.step import StepCase

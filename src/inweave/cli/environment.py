@@ -1,4 +1,4 @@
-"""Settings of this process that torch reads when CUDA starts."""
+"""Settings of this process that torch reads once: when it is imported, or when CUDA starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def use_expandable_segments() -> None:
-    """Turn on expandable segments of torch's CUDA allocator, unless the user has configured it.
+    """Turn on expandable segments of torch's CUDA allocator, unless the user has configured it. To be called before torch is imported.
 
     Without them images of many sizes fragment memory, and up to 1 MiB at the end of every segment counts as used: 100 MiB of SDXL's weights.
     """

@@ -8,8 +8,8 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,22 +38,27 @@ def figure(text: str) -> None:
 
 
 @dataclass
-class CpuTime:
+class Cost:
     seconds: float = math.nan  # until the block has ended: less than no limit
 
 
 @contextmanager
-def cpu_time() -> Iterator[CpuTime]:
-    """What a block costs this thread. Collecting the garbage that other tests left is not the block's time."""
-    collecting, cost = gc.isenabled(), CpuTime()
+def cpu_time(clock: Callable[[], float] = time.thread_time) -> Iterator[Cost]:
+    """What a block costs this thread. Collecting the garbage that other tests left, up to a second, is not the block's time."""
+    collecting, cost = gc.isenabled(), Cost()
     gc.disable()
-    began = time.thread_time()
+    began = clock()
     try:
         yield cost
     finally:
-        cost.seconds = time.thread_time() - began
+        cost.seconds = clock() - began
         if collecting:
             gc.enable()
+
+
+def wall_time() -> AbstractContextManager[Cost]:
+    """The same by the clock on the wall, for what might wait."""
+    return cpu_time(time.monotonic)
 
 
 def tensor(values: object, dtype: str = "F32") -> Tensor:

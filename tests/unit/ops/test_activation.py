@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_norm import FLOORS, errors  # noqa: E402
+from tests.unit.ops.test_norm import assert_as_exact  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from inweave.ops.activation import geglu, reference  # noqa: E402
@@ -39,11 +39,7 @@ def check_all(work: Any, dtypes: list[torch.dtype]) -> int:
             truth, theirs = by_torch(x.double(), dy.double()), by_torch(x, dy)
             mine = [work.geglu(x), work.geglu_backward(dy, x)]
             assert all(result.dtype == dtype for result in mine)
-            own, peer = (errors(results, truth, dtype) for results in (mine, theirs))
-            for one, two in zip(own, peer, strict=True):
-                assert all(off <= 2 * max(other, low) for off, other, low in zip(one, two, FLOORS, strict=True)), (
-                    dtype, shape, own, peer,
-                )  # fmt: skip
+            assert_as_exact(mine, theirs, truth, dtype, shape)
             count += sum(result.numel() for result in mine)
     return count
 

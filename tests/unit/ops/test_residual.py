@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from tests.unit.ops.interpreter import run_interpreted  # noqa: E402
-from tests.unit.ops.test_norm import FLOORS, channels_last, errors, values  # noqa: E402
+from tests.unit.ops.test_norm import assert_as_exact, channels_last, values  # noqa: E402
 
 from inweave.ops.residual import reference, residual_sum  # noqa: E402
 
@@ -33,8 +33,7 @@ def check_all(work: Any, dtypes: list[torch.dtype]) -> int:
             theirs = theirs + each
         mine = work.residual_sum(a, b, biases)
         assert mine.dtype == dtype
-        (own,), (peer,) = (errors([result], [truth], dtype) for result in (mine, theirs))
-        assert all(off <= 2 * max(other, low) for off, other, low in zip(own, peer, FLOORS, strict=True)), (own, peer)
+        assert_as_exact([mine], [theirs], [truth], dtype, shape, count)
         compared += mine.numel()
     return compared
 

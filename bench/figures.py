@@ -3,8 +3,8 @@
     python3 bench/figures.py docs/bench                        all, the most important first
     python3 bench/figures.py docs/bench step-sdxl-1 kernels    these
 
-The processes are forked from this one, which has imported what they need and has not started CUDA: starting Python for each would
-take a sixth of the time. A command that fails or takes too long leaves no file, and the others are still measured.
+The processes are forked from this one, which has imported torch and diffusers and has not started CUDA: importing takes many seconds
+each time. A command that fails or exceeds its time limit leaves no file, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft", "inweave.cli.app", "i
 
 
 class Figure(NamedTuple):
-    """A command of `inweave bench`, and the most seconds that it may take."""
+    """A command of `inweave bench`, and its time limit in seconds."""
 
     command: str
-    seconds: float
+    limit: float
 
 
 FLUX = "step --model flux1-dev --rank 16 --targets listed --compile on"
@@ -54,14 +54,14 @@ def measure(figure: Figure, file: Path) -> str | None:
     file.unlink(missing_ok=True)
     process = multiprocessing.get_context("fork").Process(target=_run, args=(figure.command, file))
     process.start()
-    process.join(figure.seconds)
+    process.join(figure.limit)
     if process.exitcode is None:
         process.kill()
-        with suppress(ProcessLookupError):  # it had not come as far as to lead a group
-            os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started
+        with suppress(ProcessLookupError):  # killed before it had a process group of its own
+            os.killpg(process.pid or 0, signal.SIGKILL)  # its subprocesses
         process.join()
         file.unlink(missing_ok=True)
-        return f"it took longer than {figure.seconds:g} s"
+        return f"it exceeded its time limit of {figure.limit:g} s"
     return None if process.exitcode == 0 and file.exists() else f"exit code {process.exitcode}"
 
 
@@ -80,7 +80,7 @@ def main() -> int:
     if unknown := [name for name in arguments.names if name not in FIGURES]:
         parser.error(f"no figure is called {unknown[0]}; these are: {', '.join(FIGURES)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    use_expandable_segments()  # as the commands do, which come after torch is imported
+    use_expandable_segments()  # the commands call it too, but torch is imported by then
     for library in LIBRARIES:
         importlib.import_module(library)
     missing = []

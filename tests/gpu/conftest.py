@@ -1,4 +1,6 @@
-"""Every test begins with nothing compiled, and failures are printed when they happen: a run on a rented machine may be cut off."""
+"""Every test begins with nothing compiled, long tests come first, and failures are printed when they happen: a run on a rented machine
+may be cut off.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,14 @@ def nothing_compiled() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Compiling takes most of the time: every worker begins with its share of it, not one of them with all."""
+    """Compiling takes most of the time: every worker begins with a share of it."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     if workers > 1 and all("tests/gpu/" in item.nodeid for item in items):
         items[:] = shares(items, workers)
 
 
 def shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """The list of which xdist's `worksteal` gives every worker one stretch, each with long tests at its beginning."""
+    """An order for xdist's `worksteal`, which gives every worker one contiguous part of the list: each part begins with long tests."""
 
     def place(item: pytest.Item) -> int:
         return next((place for place, name in enumerate(LONG) if name in item.nodeid), len(LONG))

@@ -37,7 +37,7 @@ def test_figures_that_fail_leave_no_file_and_the_others_are_measured(tmp_path: P
     (tmp_path / "late.json").write_text("of another day")
     result = run(str(tmp_path))
     assert result.returncode == 1, result.stderr
-    assert "late: no figure: it took longer than 0.001 s" in result.stdout
+    assert "late: no figure: it exceeded its time limit of 0.001 s" in result.stdout
     assert "wrong: no figure: exit code" in result.stdout and "Traceback" not in result.stderr
     assert "kernels: measured" in result.stdout
     (report,) = tmp_path.iterdir()

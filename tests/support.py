@@ -1,4 +1,4 @@
-"""Making adapters and base files for tests: from listings, from arrays, from nothing but a header."""
+"""Making adapters and base files for tests: from listings, from arrays, from nothing but a header; and a stopwatch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import json
 import math
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -43,8 +42,8 @@ class Cost:
 
 
 @contextmanager
-def cpu_time(clock: Callable[[], float] = time.thread_time) -> Iterator[Cost]:
-    """What a block costs this thread. Collecting the garbage that other tests left, up to a second, is not the block's time."""
+def stopwatch(clock: Callable[[], float]) -> Iterator[Cost]:
+    """What a block costs by this clock, without the garbage collector: what other tests left takes it up to a second."""
     collecting, cost = gc.isenabled(), Cost()
     gc.disable()
     began = clock()
@@ -54,11 +53,6 @@ def cpu_time(clock: Callable[[], float] = time.thread_time) -> Iterator[Cost]:
         cost.seconds = clock() - began
         if collecting:
             gc.enable()
-
-
-def wall_time() -> AbstractContextManager[Cost]:
-    """The same by the clock on the wall, for what might wait."""
-    return cpu_time(time.monotonic)
 
 
 def tensor(values: object, dtype: str = "F32") -> Tensor:

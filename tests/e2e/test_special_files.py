@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from inweave.cli.app import app
 from inweave.errors import InweaveError
 from inweave.models import embedded
 from inweave.training.data.reader import read_dataset
-from tests.support import cpu_time
+from tests.support import stopwatch
 
 FILES = Path(__file__).parents[1] / "data" / "files"
 ADAPTER = str(FILES / "cloneofsimo_lora_disney.safetensors")
@@ -128,7 +129,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def refused(arguments: list[str], seconds: float = 10) -> str:
     """The error of a command that must end with one; a traceback or another exit code is a failure."""
-    with at_most(seconds), cpu_time() as cost:
+    with at_most(seconds), stopwatch(time.process_time) as cost:
         result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, SystemExit), (arguments, result.exception, result.output)
     assert result.exit_code in (1, 2), (arguments, result.output)

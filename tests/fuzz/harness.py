@@ -6,6 +6,7 @@ Input ``n`` of a reader is a function of its name and of n alone, so that a fail
 from __future__ import annotations
 
 import random
+import time
 import traceback
 import tracemalloc
 import warnings
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import InweaveError
-from tests.support import cpu_time
+from tests.support import stopwatch
 
 SLOWEST = 1.0  # seconds of CPU per input
 TIMES, ALLOWANCE = 3, 8 * 2**20  # memory: so many times its size, and so many bytes on top
@@ -81,7 +82,7 @@ def run(reader: Reader, numbers: range, folder: Path) -> Counter[str]:
         if measured:
             tracemalloc.start()
         try:
-            with cpu_time() as cost:
+            with stopwatch(time.process_time) as cost:
                 outcomes[attempt(reader, value, label, folder)] += 1
             peak = tracemalloc.get_traced_memory()[1] if measured else 0
         finally:

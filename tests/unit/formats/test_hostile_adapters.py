@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random as pseudo
+import time
 import tracemalloc
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,7 +23,7 @@ from inweave.formats.files import write_file
 from inweave.formats.gate import MAX_METADATA, parse_header
 from inweave.formats.read import read
 from inweave.targets.index import ModelIndex, index_from_names
-from tests.support import cpu_time, random, sized, zeros
+from tests.support import random, sized, stopwatch, zeros
 
 #: (name of a tensor by its number, shape): each once took time that grows with the square of the number
 CROWDS = {
@@ -41,7 +42,7 @@ CROWDS = {
 
 def seconds(names: Iterable[str], shape: tuple[int, ...], index: ModelIndex) -> float:
     tensors = {name: zeros(shape) for name in names}
-    with cpu_time() as cost:
+    with stopwatch(time.process_time) as cost:
         try:
             inweave.check(read(tensors), index, values="none")
         except FormatError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from inweave.generate.pipeline import pipeline
 from inweave.models.model import on_meta
 from inweave.models.open import open_model
 from tests.peers import tiny_models as tiny
-from tests.support import cpu_time, sized
+from tests.support import sized, stopwatch
 
 FAMILIES = ("sd1.5", "sdxl", "sd3-medium", "flux1-dev", "z-image-turbo", "qwen-image")
 MISSING = object()
@@ -44,7 +45,10 @@ def mutated(file: Path, key: str, value: Any) -> Iterator[None]:
 def attempt(folder: Path, file: Path, *, run: bool) -> bool:
     """Whether the model can be built; with ``run``, whether it makes an image."""
     try:
-        with cpu_time() as cost, tiny.quick_tokenizers() if "tokenizer" not in file.parent.name else nullcontext():
+        with (
+            stopwatch(time.process_time) as cost,
+            tiny.quick_tokenizers() if "tokenizer" not in file.parent.name else nullcontext(),
+        ):
             if run:
                 pipeline(folder)("a b", steps=2, seed=1, width=64, height=64)
             else:

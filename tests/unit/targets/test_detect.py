@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
@@ -16,7 +17,7 @@ from inweave.targets.fit import stacked_shape
 from inweave.targets.forms import FormIndex, form_index, form_of, numbers_in
 from inweave.targets.index import Spelling
 from inweave.targets.links import Naming
-from tests.support import cpu_time, hollow, sized
+from tests.support import hollow, sized, stopwatch
 
 Shapes = dict[str, tuple[int, ...]]
 ATTENTION = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.to_add_out",
@@ -197,7 +198,7 @@ class TestMetadata:
             "ss_base_model_version": "(" * 100_000,
             "base_model": "\ud800",
         }
-        with cpu_time() as cost:
+        with stopwatch(time.process_time) as cost:
             detection = detect(adapter_of(KLEIN, metadata))
         assert cost.seconds < 1
         assert all(len(warning) < 400 for warning in detection.warnings)
@@ -213,7 +214,7 @@ def test_a_file_for_every_module_is_detected(base: str) -> None:
         if len(shape) == 2 and part.endswith(".weight") and part not in denoiser.missing:
             shapes |= lora(part.removesuffix(".weight"), *shape)
     adapter = adapter_of(shapes)
-    with cpu_time() as cost:
+    with stopwatch(time.process_time) as cost:
         detection = detect(adapter)
     assert cost.seconds < 1.5
     assert detection.base == base or detection.fits_as_well(base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from inweave.training.config.importers.kohya import KOHYA as KOHYA_DIALECT
 from inweave.training.config.importers.onetrainer import ONE_TRAINER as ONE_TRAINER_DIALECT
 from inweave.training.config.importers.simpletuner import SIMPLE_TUNER as TUNER_DIALECT
 from inweave.training.config.schema import TrainConfig
-from tests.support import cpu_time, wall_time
+from tests.support import stopwatch
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 from tests.unit.training.config.small_imports import ONE, TOOLKIT, TUNER, imported
 
@@ -51,7 +52,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_files_are_refused_with_a_message(name: str, tmp_path: Path) -> None:
     file = write_text(tmp_path, HOSTILE[name])
-    with pytest.raises(InweaveError) as caught, wall_time() as cost:
+    with pytest.raises(InweaveError) as caught, stopwatch(time.monotonic) as cost:
         import_config(file)
     assert len(str(caught.value)) < 20_000
     assert cost.seconds < 5
@@ -174,7 +175,7 @@ BOMBS = {
 def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(BOMBS[name])
-    with pytest.raises((ConfigError, FormatError)) as raised, cpu_time() as cost:
+    with pytest.raises((ConfigError, FormatError)) as raised, stopwatch(time.thread_time) as cost:
         import_config(file)
     assert cost.seconds < 2 and len(str(raised.value)) < 5000
     if name.endswith(".toml"):

@@ -45,7 +45,7 @@ class Case:
         self.hidden = None if self.is_alone else torch.mm(self.x, self.down.T)
         dtype = DTYPE if self.is_alone else torch.float32
         self.totals = [torch.zeros(factor.shape, device=DEVICE, dtype=dtype) for factor in (self.down, self.up)]
-        self.plan = kernel.plan(rows, out, into, rank)
+        self.plan = kernel.plan(rows, out, into, rank, keeps_hidden=not self.is_alone)
 
     def launch(self, plan: kernel.Plan) -> object:
         return kernel.backward(

@@ -81,6 +81,8 @@ def main() -> int:
         parser.error(f"no figure is called {unknown[0]}; these are: {', '.join(FIGURES)}")
     arguments.folder.mkdir(parents=True, exist_ok=True)
     use_expandable_segments()  # the commands call it too, but torch is imported by then
+    # a library asks for CUDA while it is imported; asked through CUDA itself, no forked process could start it
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for library in LIBRARIES:
         importlib.import_module(library)
     missing = []

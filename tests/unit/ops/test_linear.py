@@ -298,10 +298,16 @@ def test_kernels_compile_for_a_gpu(rank: int) -> None:
     common = {"RANK": plan.rank, "PRECISION": "tf32"}
     assert compiled_size(kernel._inner_kernel, {**common, "BLOCK": plan.block_rows, "DEPTH": plan.block_depth}) > 1000
     tiles = {"ROWS": plan.rows, "COLUMNS": plan.columns}
-    for flags in ((True, True, True, False), (False, True, False, True), (True, False, True, False)):
-        options = dict(zip(("OF_X", "OF_DOWN", "ADD", "SPLIT"), flags, strict=True))
+    names = ("OF_X", "OF_DOWN", "ADD", "SPLIT", "EVICTION")
+    for flags in (
+        (True, True, True, False, ""),
+        (False, True, False, True, ""),
+        (True, False, True, False, ""),
+        (True, True, False, True, "evict_first"),
+    ):
+        options = dict(zip(names, flags, strict=True))
         assert compiled_size(kernel._column_kernel, {**common, **tiles, **options}) > 1000
     for bias, count in product((True, False), (1, 3)):
         options = {"COUNT": count, "BIAS": bias, "ROWS": output._ROWS, "COLUMNS": output._COLUMNS}
         assert compiled_size(output._output_kernel, {**common, **options}) > 1000
-    assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": 1024}) > 1000
+    assert compiled_size(kernel._sum_kernel, {"ADD": True, "SPLITS": 2, "BLOCK": kernel._SUM_BLOCK}) > 1000

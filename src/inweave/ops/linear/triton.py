@@ -25,6 +25,8 @@ import triton.language as tl
 #: programs that the second launch should have at most: about three for each multiprocessor of a large GPU
 _PROGRAMS = 384
 _MOST_SPLITS = 16
+#: numbers that a program of the third launch adds up: few, so that there are many programs
+_SUM_BLOCK = 256
 
 
 class Plan(NamedTuple):
@@ -40,8 +42,11 @@ class Plan(NamedTuple):
     warps: int = 4
 
 
-def plan(rows: int, out: int, into: int, rank: int) -> Plan:
-    """Tile sizes for M, N, K, r: rules that fit the fastest that `bench/adapter_plans.py` finds on one H200."""
+def plan(rows: int, out: int, into: int, rank: int, *, keeps_hidden: bool = True) -> Plan:
+    """Tile sizes for M, N, K, r: rules that fit the fastest that `bench/adapter_plans.py` finds on one H200.
+
+    Where S was not kept, the first launch has two products and with them twice as many programs.
+    """
     padded = _padded(rank)
     if rows >= 1024 and padded <= 32:
         if rows < 2048:
@@ -52,7 +57,9 @@ def plan(rows: int, out: int, into: int, rank: int) -> Plan:
             block_rows, block_depth = 64, 64
         tiles = triton.cdiv(out, 64) + triton.cdiv(into, 64)
         if padded == 16 and rows >= 2048 and 64 <= tiles <= 128:
-            return Plan(block_rows, block_depth, 32, 64, 8, padded, 4)
+            if keeps_hidden:
+                return Plan(block_rows, block_depth, 32, 64, 8, padded, 4)
+            block_rows, block_depth = 64, 128 if rows < 8192 else 64
         splits = max(1, min(_MOST_SPLITS, _PROGRAMS // tiles, rows // 512))
         return Plan(block_rows, block_depth, 64, 64, splits, padded, 4)
     block_rows = 16 if rows <= 1024 else 32 if rows < 4096 else 64
@@ -143,6 +150,7 @@ def _column_kernel(
     OF_DOWN: tl.constexpr,
     ADD: tl.constexpr,
     SPLIT: tl.constexpr,
+    EVICTION: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,
@@ -196,7 +204,10 @@ def _column_kernel(
             if OF_X:
                 result = tl.dot(s, factor, input_precision=PRECISION)
                 tl.store(
-                    grad_x + wide * into + d[None, :], result.to(grad_x.dtype.element_ty), mask=there & inside[None, :]
+                    grad_x + wide * into + d[None, :],
+                    result.to(grad_x.dtype.element_ty),
+                    mask=there & inside[None, :],
+                    eviction_policy=EVICTION,
                 )
         if OF_DOWN:
             spots = r[None, :].to(tl.int64) * into + d[:, None]
@@ -235,10 +246,10 @@ def backward(
     """As `composed.backward` of one layer without a weight, on contiguous matrices; ``chosen``: other tile sizes, for measurements."""
     rows, out = grad_out.shape
     rank, into = down.shape
-    sizes = chosen or plan(rows, out, into, rank)
-    precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     of_down, of_up = grad_down is not None, grad_up is not None
     again = hidden is None and of_up
+    sizes = chosen or plan(rows, out, into, rank, keeps_hidden=not again)
+    precision = "ieee" if grad_out.dtype == torch.float32 else "tf32"
     inner = grad_out.new_empty(rows, rank)
     s_rows = torch.empty_like(inner) if hidden is None else hidden
     if again or of_down or grad_x:
@@ -264,13 +275,14 @@ def backward(
             grad_out, s_rows, x, inner, down, inner if result is None else result, into_up, into_down,
             rows, out, into, rank, scale, up_tiles, split_rows, up_size + down_size,
             OF_X=grad_x, OF_DOWN=of_down, ADD=not fresh and splits == 1, SPLIT=splits > 1,
+            EVICTION="evict_first" if again else "",  # leaves the cache to x and dY, which are read twice
             ROWS=sizes.rows, COLUMNS=sizes.columns, RANK=sizes.rank, PRECISION=precision,
             num_warps=sizes.warps, num_stages=sizes.stages,
         )  # fmt: skip
     if splits > 1:
         size = up_size + down_size
-        _sum_kernel[(triton.cdiv(size, 1024),)](
+        _sum_kernel[(triton.cdiv(size, _SUM_BLOCK),)](
             parts, parts if grad_up is None else grad_up, parts if grad_down is None else grad_down,
-            up_size, size, size, ADD=not fresh, SPLITS=splits, BLOCK=1024, num_warps=4,
+            up_size, size, size, ADD=not fresh, SPLITS=splits, BLOCK=_SUM_BLOCK, num_warps=4,
         )  # fmt: skip
     return result

@@ -63,7 +63,8 @@ def images() -> tuple[float, float]:
 
 
 def starts(folder: Path) -> tuple[float, float]:
-    ours = [sys.executable, "-P", "-m", "inweave", "generate", "red apple", "--seed", "7", "-o", str(folder / "a.png")]
+    ours = [sys.executable, "-P", "-m", "inweave", "generate", "red apple", "--seed", "7", "--force"]
+    ours += ["-o", str(folder / "a.png")]
     peer = [sys.executable, "-W", "ignore", "-c", PEER, str(embedded.folder()), str(folder / "b.png")]
     run = lambda command: lambda: subprocess.run(command, check=True, capture_output=True)  # noqa: E731
     return seconds(run(ours), 3), seconds(run(peer), 3)

@@ -58,9 +58,13 @@ def inweave_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Modu
     source = FileSource(next((folder / "unet").glob("*.safetensors")))
     index = ModelIndex({"unet": component_from_names("unet", {n: source.spec(n).shape for n in source.names()})})
     plans = [(resolve(load(folder / f"lora{n}.safetensors"), index), 0.7) for n in range(loras)]
-    built = build(unet, MergedSource(source, plans) if plans else source)
-    sum(float(p.flatten()[::4096].float().sum()) for p in built.parameters())  # touch every page, as any use would
-    return built
+    return read_all(build(unet, MergedSource(source, plans) if plans else source))
+
+
+def read_all(network: torch.nn.Module) -> torch.nn.Module:
+    """Touch every page of its weights, as any use would: files are mapped, and read where they are touched."""
+    sum(float(p.flatten()[::1024].float().sum()) for p in network.parameters())
+    return network
 
 
 def peer_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
@@ -72,7 +76,7 @@ def peer_build(folder: Path, loras: int, dtype: torch.dtype) -> torch.nn.Module:
     if loras:
         unet.set_adapters([f"l{n}" for n in range(loras)], [0.7] * loras)
         unet.fuse_lora()
-    return unet
+    return read_all(unet)
 
 
 BUILDERS = {"inweave": inweave_build, "peer": peer_build}

@@ -32,15 +32,18 @@ class Figure(NamedTuple):
     limit: float
 
 
-FLUX = "step --model flux1-dev --rank 16 --targets listed --compile on"
+LONG = "--warmup 50 --steps 200"  # a GPU gets slower when it reaches its power limit, after a few seconds
+FLUX = f"step --model flux1-dev --rank 16 --targets listed --compile on {LONG}"
 FIGURES = {
-    "step-sdxl-1": Figure("step --model sdxl --batch 1", 90),
-    "step-sdxl-4": Figure("step --model sdxl --batch 4", 90),
-    "step-sd3.5-large": Figure("step --model sd3.5-large --rank 16 --compile on", 150),
-    "step-flux1-dev": Figure(FLUX, 150),
-    "step-flux1-dev-fp8": Figure(f"{FLUX} --quantize fp8 --no-peers", 150),
-    "step-sdxl-1-full": Figure("step --model sdxl --batch 1 --gradient-checkpointing full --no-peers", 60),
-    "step-sdxl-4-selective": Figure("step --model sdxl --batch 4 --gradient-checkpointing selective --no-peers", 60),
+    "step-sdxl-1": Figure(f"step --model sdxl --batch 1 {LONG}", 90),
+    "step-sdxl-4": Figure(f"step --model sdxl --batch 4 {LONG}", 120),
+    "step-sd3.5-large": Figure(f"step --model sd3.5-large --rank 16 --compile on {LONG}", 180),
+    "step-flux1-dev": Figure(FLUX, 240),
+    "step-flux1-dev-fp8": Figure(f"{FLUX} --quantize fp8 --no-peers", 210),
+    "step-sdxl-1-full": Figure(f"step --model sdxl --batch 1 --gradient-checkpointing full --no-peers {LONG}", 90),
+    "step-sdxl-4-selective": Figure(
+        f"step --model sdxl --batch 4 --gradient-checkpointing selective --no-peers {LONG}", 120
+    ),
     "unmerged-sdxl": Figure("swap --model sdxl --unmerged", 90),
     "train-sdxl": Figure("step --model sdxl --train 200", 150),
     "kernels": Figure("kernels --replays 60", 150),

@@ -5,6 +5,10 @@ All of it with `deterministic`: without it the fastest kernels of attention add 
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,7 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
 import transformers  # noqa: E402
-from tests.gpu.test_training import differing, settings  # noqa: E402
+from tests.gpu.test_training import apart, differing, settings  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.ops.attention import choice  # noqa: E402
@@ -28,7 +32,7 @@ from inweave.training.session import prepare  # noqa: E402
 #: that attention is another kernel's
 same_masks = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18),
-    reason=f"transformers {transformers.__version__}: 5.22 or later is needed",
+    reason=f"transformers {transformers.__version__}: 5.18 or later has the same mask in both",
 )
 
 
@@ -116,6 +120,71 @@ def test_updates_are_replayed(tmp_path: Path, cache: Path) -> None:
     run, _ = prepare(settings(tmp_path, cache, graph="on", steps=20))
     result = run.train()
     assert result.step == 20 and len(run.step.graphs) >= 2 and run.step.graphs.problem is None
+
+
+def test_a_run_that_is_long_enough_is_recorded_by_itself(tmp_path: Path, cache: Path) -> None:
+    for steps, recorded in ((19, False), (20, True)):
+        run, _ = prepare(settings(tmp_path / str(steps), cache, steps=steps, batch_size=24))
+        assert len(run.task.order.sizes) == 1 and run.step.graphs.enabled is recorded
+
+
+@pytest.mark.parametrize("can_split", [True, False])
+def test_memory_that_runs_out_while_a_graph_is_recorded(can_split: bool) -> None:
+    """Work that can be split is recorded in smaller parts; other work runs eagerly from then on."""
+    graphs, total, size = StepGraphs(torch.device("cuda"), enabled=True), torch.zeros((), device="cuda"), 1 << 20
+
+    def work() -> None:
+        total.add_(torch.ones(size, dtype=torch.uint8, device="cuda").max())
+
+    graphs.run("all", work, can_split=can_split)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    size = 1 << 30
+    memory = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 28)) / memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):  # the second one from eager execution, where it does not fit either
+            graphs.run("all", work, can_split=can_split)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert graphs.enabled is can_split and (graphs.problem is None) is can_split and len(graphs) == 0
+    size = 1 << 20
+    for _ in range(3):
+        graphs.run("half", work, can_split=can_split)
+    assert len(graphs) == can_split and float(total) == 4
+    assert torch.rand(3, device="cuda").isfinite().all()  # the generator is not left in the middle of a recording
+
+
+def test_two_processes_record_what_one_does_with_two_micro_batches(tmp_path: Path, cache: Path) -> None:
+    """Both on this GPU, where NCCL refuses to join them and gloo does not; gradients are summed between two graphs."""
+    common = {"precision": "fp32", "steps": 8, "graph": "on", "deterministic": True, "learning_rate": 1e-4}
+    single = inweave.train(settings(tmp_path / "single", cache, gradient_accumulation=2, **common))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = settings(tmp_path / "both", cache, **common).model_dump(mode="json", exclude_unset=True)
+    started = [
+        subprocess.Popen([sys.executable, "-c", PROCESS, str(rank), str(port), json.dumps(config)], stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]  # fmt: skip
+    reports = [json.loads(each.communicate(timeout=240)[0].splitlines()[-1]) for each in started]
+    assert [report["graphs"] >= 2 and report["problem"] is None for report in reports] == [True, True], reports
+    assert reports[0]["losses"] == pytest.approx(single.losses, rel=1e-5)
+    assert apart(single.path, Path(reports[0]["path"])) < 0.02
+
+
+PROCESS = """
+import json, sys, torch, inweave
+from inweave.training.distributed.world import World
+from inweave.training.session import prepare
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{sys.argv[2]}", world_size=2, rank=rank)
+run, _ = prepare(inweave.TrainConfig.of(**json.loads(sys.argv[3])), World(2, rank, 0))
+result = run.train()
+graphs = run.step.graphs
+print(json.dumps({"losses": result.losses, "path": str(result.path), "graphs": len(graphs), "problem": graphs.problem}))
+torch.distributed.destroy_process_group()
+"""
 
 
 def test_work_that_asks_the_device_runs_eagerly_and_says_so() -> None:

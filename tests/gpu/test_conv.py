@@ -21,7 +21,7 @@ FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 #: channels in and out, side of the image, of the window, stride, rank: SDXL's resnets, samplers and shortcuts, sizes that nothing divides
 CASES = [
     (320, 320, 64, 3, 1, 32), (640, 1280, 32, 3, 1, 16), (320, 320, 64, 3, 2, 8), (960, 320, 64, 1, 1, 32),
-    (4, 320, 64, 3, 1, 4), (70, 35, 13, 3, 1, 3),
+    (4, 320, 64, 3, 1, 4), (70, 35, 13, 3, 1, 3), (320, 640, 32, 3, 1, 256), (320, 320, 32, 3, 1, 1),
 ]  # fmt: skip
 
 
@@ -71,6 +71,18 @@ def gradients(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor]
 
 def window_of(case: tuple[int, ...]) -> Window:
     return Window((case[4],) * 2, (case[3] // 2,) * 2, (1, 1))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_gradients_repeat_their_bits_with_deterministic_kernels(
+    case: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    tensors, window = numbers(case, dtype), window_of(case)
+    first = gradients(lora_conv2d, tensors, window)
+    for _ in range(5):
+        assert all(map(torch.equal, first, gradients(lora_conv2d, tensors, window)))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -135,9 +135,12 @@ def in_subprocess(config: Any, share: float = 1.0) -> dict[str, Any]:
     return dict(json.loads(result.stdout.splitlines()[-1]))
 
 
-def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize(("graph", "steps"), [("off", 2), ("on", 6)])
+def test_a_batch_that_does_not_fit_is_split_into_micro_batches(
+    graph: str, steps: int, tmp_path: Path, cache: Path
+) -> None:
     """A real shortage: a part of what the batch as a whole needs."""
-    common = {"precision": "fp32", "batch_size": 16, "steps": 2, "learning_rate": 1e-4}
+    common = {"precision": "fp32", "batch_size": 16, "steps": steps, "graph": graph, "learning_rate": 1e-4}
     whole = in_subprocess(settings(tmp_path / "whole", cache, **common))
     share = 0.6 * whole["peak"] / torch.cuda.get_device_properties(0).total_memory
     cut = in_subprocess(settings(tmp_path / "cut", cache, **common), share)
@@ -145,6 +148,8 @@ def test_a_batch_that_does_not_fit_is_split_into_micro_batches(tmp_path: Path, c
         "out of memory; from now on micro-batches are split into" in str(record.get("text"))
         for record in cut["records"]
     )
+    events = {str(record.get("event")) for record in cut["records"]}
+    assert ("graph" in events) == (graph == "on") and "graph failed" not in events, "the parts are recorded"
     assert cut["losses"] == pytest.approx(whole["losses"], rel=1e-3)
     assert apart(Path(whole["path"]), Path(cut["path"])) < 0.02
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from inweave.bench.clocks import ClockLog
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.operations import step_operations
 from inweave.bench.report import Row
@@ -289,10 +290,10 @@ def our_step(
         step = ready_step(case, device, dtype)
         step.update()
         first = step.loss()
-        samples = wall_seconds(step.update, device, runs=runs, warmup=warmup)
-        figures = StepFigures(
-            *quantiles(samples), peak_bytes(device), first, tuple(step.notes()), resting_bytes(device)
-        )
+        with ClockLog(device) as clocks:
+            samples = wall_seconds(step.update, device, runs=runs, warmup=warmup)
+        notes = (*step.notes(), *([] if clocks.note is None else [clocks.note]))
+        figures = StepFigures(*quantiles(samples), peak_bytes(device), first, notes, resting_bytes(device))
         return figures, step.modules
 
 

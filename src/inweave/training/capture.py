@@ -7,7 +7,8 @@ Work runs eagerly the first time it comes with a shape: libraries choose their k
 time it is recorded, which computes nothing, and from then on replayed. All graphs share one memory pool: one runs at a time, and
 what they leave behind lies outside of it. Dropout needs no care: a replay reads the seed that the generator has then.
 
-Work that cannot be recorded (it asks the device for a number, or memory runs out) runs eagerly from then on, and says why.
+Work that cannot be recorded (it asks the device for a number, say) runs eagerly from then on, and says why. Where memory runs out while
+it is recorded, a batch that can be split is: half of it, recorded, is several times as fast as all of it, eagerly.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import warnings
 from collections.abc import Callable, Hashable
 
 import torch
+
+from inweave.training.memory.oom import out_of_memory
 
 
 class StepGraphs:
@@ -38,8 +41,11 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Do ``work``, which must be the same on every call with this ``key``, at fixed addresses."""
+    def run(self, key: Hashable, work: Callable[[], None], *, can_split: bool = False) -> None:
+        """Do ``work``, which must be the same on every call with this ``key``, at fixed addresses.
+
+        ``can_split``: the caller has smaller work for the case that memory runs out, so that error is raised; no graph is left then.
+        """
         if not self.enabled:
             work()
         elif (graph := self._graphs.get(key)) is not None:
@@ -47,7 +53,7 @@ class StepGraphs:
         elif key not in self._seen:
             self._seen.add(key)
             self._eager(work)
-        elif (recorded := self._record(work)) is not None:
+        elif (recorded := self._record(work, can_split)) is not None:
             self._graphs[key] = recorded
             recorded.replay()
         else:
@@ -81,7 +87,7 @@ class StepGraphs:
                 torch._C._cuda_releasePool(number, pool)
         torch.cuda.current_stream(self._device).wait_stream(stream)
 
-    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+    def _record(self, work: Callable[[], None], can_split: bool) -> torch.cuda.CUDAGraph | None:
         started = time.perf_counter()
         gc.collect()
         torch.cuda.synchronize(self._device)
@@ -91,11 +97,13 @@ class StepGraphs:
             with torch.cuda.graph(graph, pool=self._shared_pool(), stream=self._side_stream()):  # type: ignore[arg-type]
                 work()
         except Exception as error:  # whatever the model does that cannot be recorded
-            self.problem = " ".join(str(error).split())[:300]
-            self.enabled = False
             del graph
             self._end_recording()
             self.clear()
+            if can_split and out_of_memory(error):
+                raise
+            self.problem = " ".join(str(error).split())[:300]
+            self.enabled = False
             return None
         finally:
             self.seconds += time.perf_counter() - started

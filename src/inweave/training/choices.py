@@ -1,7 +1,7 @@
 """How the steps of a run are executed: what `graph` and `compile` ask for, what prevents it, what was chosen and why.
 
 off     never
-auto    where nothing prevents it and the run is long enough (`speed.SHORTEST_RECORDED_RUN`, `compilation.saves_time`)
+auto    where nothing prevents it and the run is long enough (`speed.recording_pays`, `compilation.saves_time`)
 on      always; a run for which that is impossible is refused, before any weight is read
 """
 
@@ -40,16 +40,23 @@ def choice_problems(networks: Mapping[str, nn.Module], config: TrainConfig, devi
 
 
 def describe_choices(
-    config: TrainConfig, steps: int, *, recorded: bool, compiled: int, against: tuple[Sequence[str], Sequence[str]]
+    config: TrainConfig,
+    steps: int,
+    *,
+    sizes: int,
+    recorded: bool,
+    compiled: int,
+    against: tuple[Sequence[str], Sequence[str]],
 ) -> str:
     """What the log says about a run: whether steps are recorded, how many blocks are ``compiled``, and why not.
 
-    ``against``: what prevents recording, and compiling.
+    ``sizes``: of batches that the run has; ``against``: what prevents recording, and compiling.
     """
+    run = f"{steps} steps" if sizes == 1 else f"{steps} steps on {sizes} sizes of batch"
     graph, blocks = (
         f'{name} = "off"' if setting == "off" else "; ".join(problems) or short
         for name, setting, problems, short in (
-            ("graph", config.graph, against[0], f"{steps} steps are too few to make up for recording them"),
+            ("graph", config.graph, against[0], f"{run} are too few to make up for recording them"),
             ("compile", config.compile, against[1], f"compiling would take longer than it saves in {steps} steps"),
         )
     )

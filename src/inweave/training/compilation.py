@@ -78,8 +78,7 @@ def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> boo
         return False
     share = ((config.resolution or model.size) / model.size) ** 2
     examples = steps * config.gradient_accumulation * config.batch_size
-    sizes = {(order.buckets[batch[0]], len(batch)) for batch in order.batches(0)}
-    return bool(family.compile_saving * share * examples > COMPILE_SECONDS * len(sizes))
+    return bool(family.compile_saving * share * examples > COMPILE_SECONDS * len(order.sizes))
 
 
 def repeated_blocks(network: nn.Module) -> list[nn.Module]:

@@ -43,7 +43,6 @@ from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
 from inweave.training.memory.meter import StepMeter
 from inweave.training.memory.oom import oom_hint
-from inweave.training.memory.speed import SHORTEST_RECORDED_RUN
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.adapter_file import adapter_exists, prune_adapters, save_adapter
@@ -80,7 +79,7 @@ class Run:
         self._batches_per_step = config.gradient_accumulation * self.world.size
         self.total = total_steps(len(task.order), self._batches_per_step, steps=config.steps, epochs=config.epochs)
         self.step.require_choices()
-        self.step.graphs.enabled &= config.graph == "on" or self.total >= SHORTEST_RECORDED_RUN
+        self.step.choose_graphs(self.total)
         self.step.encoder_steps = config.encoder_steps(self.total)
         learning_rate_at(config, 0, self.total)  # a warm-up as long as the run is refused before it
         self.number = 0  # steps done

@@ -35,6 +35,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
 from inweave.training.kernels import choices_to_keep, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
+from inweave.training.memory.speed import recording_pays
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema
 from inweave.training.optim.flat import FlatParameters, collect_gradients, hold
@@ -118,6 +119,11 @@ class Step:
         if problems := choice_problems(self.task.networks, self.config, self.task.device):
             raise ConfigError(problems)
 
+    def choose_graphs(self, steps: int) -> None:
+        """Record nothing in a run of ``steps`` that is too short to make up for it, unless the setting is "on"."""
+        pays = recording_pays(steps, steps * self.config.gradient_accumulation, len(self.task.order.sizes))
+        self.graphs.enabled &= self.config.graph == "on" or pays
+
     def compile(self, model: Any, steps: int, *, before: bool | None) -> list[str]:
         """Compile the blocks if that suits a run of ``steps``; returns what to say. ``before``: the resumed run's choice."""
         saves = before is None and saves_time(model, self.task.order, self.config, steps)
@@ -132,7 +138,8 @@ class Step:
             return []
         compiled = len(self.blocks.blocks) if self.blocks.active else 0
         against = self.capture_problems, self.compile_problems
-        text = describe_choices(self.config, steps, recorded=self.graphs.enabled, compiled=compiled, against=against)
+        sizes, recorded = len(self.task.order.sizes), self.graphs.enabled
+        text = describe_choices(self.config, steps, sizes=sizes, recorded=recorded, compiled=compiled, against=against)
         return [("speed", text)]
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
@@ -260,7 +267,8 @@ class Step:
                 torch.manual_seed(seed_for(self.config.seed, number, position, count, "dropout"))
                 size = shapes_of(inputs)
                 with self.blocks.call(size):
-                    self.graphs.run(size, partial(self.micro_step, inputs))
+                    can_split = _rows(part) > 1 and not self.config.shard
+                    self.graphs.run(size, partial(self.micro_step, inputs), can_split=can_split)
 
     def _seed_dropout(self, row_seeds: torch.Tensor | None) -> None:
         for branch in self._dropping:

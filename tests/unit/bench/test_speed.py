@@ -16,6 +16,7 @@ pytest.importorskip("peft")
 from inweave.bench import bench as benches  # noqa: E402
 from inweave.bench import step as stepping  # noqa: E402
 from inweave.bench import train_command  # noqa: E402
+from inweave.bench.clocks import ClockLog, clock_note  # noqa: E402
 from inweave.bench.kernel_cases import GROUPS, KernelCase  # noqa: E402
 from inweave.bench.kernels import largest_error  # noqa: E402
 from inweave.bench.memory import measure_memory  # noqa: E402
@@ -311,3 +312,14 @@ def test_a_report_survives_its_file_and_others_are_refused(tmp_path: Path) -> No
             Report.read(tmp_path / f"{name}.json")
     with pytest.raises(ConfigError, match="no model of this name"):
         step_operations("sd9", 1, 64, torch.float32)
+
+
+def test_clocks_of_a_gpu_are_those_while_it_works() -> None:
+    idle, work = "345, 78.4, Not Active\n", "1980, 400.0, Not Active\n1470, 694.2, Active\n1650, 690.0, Active\n"
+    assert clock_note(idle + work + idle + "[N/A], [N/A], [N/A]\n19") == (
+        "clock 1,650 MHz (1,470 to 1,980), at most 694 W, at the power limit in 67% of 3 samples"
+    )
+    assert clock_note("") is None and clock_note("no devices were found\n") is None
+    with ClockLog(CPU) as clocks:
+        pass
+    assert clocks.note is None

@@ -33,15 +33,19 @@ def test_only_what_is_on_is_refused() -> None:
 
 def test_the_log_says_what_was_chosen_and_why() -> None:
     nothing: tuple[list[str], list[str]] = ([], [])
-    assert describe_choices(config(), 500, recorded=True, compiled=57, against=nothing) == (
+    assert describe_choices(config(), 500, sizes=3, recorded=True, compiled=57, against=nothing) == (
         "steps are recorded as CUDA graphs; 57 blocks are compiled"
     )
-    assert describe_choices(config(), 9, recorded=False, compiled=0, against=nothing) == (
+    assert describe_choices(config(), 9, sizes=1, recorded=False, compiled=0, against=nothing) == (
         "steps run eagerly (9 steps are too few to make up for recording them); "
         "no blocks are compiled (compiling would take longer than it saves in 9 steps)"
     )
+    text = describe_choices(config(), 90, sizes=30, recorded=False, compiled=0, against=nothing)
+    assert text.startswith(
+        "steps run eagerly (90 steps on 30 sizes of batch are too few to make up for recording them);"
+    )
     off, against = config(graph="off"), (["why"], ["no compiler", "no Triton"])
-    assert describe_choices(off, 9, recorded=False, compiled=0, against=against) == (
+    assert describe_choices(off, 9, sizes=1, recorded=False, compiled=0, against=against) == (
         'steps run eagerly (graph = "off"); no blocks are compiled (no compiler; no Triton)'
     )
 
@@ -53,4 +57,14 @@ def test_the_time_of_recording_is_logged_once(tmp_path: Path, monkeypatch: pytes
     step.graphs.seconds = 1.25
     (event,) = step.new_events(1)
     assert event["event"] == "graph" and event["text"].endswith("recorded as CUDA graphs, which took 1.2 s")
+    assert list(step.new_events(1)) == []
+
+
+def test_why_steps_are_not_recorded_is_logged_once(tmp_path: Path) -> None:
+    step = tiny(tmp_path).step
+    step.graphs.problem = "operation not permitted when stream is capturing"
+    (event,) = step.new_events(1)
+    assert event["event"] == "graph failed" and event["text"] == (
+        "steps cannot be recorded as CUDA graphs and run eagerly: operation not permitted when stream is capturing"
+    )
     assert list(step.new_events(1)) == []

@@ -182,7 +182,7 @@ def test_a_replay_is_outside_of_the_kernels_context(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("inweave.training.step.step_kernels", recorded_entry)
     run.train_step()
     assert entries == ["cpu"]
-    monkeypatch.setattr(run.step.graphs, "run", lambda key, work: None)
+    monkeypatch.setattr(run.step.graphs, "run", lambda key, work, **options: None)
     run.train_step()
     assert entries == ["cpu"]
 

@@ -54,9 +54,7 @@ class StableDiffusion3(ClipFamily):
         "sd3": {**IMAGE_PRESET, "resolution": 1024, "timestep_sampling": "shift", "timestep_shift": 3.0}
     }
     timesteps = "logit_normal"
-    compile_saving = (
-        0.015  # SD 3.5 Large: 200 ms recorded, 185 compiled as well (docs/kernels.md); others were not measured
-    )
+    compile_saving = 0.015  # SD 3.5 Large: 200 ms recorded, 185 compiled as well; others were not measured
     attention = (r"to_[qkv]", r"to_out\.0", r"add_[qkv]_proj", r"to_add_out")
     feed_forward = (r"ff(_context)?\.net\.\d+(\.proj)?",)
     pipeline = "StableDiffusion3Pipeline"

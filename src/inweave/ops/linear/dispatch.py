@@ -6,8 +6,8 @@ CUDA, 16 or 32 bits     cuBLAS products (`composed`)
 everything else         plain torch (`reference`)
 
 One H200, bf16, in a CUDA graph, microseconds of the adapter's part by cuBLAS and in two launches (`bench/adapter_plans.py`): 1024 x 1280
-of rank 32 18.0 and 11.3, 4096 x 1280 25.0 and 19.4, 16384 x 640 44.1 and 32.8; 4608 x 3072 of rank 16 56.2 and 35, 4096 x 3072 x 12288
-89.8 and 70.4. Of three layers of one x, whose products are larger, cuBLAS is as fast as two launches with the best tile sizes, or faster:
+of rank 32 17.7 and 10.6, 4096 x 1280 23.9 and 17.9, 16384 x 640 43.5 and 29.9; 4608 x 3072 of rank 16 55.7 and 35.1, 4096 x 3072 x 12288
+89.6 and 69.8. Of three layers of one x, whose products are larger, cuBLAS is as fast as two launches with the best tile sizes, or faster:
 1024 x 1280 of rank 32 16.9 and 17.6, 4096 x 1280 36.8 and 41.1, 16384 x 640 71.4 and 74.1.
 """
 

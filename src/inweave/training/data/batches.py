@@ -110,6 +110,11 @@ class Order:
         """Batches per epoch, the same in every epoch."""
         return len(self.batches(next(iter(self._epochs), 0)))
 
+    @property
+    def sizes(self) -> set[tuple[Hashable, int]]:
+        """(bucket, number of examples) of the batches of an epoch, the same in every epoch."""
+        return {(self.buckets[batch[0]], len(batch)) for batch in self.batches(next(iter(self._epochs), 0))}
+
     def positions(self, epoch: int) -> list[tuple[Position, ...]]:
         """The position of every example of `batches`."""
         if epoch not in self._positions:

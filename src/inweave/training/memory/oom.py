@@ -11,8 +11,10 @@ from inweave.errors import MemoryBudgetError
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means it: a GPU raises its own class, a CPU a text."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    """Whether an error means it, or was raised on the way out of one that does: a GPU raises its own class, a CPU a text."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        return True
+    return error.__context__ is not None and out_of_memory(error.__context__)
 
 
 @contextmanager

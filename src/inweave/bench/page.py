@@ -1,8 +1,7 @@
 """docs/benchmarks.md, made of reports and of prose.
 
     docs/bench/*.json     reports, as `inweave bench ... --json FILE` writes them
-    docs/bench/page.md    the prose; a line `<!-- figures -->` stands for all reports, and what is between the lines
-                          `<!-- without NAME -->` and `<!-- end -->` is left out where there is a report of that bench from a GPU
+    docs/bench/page.md    the prose; a line `<!-- figures -->` stands for all reports
     docs/bench/*.svg      a chart per report with peers
 
 A chart has a group of bars per row, below the row's name: inweave's, every peer's, and a dashed line at the limit, scaled to the
@@ -24,7 +23,6 @@ TITLES = {
     "swap": "Swapping LoRAs", "unmerged": "A forward pass with unmerged LoRAs",
 }  # fmt: skip
 _HINT = "<!-- made by `make bench-docs` of docs/bench; edit docs/bench/page.md -->"
-_WITHOUT = re.compile(r"<!-- without (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 _COLORS = ("#2f6f4f", "#c9a227", "#b5651d", "#7a5c8e", "#5b7a99")
 _WIDTH, _LEFT, _BAR, _GAP, _LINE = 860, 8, 14, 10, 16
 _LETTER = 6.6  # pixels, of a wide sans-serif font at this size
@@ -36,19 +34,12 @@ def make_page(folder: Path) -> dict[str, str]:
     if prose.count("<!-- figures -->\n") != 1:
         raise FormatError(f"{folder / 'page.md'}: one line must be <!-- figures -->: the reports go there")
     reports = {path.stem: Report.read(path) for path in sorted(folder.glob("*.json"))}
-    measured = {report.bench for report in reports.values() if "cuda" in report.machine}
-
-    def older_prose(match: re.Match[str]) -> str:
-        return "" if match[1] in measured else match[2]
-
     sections: list[str] = []
     for bench in dict.fromkeys([*TITLES, *(report.bench for report in reports.values())]):
         chosen = {name: report for name, report in reports.items() if report.bench == bench}
         if chosen:
             sections += [f"## {TITLES.get(bench, bench)}", *(_section(name, each) for name, each in chosen.items())]
-    page = _WITHOUT.sub(older_prose, prose).replace(
-        "<!-- figures -->\n", "\n\n".join(sections) + "\n" if sections else ""
-    )
+    page = prose.replace("<!-- figures -->\n", "\n\n".join(sections) + "\n" if sections else "")
     page = re.sub(r"\n{3,}", "\n\n", f"{_HINT}\n{page}")
     charts = {f"{name}.svg": chart(report.rows) for name, report in reports.items() if _charted(report)}
     return {"../benchmarks.md": page, **charts}

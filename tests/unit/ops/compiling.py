@@ -9,7 +9,7 @@ import pytest
 #: what a parameter is by its name; all others are pointers to bfloat16
 _TYPES = {
     "positions": "i32", "channels": "i32", "groups": "i32", "chunk": "i32", "chunks": "i32", "rows": "i32", "width": "i32",
-    "heads": "i32", "size": "i32", "cos": "*fp32", "sin": "*fp32",
+    "heads": "i32", "size": "i32", "left_width": "i32", "cos": "*fp32", "sin": "*fp32",
     "out": "i32", "into": "i32", "rank": "i32", "up_tiles": "i32", "up_size": "i32", "split_size": "i32", "scale": "fp32",
     "grad_up": "*fp32", "grad_down": "*fp32", "parts": "*fp32", "eps": "fp32", "partials": "*fp32", "means": "*fp32", "rstds": "*fp32",
 }  # fmt: skip
@@ -31,7 +31,7 @@ def compiled_code(kernel: Any, constants: dict[str, Any], *, warps: int = 4, ali
     values = {(names.index(name),): value for name, value in constants.items()}
     multiples = [
         place for place, name in enumerate(names)
-        if aligned and (signature[name].startswith("*") or name.endswith("_step") or name == "size")
+        if aligned and (signature[name].startswith("*") or name.endswith(("_step", "width")) or name == "size")
     ]  # fmt: skip
     source = ASTSource(
         kernel, signature, constexprs=values, attrs={(at,): [["tt.divisibility", 16]] for at in multiples}

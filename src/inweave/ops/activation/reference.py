@@ -1,4 +1,4 @@
-"""GEGLU in plain torch, in float32 throughout; forward and backward as the kernels split them.
+"""GEGLU and the GELU with tanh in plain torch, in float32 throughout; forward and backward as the kernels split them.
 
     a, b = the halves of the last axis of x
     y    = a * gelu(b)                 gelu(b) = b F(b),  F(b) = (1 + erf(b / sqrt 2)) / 2, not the one with tanh
@@ -7,6 +7,12 @@
     db = dy * a * (F(b) + b f(b))      f(b) = exp(-b^2 / 2) / sqrt(2 pi)
 
 `erf`'s complement is used where F is small: 1 + erf would lose all its digits there.
+
+    z    = 2 sqrt(2 / pi) (x + 0.044715 x^3)
+    y    = x S(z)                      S(z) = 1 / (1 + exp(-z)) = (1 + tanh(z / 2)) / 2
+    dx   = dy * (S(z) + x S(z) S(-z) z')
+
+S(-z) is 1 - S(z), with its digits where S(z) is next to 1, and so is S(z) where 1 + tanh would have none left.
 """
 
 from __future__ import annotations
@@ -14,6 +20,10 @@ from __future__ import annotations
 import math
 
 import torch
+
+#: z = x (LINEAR + CUBIC x^2)
+LINEAR = 2 * math.sqrt(2 / math.pi)
+CUBIC = 0.044715 * LINEAR
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
@@ -28,6 +38,28 @@ def geglu_backward(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     dy, share = _wide(dy), _share(b)
     slope = share + b * torch.exp(-0.5 * b * b) / math.sqrt(2 * math.pi)
     return torch.cat((dy * b * share, dy * a * slope), -1).to(x.dtype)
+
+
+def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
+    """y (rows, width) of x (rows, width); or [left | y] (rows, columns of both), in memory of its own."""
+    wide = _wide(x)
+    y = (wide * torch.sigmoid(wide * (LINEAR + CUBIC * wide * wide))).to(x.dtype)
+    return y if left is None else torch.cat((left, y), -1)
+
+
+def tanh_gelu_backward(
+    dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of x and of what is left of y, in memory of their own; None of what nobody needs."""
+    columns = dy.shape[1] - x.shape[1]
+    dleft = dy[:, :columns].clone(memory_format=torch.contiguous_format) if of_left else None
+    if not of_x:
+        return None, dleft
+    wide, square = _wide(x), _wide(x).square()
+    z = wide * (LINEAR + CUBIC * square)
+    share = torch.sigmoid(z)
+    slope = share + wide * share * torch.sigmoid(-z) * (LINEAR + 3 * CUBIC * square)
+    return (_wide(dy[:, columns:]) * slope).to(x.dtype), dleft
 
 
 def _share(b: torch.Tensor) -> torch.Tensor:

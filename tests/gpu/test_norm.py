@@ -1,4 +1,4 @@
-"""Fused norms and blocks on a real GPU: against float64, twice the same bits, recorded in a graph, and in whole networks."""
+"""Fused norms, activations and blocks on a real GPU: against float64, twice the same bits, recorded in a graph, and in whole networks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.unit.models.test_fused_blocks import gradients, network  # noqa: E402
 from tests.unit.ops import test_activation, test_norm, test_residual  # noqa: E402
 
 from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.ops.activation import tanh_gelu  # noqa: E402
 from inweave.ops.activation import triton as activation  # noqa: E402
 from inweave.ops.norm import group_norm  # noqa: E402
 from inweave.ops.norm import triton as images  # noqa: E402
@@ -30,6 +31,9 @@ SDXL = [
     (1, 1920, 64, 64, 32), (1, 1280, 32, 32, 32), (4, 2560, 32, 32, 32), (3, 320, 104, 152, 32), (1, 1280, 13, 19, 32),
 ]  # fmt: skip
 ROWS = [(4096, 640), (77, 2048), (4608, 3072), (1024, 1280), (49152, 64)]
+#: (rows, width, columns on the left) of Flux's single and double blocks, SD 3.5 Large's, and more rows than a grid's second axis has
+GELU = [(4608, 12288, 3072), (4096, 12288, 0), (512, 12288, 0), (4096, 9728, 0), (333, 9728, 0), (70_000, 16, 8)]
+GELU_CASES = [(shape, dtype) for dtype in DTYPES for shape in (GELU if dtype == torch.bfloat16 else GELU[::5])]
 #: all sizes in bf16, and some in the other dtypes: every width of a group is compiled by itself
 IMAGE_CASES = [(shape, dtype) for dtype in DTYPES for shape in (SDXL if dtype == torch.bfloat16 else SDXL[::3])]
 ROW_CASES = [(size, dtype) for dtype in DTYPES for size in (ROWS if dtype == torch.bfloat16 else ROWS[:3])]
@@ -57,6 +61,9 @@ def test_small_kernels_are_as_exact_as_torch(dtype: torch.dtype, monkeypatch: py
     monkeypatch.setattr(test_residual, "inputs", summands)
     assert test_norm.check_all(images, rows, [dtype]) >= 15
     assert test_activation.check_all(activation, [dtype]) > 1000
+    few = [(64 * rows, *rest) for rows, *rest in test_activation.GELU_SHAPES]
+    assert test_activation.check_gelu(activation, [dtype], few, "cuda") > 100_000
+    assert test_activation.check_tails(activation, "cuda") > 100
     assert test_residual.check_all(residual, [dtype]) > 10_000
 
 
@@ -78,6 +85,37 @@ def test_row_norms_of_published_widths(size: tuple[int, int], dtype: torch.dtype
         test_norm.compare(
             lambda *a: test_norm.rows_by_work(rows, *a), test_norm.rows_by_torch, inputs, rms, size[1] == 640
         )
+
+
+@pytest.mark.parametrize(("shape", "dtype"), GELU_CASES, ids=str)
+def test_gelu_of_published_widths_is_as_exact_as_torch_and_repeats_its_bits(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    assert test_activation.check_gelu(activation, [dtype], [shape], "cuda") == 2 * shape[0] * shape[1]
+    x, left, dy = test_activation.gelu_inputs(shape, dtype, "cuda")
+    once, again = ([activation.tanh_gelu(x, left), *activation.tanh_gelu_backward(dy, x, True, True)] for _ in range(2))
+    assert all(torch.equal(one, two) for one, two in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("shape", [GELU[0], GELU[3], (77, 40, 24)], ids=str)
+def test_a_gelu_has_the_same_bits_compiled_and_recorded(shape: tuple[int, int, int]) -> None:
+    x, left, dy = test_activation.gelu_inputs(shape, torch.bfloat16, "cuda")
+    leaves = [each.requires_grad_() for each in (x, left) if each is not None]
+
+    def work() -> list[torch.Tensor]:
+        y = tanh_gelu(*leaves)
+        return [y, *torch.autograd.grad(y, leaves, dy)]
+
+    y = torch.compile(tanh_gelu, fullgraph=True, dynamic=False)(*leaves)
+    compiled = [y, *torch.autograd.grad(y, leaves, dy)]
+    assert all(torch.equal(one, two) for one, two in zip(compiled, work(), strict=True))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = work()
+    with torch.no_grad():
+        x.neg_()
+    graph.replay()
+    assert all(torch.equal(one, two) for one, two in zip(recorded, work(), strict=True))
 
 
 def test_a_recorded_norm_is_the_norm() -> None:

@@ -9,7 +9,7 @@
     Attention                no division by 1; one product for queries, keys and values (`models.siblings`); of two streams and
                              Flux's, see `fused_joint`
     UNet2DConditionModel     one product for the keys and values of all cross attentions
-    GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
+    GEGLU, GELU, RMSNorm     one kernel each way; the GELU with tanh (`ops.activation`, `ops.row_norm`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
 `fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from diffusers.models.activations import GEGLU
+from diffusers.models.activations import GEGLU, GELU
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
@@ -53,10 +53,11 @@ from inweave.models.fused_joint import (
     FusedFluxSingleTransformerBlock,
     FusedJointAttention,
     flux_attention_fits,
+    flux_single_block_fits,
     joint_attention_fits,
 )
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
-from inweave.ops.activation import geglu
+from inweave.ops.activation import geglu, tanh_gelu
 from inweave.ops.frozen_conv import frozen_conv2d
 from inweave.ops.implementation import frozen
 from inweave.ops.norm import group_norm, group_norm_and_input
@@ -115,6 +116,11 @@ class FrozenConv2d(nn.Conv2d):
 class FusedGEGLU(GEGLU):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return geglu(self.proj(hidden_states))
+
+
+class FusedGELU(GELU):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return tanh_gelu(self.proj(hidden_states))
 
 
 class FusedRMSNorm(RMSNorm):
@@ -326,6 +332,10 @@ def _unet_fits(module: UNet2DConditionModel) -> bool:
     return names[1:4] == ("sample", "timestep", "encoder_hidden_states") and has(module, encoder_hid_proj=None)
 
 
+def _gelu_fits(module: GELU) -> bool:
+    return accepts(GELU.forward, "hidden_states") and has(module, approximate="tanh") and hasattr(module, "proj")
+
+
 def _conv_fits(module: nn.Conv2d) -> bool:
     return (
         module.padding_mode == "zeros"
@@ -343,8 +353,9 @@ _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ..
     (Attention, FusedZImageAttention, z_image_attention_fits),
     (Attention, FusedAttention, _attention_fits),
     (FluxAttention, FusedFluxAttention, flux_attention_fits),
-    (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, lambda module: True),
+    (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, flux_single_block_fits),
     (GEGLU, FusedGEGLU, lambda module: hasattr(module, "proj")),
+    (GELU, FusedGELU, _gelu_fits),
     (RMSNorm, FusedRMSNorm, lambda module: has(module, bias=None) and len(module.dim) == 1),
     (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),
     (Transformer2DModel, FusedTransformer2DModel, _transformer_fits),

@@ -8,8 +8,9 @@
     FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
     Attention        of Stable Diffusion 3: image before text; the second attention of its dual blocks has the image alone
 
-    FluxSingleTransformerBlock   compiled, its results are tensors of their own: gradients of slices would be put together outside
-                                 of the compiled code, by a fill, a copy and a sum of the whole stream
+    FluxSingleTransformerBlock   one kernel writes GELU and attention side by side (`ops.activation`); compiled, its results are
+                                 tensors of their own: gradients of slices would be put together outside of the compiled code,
+                                 by a fill, a copy and a sum of the whole stream
 
 Arguments that the formula has not (masks, other processors, projections that diffusers has fused) take diffusers' own path.
 """
@@ -31,6 +32,7 @@ from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
 from inweave.models.siblings import project, project_at_once
+from inweave.ops.activation import tanh_gelu
 from inweave.ops.rotary import join_heads, join_projections
 
 MAIN = ("to_q", "to_k", "to_v")
@@ -39,6 +41,7 @@ NORMS = ("norm_q", "norm_k")
 ADDED_NORMS = ("norm_added_q", "norm_added_k")
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
+_HALF_RANGE = -65504, 65504  # diffusers keeps a stream in float16 from becoming infinite
 
 
 class FusedFluxAttention(FluxAttention):
@@ -80,11 +83,35 @@ class FusedFluxAttention(FluxAttention):
 
 
 class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        results = super().forward(*args, **kwargs)
-        if torch.compiler.is_compiling() and isinstance(results, tuple):
-            return tuple(result.clone() for result in results)
-        return results
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        temb: torch.Tensor,
+        image_rotary_emb: Any = None,
+        joint_attention_kwargs: dict[str, Any] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if is_unchanged(self.act_mlp):
+            stream = torch.cat([encoder_hidden_states, hidden_states], 1)
+            stream = stream + self._change(stream, temb, image_rotary_emb, joint_attention_kwargs or {})
+            if stream.dtype == torch.float16:
+                stream = stream.clip(*_HALF_RANGE)
+            rows = encoder_hidden_states.shape[1]
+            text, image = stream[:, :rows], stream[:, rows:]
+        else:
+            text, image = super().forward(
+                hidden_states, encoder_hidden_states, temb, image_rotary_emb, joint_attention_kwargs
+            )
+        return (text.clone(), image.clone()) if torch.compiler.is_compiling() else (text, image)
+
+    def _change(
+        self, stream: torch.Tensor, temb: torch.Tensor, rotary: Any, attention_kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        normed, gate = self.norm(stream, emb=temb)
+        wide = self.proj_mlp(normed)
+        attended = self.attn(hidden_states=normed, image_rotary_emb=rotary, **attention_kwargs)
+        change: torch.Tensor = gate[:, None] * self.proj_out(tanh_gelu(wide, attended))
+        return change
 
 
 class FusedJointAttention(Attention):
@@ -191,6 +218,17 @@ def flux_attention_fits(module: FluxAttention) -> bool:
         and all(type(norm) is nn.RMSNorm and norm.normalized_shape == (module.head_dim,) for norm in norms)
         and _one_eps(norms)
         and (not added or (has(module, to_out=frozenset({nn.ModuleList})) and has_all(module, "to_add_out", *ADDED)))
+    )
+
+
+def flux_single_block_fits(module: FluxSingleTransformerBlock) -> bool:
+    """Whether `FusedFluxSingleTransformerBlock` computes what this module does."""
+    names = ("hidden_states", "encoder_hidden_states", "temb", "image_rotary_emb", "joint_attention_kwargs")
+    return (
+        accepts(FluxSingleTransformerBlock.forward, *names)
+        and has(module, act_mlp=frozenset({nn.GELU}))
+        and has(module.act_mlp, approximate="tanh")
+        and has_all(module, "norm", "proj_mlp", "attn", "proj_out")
     )
 
 

@@ -1,8 +1,9 @@
-"""Fused attention of Flux and Stable Diffusion 3 computes what diffusers' own does, eagerly, compiled and recomputed."""
+"""Fused blocks of Flux and Stable Diffusion 3 compute what diffusers' own do, eagerly, compiled and recomputed."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from torch import nn  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
@@ -192,4 +194,71 @@ def test_a_compiled_single_block_leaves_no_gradients_of_slices_to_autograd() -> 
         torch.testing.assert_close(one, two)
     grads = [torch.autograd.grad([each.sum() for each in pair], [image, text]) for pair in (plain, results)]
     for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by name, with the size of the last axis of the first result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[tuple[str, int]] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = operation(*args, **(kwargs or {}))
+        first = output[0] if isinstance(output, list | tuple) else output
+        if isinstance(first, torch.Tensor) and first.dim():
+            self.counts[operation.__name__.partition(".")[0], first.shape[-1]] += 1
+        return output
+
+    def total(self, name: str) -> int:
+        return sum(count for (each, _), count in self.counts.items() if each == name)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_gelu_is_the_operator_and_nothing_else_writes_the_wide_matrix(variant: str) -> None:
+    from diffusers.models.activations import GELU
+
+    transformer, inputs = network(variant)
+    count = sum(isinstance(module, GELU | nn.GELU) for module in transformer.modules())
+    single = len(getattr(transformer, "single_transformer_blocks", ()))
+    wide = 5 * transformer.inner_dim  # attention and GELU side by side
+    fuse_blocks(transformer)
+    with Operations() as seen:
+        gradients(transformer, inputs)
+    assert count > 2 and seen.total("tanh_gelu") == seen.total("tanh_gelu_backward") == count
+    assert seen.total("gelu") == seen.total("gelu_backward") == seen.counts["cat", wide] == 0
+    assert seen.counts["tanh_gelu", wide] == single
+
+
+def test_a_gelu_with_hooks_is_called() -> None:
+    transformer, inputs = network("flux1-dev")
+    for block in transformer.single_transformer_blocks:
+        block.act_mlp.register_forward_hook(lambda module, inputs, output: 1.5 * output)
+    plain = gradients(transformer, inputs)
+    fuse_blocks(transformer)
+    assert largest_gap(gradients(transformer, inputs), plain) < 1e-5
+
+
+def test_another_gelu_is_not_fused() -> None:
+    transformer, inputs = network("flux1-dev")
+    transformer.transformer_blocks[0].ff.net[0].approximate = "none"
+    transformer.single_transformer_blocks[0].act_mlp = nn.GELU()
+    plain = gradients(transformer, inputs)
+    fuse_blocks(transformer)
+    assert largest_gap(gradients(transformer, inputs), plain) < 1e-5
+    assert {"FluxSingleTransformerBlock", "FusedFluxSingleTransformerBlock", "FusedGELU"} <= kinds_of(transformer)
+
+
+def test_a_stream_in_float16_stays_finite() -> None:
+    transformer, _ = network("flux1-dev", dtype=torch.float16)
+    block, width = transformer.single_transformer_blocks[0], transformer.inner_dim
+    image, text = (torch.full((1, rows, width), 65504.0, dtype=torch.float16) for rows in (6, 3))
+    image[:, ::2] = -image[:, ::2]
+    block.proj_out.bias.data.fill_(100.0)
+    arguments = image, text, torch.ones(1, width, dtype=torch.float16)
+    plain = block(*arguments)
+    fuse_blocks(transformer)
+    for one, two in zip(block(*arguments), plain, strict=True):
+        assert float(one.detach().abs().max()) == 65504
         torch.testing.assert_close(one, two)

@@ -9,6 +9,7 @@ plain       LoRA layers by the general path
 apart       no product for several layers
 cublas      the adapter's backward pass by cuBLAS alone
 last        the adapter's part of the output added after the frozen product
+gelu        the GELU with tanh by torch, and so by Inductor in compiled blocks
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
@@ -40,6 +41,7 @@ from inweave.bench.timing import quantiles, wall_seconds
 from inweave.layers import fused, lora_layers
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
+from inweave.ops.activation import function as activation
 from inweave.ops.attention import MeasuredAttention
 from inweave.ops.linear import dispatch
 from inweave.training import kernels
@@ -63,6 +65,7 @@ KINDS = {
 }
 IN_TWO_LAUNCHES = dispatch._in_two_launches
 ADAPTER_FIRST = dispatch._adapter_first
+USES_OPERATOR = activation._uses_operator
 
 
 def case_of(model: str, flags: set[str], batch: int) -> StepCase:
@@ -86,6 +89,8 @@ def switch(flags: set[str]) -> None:
     dispatch._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
     dispatch._adapter_first = first
+    operator: Any = (lambda *_: False) if "gelu" in flags else USES_OPERATOR
+    activation._uses_operator = operator
 
 
 def measure(tag: str) -> None:

@@ -4,7 +4,7 @@
                 torch: five products
     norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward              (`inweave.ops.norm`, `row_norm`)
                 torch: functional.group_norm and silu, functional.layer_norm
-    activation  GEGLU, forward and backward                                                               (`inweave.ops.activation`)
+    activation  GEGLU and the GELU with tanh, forward and backward                                        (`inweave.ops.activation`)
     attention   forward and backward by the kernel that was fastest for the shape, on sequence-first memory
                 torch: its own choice; every backend by itself stands beside it                          (`inweave.ops.attention`)
     merge       out = base + s up down for every attention weight of SDXL in one launch                   (`inweave.ops.merge`)
@@ -23,7 +23,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from inweave.ops import lora_backward
-from inweave.ops.activation import geglu
+from inweave.ops.activation import geglu, tanh_gelu
 from inweave.ops.attention import attention
 from inweave.ops.merge import Product, Target, merge_products
 from inweave.ops.norm import group_norm
@@ -41,6 +41,9 @@ TINY_IMAGE_SHAPES = ((1, 32, 6), (2, 64, 4), (1, 32, 5))
 #: (rows, width): SDXL's two levels with attention
 ROW_SHAPES = ((4096, 640), (1024, 1280))
 TINY_ROW_SHAPES = ((5, 16), (3, 32))
+#: (rows, width): the feed-forward parts of Flux and SD3.5 large
+GELU_SHAPES = ((4096, 12288), (4096, 9728))
+TINY_GELU_SHAPES = ((5, 64),)
 #: (heads, queries, keys, size): Flux, SD3.5 large, SDXL's two levels, and its attention to the text
 ATTENTION_SHAPES = (
     (24, 4608, 4608, 128),
@@ -194,6 +197,15 @@ def activation_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) ->
         draw = Draw(device, dtype)
         grad, x = draw(rows, 4 * width), draw(rows, 8 * width)
         yield differentiable_case(f"GEGLU {rows} x {8 * width}, both passes", geglu, plain, grad, x, operations=0)
+
+    def plain_gelu(x: torch.Tensor) -> torch.Tensor:
+        return functional.gelu(x, approximate="tanh")
+
+    for rows, width in TINY_GELU_SHAPES if tiny else GELU_SHAPES:
+        draw = Draw(device, dtype)
+        grad, x = draw(rows, width), draw(rows, width)
+        name = f"GELU with tanh {rows} x {width}, both passes"
+        yield differentiable_case(name, tanh_gelu, plain_gelu, grad, x, operations=0)
 
 
 def attention_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iterator[KernelCase]:

@@ -11,6 +11,9 @@ cublas      the adapter's backward pass by cuBLAS alone
 last        the adapter's part of the output added after the frozen product
 gelu        the GELU with tanh by torch, and so by Inductor in compiled blocks
 compile, eager, deterministic, fp8, full, selective       as the settings of training
+quantizer   fp8, compiled: rows quantized by a kernel of its own, not by the one that makes them
+sigmoid     the GELU with tanh as x sigmoid(z) in plain operations, which Inductor fuses; tanh has two branches
+tuned       Inductor also times its kernels with other numbers of warps
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
 profile     kernels by kind, on the screen and in $OUT/profile_*.txt
@@ -19,6 +22,7 @@ profile     kernels by kind, on the screen and in $OUT/profile_*.txt
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import traceback
@@ -34,6 +38,8 @@ use_expandable_segments()  # as training does, before torch is imported
 
 # ruff: noqa: E402
 import torch
+from diffusers.models.activations import GELU
+from torch import nn
 
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
@@ -43,8 +49,9 @@ from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
 from inweave.ops.activation import function as activation
 from inweave.ops.attention import MeasuredAttention
+from inweave.ops.fp8 import quantize
 from inweave.ops.linear import dispatch
-from inweave.training import kernels
+from inweave.training import compilation, kernels
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.distributed.world import World
 from inweave.training.memory.checkpointing import apply_checkpointing
@@ -65,7 +72,9 @@ KINDS = {
 }
 IN_TWO_LAUNCHES = dispatch._in_two_launches
 ADAPTER_FIRST = dispatch._adapter_first
-USES_OPERATOR = activation._uses_operator
+USES_OPERATOR, TORCH_GELU = activation._uses_operator, activation.plain_gelu
+IS_TRACED = quantize.is_traced
+OPTIONS = compilation.inductor_options
 
 
 def case_of(model: str, flags: set[str], batch: int) -> StepCase:
@@ -89,8 +98,20 @@ def switch(flags: set[str]) -> None:
     dispatch._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
     dispatch._adapter_first = first
-    operator: Any = (lambda *_: False) if "gelu" in flags else USES_OPERATOR
+    operator: Any = (lambda *_: False) if flags & {"gelu", "sigmoid"} else USES_OPERATOR
     activation._uses_operator = operator
+    activation.plain_gelu = sigmoid_gelu if "sigmoid" in flags else TORCH_GELU
+    traced: Any = (lambda: False) if "quantizer" in flags else IS_TRACED
+    quantize.is_traced = traced
+    tuned = {"coordinate_descent_tuning": True} if "tuned" in flags else {}
+    compilation.inductor_options = lambda **settings: {**OPTIONS(**settings), **tuned}
+
+
+def sigmoid_gelu(x: torch.Tensor) -> torch.Tensor:
+    """As torch's gelu with approximate="tanh": (1 + tanh(z / 2)) / 2 is sigmoid(z)."""
+    wide = x.float()
+    linear = 2 * math.sqrt(2 / math.pi)
+    return (wide * torch.sigmoid(wide * (linear + 0.044715 * linear * wide * wide))).to(x.dtype)
 
 
 def measure(tag: str) -> None:

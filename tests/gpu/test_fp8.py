@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,20 @@ if not torch.cuda.is_available():
 from tests.gpu.test_training import settings  # noqa: E402
 from tests.unit.ops.test_fp8 import error_bound, numbers  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import inweave  # noqa: E402
-from inweave.ops.fp8 import Fp8Linear, device_problems, linear, quantize_linear, quantize_rows  # noqa: E402
+from inweave.layers import lora_layers  # noqa: E402
+from inweave.ops.fp8 import (  # noqa: E402
+    Fp8Linear,
+    device_problems,
+    linear,
+    quantize_linear,
+    quantize_rows,
+    traced_rows,
+)
 from inweave.ops.fp8.reference import quantize_rows as reference  # noqa: E402
+from inweave.training.compilation import inductor_options  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
 if problems := device_problems(torch.device("cuda")):
@@ -82,6 +94,57 @@ def test_products_are_within_the_errors_of_their_factors(shape: tuple[int, int, 
     exact = plain.double() @ weight.double().T + layer.bias.double()
     typical = (y.detach().double() - exact).norm() / exact.norm()
     assert 0.005 < float(typical) < 0.06, "the error of 8 bits, no more and no less"
+
+
+@pytest.mark.parametrize("shape", [(77, 768), (4608, 3072), (3, 12288), (5, 15360), (3, 20000)])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_compiler_gives_the_bits_of_the_kernel(shape: tuple[int, int], persistent: bool) -> None:
+    """Whether it holds a row or reads it twice: the largest number is the same in any order."""
+    x = numbers(*shape, dtype=torch.bfloat16).cuda()
+    x[0, shape[1] // 2] = float("nan")
+    x[1], x[2, 0] = 0, float("inf")
+    options = {"triton.multi_kernel": 2 if persistent else 3, "use_static_cuda_launcher": False}  # holds a row, or not
+    for one, two in zip(torch.compile(traced_rows, options=options)(x), quantize_rows(x), strict=True):
+        assert torch.equal(one.float().nan_to_num(-1e9), two.float().nan_to_num(-1e9))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
+    """A norm, a layer with a LoRA, GELU and a layer without, at Flux's widths: no kernel of ours, and results as with it."""
+    model = nn.Sequential(
+        nn.LayerNorm(3072, elementwise_affine=False),
+        nn.Linear(3072, 12288),
+        nn.GELU(approximate="tanh"),
+        nn.Linear(12288, 3072),
+    ).requires_grad_(False)
+    model.to("cuda", torch.bfloat16)
+    inweave.inject(model, rank=16, targets=["1"])
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.02)
+    for layer in (lora_layers(model)["1"].base, model[3]):
+        quantize_linear(layer)
+    x = numbers(512, 3072, dtype=torch.bfloat16).cuda().requires_grad_()
+    dy = numbers(512, 3072, seed=1, dtype=torch.bfloat16).cuda()
+    inputs = [x, *(parameter for parameter in model.parameters() if parameter.requires_grad)]
+    assert len(inputs) == 3
+
+    def results(work: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        y = work(x)
+        return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+    compiled = torch.compile(model, fullgraph=True, options=inductor_options(deterministic=deterministic))
+    traced, codes = run_and_get_code(results, compiled)
+    assert all(map(torch.equal, traced, results(compiled))), "the same bits twice"
+    for one, two in zip(traced, results(model), strict=True):
+        # rows that were not rounded to 16 bits before: some numbers become the next one of e4m3
+        assert float((one.double() - two.double()).norm() / two.double().norm()) < 0.04
+    text = "\n".join(codes)
+    assert "fp8_linear" not in text and text.count("fp8_product.default(") == 2
+    launches = re.findall(r"^\s+(?:multi_kernel|triton)\w*\.run\(", text, re.MULTILINE)
+    assert len(launches) == 5, (
+        "forward the norm and GELU, backward dy, GELU and the norm: all but the last write rows in 8 bits"
+    )
 
 
 @pytest.mark.parametrize("compile_", ["off", "on"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from tests.unit.ops.interpreter import run_interpreted
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 import inweave
@@ -168,30 +172,117 @@ def test_torch_compile_traces_it_whole_with_its_lora(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(traced, plain)
 
 
-def test_a_compiled_region_calls_the_operator_of_eager_code() -> None:
-    """Same bits: what a compiler makes of the division and of the cast to e4m3 is another rounding, or an error."""
+class Graphs:
+    """A backend for torch.compile that keeps what it is given, forward and backward, and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.Graph] = []
+        self.backend = aot_autograd(fw_compiler=self.keep, bw_compiler=self.keep)
+
+    def keep(self, module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        self.graphs.append(module.graph)
+        return make_boxed_func(module.forward)
+
+    def calls(self, name: str) -> list[torch.fx.Node]:
+        return [node for graph in self.graphs for node in graph.nodes if name in str(node.target)]
+
+
+def quantized_layers(monkeypatch: pytest.MonkeyPatch) -> nn.Sequential:
+    """A norm, a layer in 8 bits, GELU, and a layer in 8 bits with a LoRA, which a GPU computes as one operation."""
+    monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
     torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 48), nn.GELU(approximate="tanh"), nn.Linear(48, 64))
+    for parameter in model.requires_grad_(False).parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    inweave.inject(model, rank=4, alpha=4, targets=["3"])
+    layer = lora_layers(model)["3"]
+    layer.branch("default").up.data.normal_(std=0.3, generator=generator)
+    for linear_ in (model[1], layer.base):
+        assert isinstance(linear_, nn.Linear)
+        quantize_linear(linear_)
+    return model
+
+
+def gradients(model: Callable[[torch.Tensor], torch.Tensor], layers: nn.Module) -> list[torch.Tensor]:
+    """What the layers return, and gradients of the input and of the LoRA."""
+    x, dy = numbers(7, 32).requires_grad_(), numbers(7, 64, seed=1)
+    y = model(x)
+    inputs = [x, *(parameter for parameter in layers.parameters() if parameter.requires_grad)]
+    assert len(inputs) == 3
+    return [y.detach(), *torch.autograd.grad(y, inputs, dy)]
+
+
+def test_a_compiler_sees_how_rows_are_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In plain operations, whose results the operators take: of a layer without an adapter nothing else reads x and dy."""
+    model = quantized_layers(monkeypatch)
+    graphs = Graphs()
+    traced = gradients(torch.compile(model, backend=graphs.backend, fullgraph=True), model)
+    for one, two in zip(traced, gradients(model, model), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5 * float(two.abs().max()))
+    forward, backward = graphs.calls("lora_linear")[0], graphs.calls("lora_linear_backward")[0]
+    products = graphs.calls("fp8_product")
+    assert len(products) == 2 and not graphs.calls("fp8_linear")
+    rows = [(forward.args[-2], forward.args[-1]), (backward.args[-2], backward.args[-1])]
+    rows += [(node.args[0], node.args[1]) for node in products]
+    for q, scales in rows:
+        assert q.meta["val"].dtype == torch.float8_e4m3fn and scales.meta["val"].dtype == torch.float32
+        assert "convert_element_type" in str(q.target) or "_to_copy" in str(q.target), "not an operator of ours"
+        assert len(q.users) == 1
+    assert all(
+        argument.meta["val"].dtype in (torch.float8_e4m3fn, torch.float32)
+        and argument.meta["val"].shape[-1] in (1, 32, 48)
+        for node in products
+        for argument in node.args[:4]
+    )
+
+
+def test_quotients_are_those_of_float32_whoever_divides() -> None:
+    """A compiler may multiply with a reciprocal: of float64, rounded, it has the same bits."""
+    generator = torch.Generator().manual_seed(0)
+    largest = (torch.rand(200_000, 1, generator=generator) + 1) * 2.0 ** torch.randint(
+        -90, 90, (200_000, 1), generator=generator
+    )
+    _, scales = reference(largest)
+    top = torch.full_like(largest, LARGEST)
+    assert torch.equal(scales, largest / top)
+    assert torch.equal((largest.double() * (1 / LARGEST)).float(), largest / top)
+    assert torch.equal((LARGEST / largest.double()).float(), top / largest)
+    assert torch.equal((largest.double().reciprocal() * LARGEST).float(), top / largest)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor asks the C++ compiler who it is")
+def test_the_kernel_that_makes_rows_quantizes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inductor's code for the CPU; nothing of it is compiled or run."""
+    from torch._inductor import cpu_vec_isa
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.utils import run_and_get_code
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *_: lambda *tensors: None)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)  # a C++ compiler finds out what the CPU has
+    model = quantized_layers(monkeypatch)
+    _, codes = run_and_get_code(gradients, torch.compile(model, fullgraph=True), model)
+    kernels = [line for code in codes for line in code.splitlines() if "async_compile.cpp_pybinding" in line]
+    quantizers = [line for line in kernels if "Float8" in line]
+    assert len(quantizers) == 4, kernels
+    for line, made in zip(quantizers, ("native_layer_norm", "gelu", "", "gelu_backward"), strict=True):
+        assert "amax" in line and made in line, "where rows are made they are quantized"
+    assert not any("fp8_linear" in code for code in codes)
+
+
+def test_operator_contract() -> None:
     layer = nn.Linear(32, 48).requires_grad_(False)
     quantize_linear(layer)
     assert isinstance(layer, Fp8Linear)
-    x, dy = numbers(7, 32).requires_grad_(), numbers(7, 48, seed=1)
+    x = numbers(7, 32)
     # not its schema: torch compares arguments with what they were, and has no comparison of e4m3
     checks = ("test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.inweave.fp8_linear, (x, *layer.quantized, layer.bias), test_utils=checks)
-    calls: list[str] = []
-
-    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        calls.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
-        return module.forward
-
-    results = [layer(x), torch.compile(layer, backend="aot_eager", fullgraph=True)(x)]
-    grads = [torch.autograd.grad(y, x, dy)[0] for y in results]
-    assert torch.equal(*results) and torch.equal(*grads)
-    torch._dynamo.reset()
-    torch.compile(layer, backend=backend, fullgraph=True)(x)
-    assert sum("fp8_linear" in call for call in calls) == 1 and not any(
-        "amax" in call or "mm" in call for call in calls
-    )
+    own = layer.quantized
+    torch.library.opcheck(torch.ops.inweave.fp8_linear, (x.requires_grad_(), *own, layer.bias), test_utils=checks)
+    for bias, dtype, fast in ((layer.bias, torch.bfloat16, True), (None, torch.float32, False)):
+        arguments = (*quantize_rows(x.detach()), own.rows, own.row_scales, bias, dtype, fast)
+        torch.library.opcheck(torch.ops.inweave.fp8_product, arguments, test_utils=checks)
 
 
 def test_only_large_layers_of_even_sizes_fit(monkeypatch: pytest.MonkeyPatch) -> None:

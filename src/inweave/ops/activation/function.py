@@ -27,8 +27,12 @@ def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None = None) -> torch.Tensor
     if _uses_operator(x, left):
         y: torch.Tensor = torch.ops.inweave.tanh_gelu(x, left)
         return y
-    y = functional.gelu(x, approximate="tanh")
+    y = plain_gelu(x)
     return y if left is None else torch.cat((left, y), -1)
+
+
+def plain_gelu(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
 
 
 def _uses_operator(x: torch.Tensor, left: torch.Tensor | None) -> bool:

@@ -9,9 +9,10 @@ from inweave.ops.fp8.linear import (
     quantize_linear,
     scaled_product,
 )
-from inweave.ops.fp8.quantize import quantize_rows
+from inweave.ops.fp8.quantize import Rows, quantize_rows, traced_rows
 from inweave.ops.fp8.reference import LARGEST
 
 __all__ = [
-    "LARGEST", "Fp8Linear", "Fp8Weight", "device_problems", "fits", "joint_weight", "quantize_linear", "quantize_rows", "scaled_product",
+    "LARGEST", "Fp8Linear", "Fp8Weight", "Rows", "device_problems", "fits", "joint_weight", "quantize_linear", "quantize_rows",
+    "scaled_product", "traced_rows",
 ]  # fmt: skip

@@ -10,8 +10,9 @@ pass adds up in the tensor cores' own precision (fast accumulation), the backwar
 A layer is quantized in place: it stays the object that others refer to, with another class. Reading `weight` gives the numbers the
 forward pass multiplies with; there is nothing to write to.
 
-`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not fast. Quantizing
-x and the product are one operator of torch: a compiled region calls it as it is, and has the bits of eager code.
+`_scaled_mm` is the product on a GPU; elsewhere the numbers are multiplied in float32, which is the definition and not fast. In eager code
+quantizing x and the product are one operator of torch. In a compiled region the product alone is one, and the compiler makes the rest a
+part of whatever produces x, or dy (`quantize`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from inweave.ops.fp8.quantize import quantize_rows
+from inweave.ops.fp8 import quantize
+from inweave.ops.fp8.quantize import Rows, quantize_rows, traced_rows
 
 #: of inputs and of outputs. Quantizing x takes the time that a small product saves: on one H200 4608x3072x3072 takes 81 us for 132
 #: in bf16, 1024x1280x10240 59 for 64, 1024x1280x1280 51 for 39
@@ -70,7 +72,8 @@ class Fp8Linear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         # a matrix inside: what an autograd function returns as a view could not be added to in place
         rows = input.reshape(-1, self.in_features)
-        result: torch.Tensor = torch.ops.inweave.fp8_linear(rows, *self.quantized, self.bias)
+        work: Any = _TracedLinear.apply if quantize.is_traced() else torch.ops.inweave.fp8_linear
+        result: torch.Tensor = work(rows, *self.quantized, self.bias)
         return result.view(*input.shape[:-1], self.out_features)
 
 
@@ -133,11 +136,11 @@ def _has_room(first: Fp8Weight, count: int) -> bool:
 
 
 def scaled_product(
-    x: torch.Tensor, rows: torch.Tensor, row_scales: torch.Tensor, bias: torch.Tensor | None, *, fast: bool
+    x: Rows, rows: torch.Tensor, row_scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype, *, fast: bool
 ) -> torch.Tensor:
-    """x @ (rows * row_scales)^T + bias of a matrix x, which is quantized, in the dtype of x."""
-    q, scales = quantize_rows(x)
-    if x.is_cuda:
+    """x @ (rows * row_scales)^T + bias of a matrix x that is quantized, in this dtype."""
+    q, scales = x
+    if q.is_cuda:
         own = None if bias is None else bias.to(torch.bfloat16)
         product = torch._scaled_mm(  # some of its kernels take the columns of a part for those of a whole matrix
             q,
@@ -151,7 +154,7 @@ def scaled_product(
     else:
         product = (q.float() * scales) @ (rows.float() * row_scales).t()
         product = product if bias is None else product + bias
-    return product.to(x.dtype)
+    return product.to(dtype)
 
 
 def device_problems(device: torch.device) -> list[str]:
@@ -165,7 +168,8 @@ def device_problems(device: torch.device) -> list[str]:
         ]
     try:
         factor, scale = (torch.ones(size, device=device) for size in ((16, 16), (16, 1)))
-        scaled_product(factor.bfloat16(), factor.to(torch.float8_e4m3fn), scale, None, fast=True)
+        rows = factor.to(torch.float8_e4m3fn)
+        scaled_product((rows, scale), rows, scale, None, torch.bfloat16, fast=True)
     except (RuntimeError, AttributeError) as error:
         return [f"this torch cannot multiply 8-bit rows on {device}: {' '.join(str(error).split())[:200]}"]
     return []
@@ -178,6 +182,10 @@ torch.library.define(
     "(Tensor x, Tensor rows, Tensor row_scales, Tensor columns, Tensor column_scales, Tensor? bias) -> Tensor",
 )
 torch.library.define("inweave::fp8_linear_backward", "(Tensor dy, Tensor columns, Tensor column_scales) -> Tensor")
+torch.library.define(
+    "inweave::fp8_product",
+    "(Tensor x, Tensor scales, Tensor rows, Tensor row_scales, Tensor? bias, ScalarType dtype, bool fast) -> Tensor",
+)
 
 
 @torch.library.impl("inweave::fp8_linear", "default")
@@ -189,17 +197,42 @@ def _forward(
     column_scales: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    return scaled_product(x, rows, row_scales, bias, fast=True)
+    return scaled_product(quantize_rows(x), rows, row_scales, bias, x.dtype, fast=True)
 
 
 @torch.library.impl("inweave::fp8_linear_backward", "default")
 def _backward(dy: torch.Tensor, columns: torch.Tensor, column_scales: torch.Tensor) -> torch.Tensor:
-    return scaled_product(dy, columns, column_scales, None, fast=False)
+    return scaled_product(quantize_rows(dy), columns, column_scales, None, dy.dtype, fast=False)
+
+
+@torch.library.impl("inweave::fp8_product", "default")
+def _product(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    rows: torch.Tensor,
+    row_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    fast: bool,
+) -> torch.Tensor:
+    return scaled_product((x, scales), rows, row_scales, bias, dtype, fast=fast)
 
 
 def _product_shape(x: torch.Tensor, rows: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
     """Of x @ rows^T, which both operators return."""
     return x.new_empty(x.shape[0], rows.shape[0])
+
+
+def _scaled_product_shape(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    rows: torch.Tensor,
+    row_scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    fast: bool,
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], rows.shape[0], dtype=dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -216,4 +249,29 @@ def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, 
 
 torch.library.register_fake("inweave::fp8_linear", _product_shape)
 torch.library.register_fake("inweave::fp8_linear_backward", _product_shape)
+torch.library.register_fake("inweave::fp8_product", _scaled_product_shape)
 torch.library.register_autograd("inweave::fp8_linear", _gradients, setup_context=_save)
+
+
+class _TracedLinear(torch.autograd.Function):
+    """`fp8_linear` for a compiler: it sees how x and dy are quantized, and that nothing else reads them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        rows: torch.Tensor,
+        row_scales: torch.Tensor,
+        columns: torch.Tensor,
+        column_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(columns, column_scales)
+        y: torch.Tensor = torch.ops.inweave.fp8_product(*traced_rows(x), rows, row_scales, bias, x.dtype, True)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        columns, column_scales = ctx.saved_tensors
+        dx = torch.ops.inweave.fp8_product(*traced_rows(dy), columns, column_scales, None, dy.dtype, False)
+        return dx, None, None, None, None, None

@@ -14,17 +14,24 @@ from __future__ import annotations
 
 import torch
 
+from inweave.ops.fp8 import Rows
 from inweave.ops.linear import frozen
 from inweave.ops.linear.frozen import Weight
 from inweave.ops.linear.reference import block_count, blocks
 
 
 def forward(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) of matrices of one dtype."""
+    """As `reference.forward`."""
     hidden = torch.mm(x, down.T)
-    y = frozen.product(x, weight, bias)
+    y = frozen.product(x, weight, bias, quantized)
     if (count := block_count(down, up)) == 1:
         return y.addmm_(hidden, up.T, alpha=scale), hidden
     blocks(y, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
@@ -44,6 +51,7 @@ def backward(
     grad_down: torch.Tensor | None = None,
     grad_up: torch.Tensor | None = None,
     fresh: bool = False,
+    quantized: Rows | None = None,
 ) -> torch.Tensor | None:
     """As `reference.backward`; ``fresh``: the factors' gradients are overwritten, whatever they hold."""
     beta = 0 if fresh else 1
@@ -67,7 +75,7 @@ def backward(
         _accumulate(grad_down, inner.T, x, beta, 1.0)
     if not grad_x:
         return None
-    return torch.mm(inner, down) if weight is None else frozen.gradient(grad_out, weight).addmm_(inner, down)
+    return torch.mm(inner, down) if weight is None else frozen.gradient(grad_out, weight, quantized).addmm_(inner, down)
 
 
 def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, alpha: float) -> None:

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import cast
 
 import torch
 
-from inweave.ops.fp8 import Fp8Weight
+from inweave.ops.fp8 import Fp8Weight, Rows
 from inweave.ops.implementation import on_device_of
 from inweave.ops.linear import composed, reference
 from inweave.ops.linear.frozen import Weight, outputs
@@ -32,16 +32,23 @@ _WIDEST = 4096
 
 
 def forward(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) for x (..., K); S is a matrix (M, r)."""
+    """(y, S) for x (..., K); S is a matrix (M, r). ``quantized``: x, where W is in 8 bits and x was quantized before."""
     rows = x.reshape(-1, x.shape[-1])
-    work: Any = composed.forward if x.is_cuda else reference.forward
     if _adapter_first(rows, weight, bias, down, up):
         from inweave.ops.linear import output
 
-        work = output.forward
-    y, hidden = work(rows, weight, bias, down, up, scale)
+        y, hidden = output.forward(rows, cast("torch.Tensor", weight), bias, down, up, scale)
+    else:
+        work = composed.forward if x.is_cuda else reference.forward
+        y, hidden = work(rows, weight, bias, down, up, scale, quantized)
     return y.view(*x.shape[:-1], outputs(weight)), hidden
 
 
@@ -58,11 +65,13 @@ def backward(
     grad_down: torch.Tensor | None = None,
     grad_up: torch.Tensor | None = None,
     fresh: bool = False,
+    quantized: Rows | None = None,
 ) -> torch.Tensor | None:
     """dX in the shape of ``grad_out`` but for its last axis, if ``grad_x``.
 
     ``grad_down``, ``grad_up``: what the factors' gradients are added to; ``fresh``: what is overwritten by them. Their dtype
-    is that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` where ``hidden`` is None.
+    is that of x or float32. ``x`` is read for ``grad_down``, and for ``grad_up`` where ``hidden`` is None. ``quantized``: dY,
+    where W is in 8 bits and dY was quantized before.
     """
     rows = grad_out.reshape(-1, grad_out.shape[-1])
     inputs = x.reshape(-1, x.shape[-1])
@@ -80,15 +89,16 @@ def backward(
             return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
         result = composed.backward(
             rows, inputs, hidden, weight, down, up, scale,
-            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh,
+            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, fresh=fresh, quantized=quantized,
         )  # fmt: skip
     else:
         for total in (grad_down, grad_up):
             if fresh and total is not None:
                 total.zero_()
         result = reference.backward(
-            rows, inputs, hidden, weight, down, up, scale, grad_x=grad_x, grad_down=grad_down, grad_up=grad_up
-        )
+            rows, inputs, hidden, weight, down, up, scale,
+            grad_x=grad_x, grad_down=grad_down, grad_up=grad_up, quantized=quantized,
+        )  # fmt: skip
     return None if result is None else result.view(*grad_out.shape[:-1], down.shape[1])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from inweave.ops.fp8 import Fp8Weight, scaled_product
+from inweave.ops.fp8 import Fp8Weight, Rows, quantize, quantize_rows, scaled_product, traced_rows
 
 Weight = torch.Tensor | Fp8Weight
 
@@ -26,19 +26,31 @@ def tensors_of(weight: Weight) -> tuple[torch.Tensor, torch.Tensor | None, torch
     return weight if isinstance(weight, Fp8Weight) else (weight, None, None, None)
 
 
+def rows_of(numbers: torch.Tensor | None, scales: torch.Tensor | None) -> Rows | None:
+    """The same for a matrix that was quantized before."""
+    return None if numbers is None or scales is None else (numbers, scales)
+
+
 def outputs(weight: Weight) -> int:
     return (weight.rows if isinstance(weight, Fp8Weight) else weight).shape[0]
 
 
-def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """(M, N), memory of its own."""
+def traced_input(x: torch.Tensor, weight: Weight) -> Rows | tuple[None, None]:
+    """The rows of x (..., K) as a weight in 8 bits is multiplied with them, for a compiler; nothing where there is none."""
+    return traced_rows(x) if isinstance(weight, Fp8Weight) and quantize.is_traced() else (None, None)
+
+
+def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, rows: Rows | None = None) -> torch.Tensor:
+    """(M, N), memory of its own; ``rows``: x, if it was quantized before."""
     if isinstance(weight, Fp8Weight):
-        return scaled_product(x, weight.rows, weight.row_scales, bias, fast=True)
+        rows = quantize_rows(x) if rows is None else rows
+        return scaled_product(rows, weight.rows, weight.row_scales, bias, x.dtype, fast=True)
     return torch.mm(x, weight.T) if bias is None else torch.addmm(bias, x, weight.T)
 
 
-def gradient(grad_out: torch.Tensor, weight: Weight) -> torch.Tensor:
-    """(M, K), memory of its own."""
+def gradient(grad_out: torch.Tensor, weight: Weight, rows: Rows | None = None) -> torch.Tensor:
+    """(M, K), memory of its own; ``rows``: dY, if it was quantized before."""
     if isinstance(weight, Fp8Weight):
-        return scaled_product(grad_out, weight.columns, weight.column_scales, None, fast=False)
+        rows = quantize_rows(grad_out) if rows is None else rows
+        return scaled_product(rows, weight.columns, weight.column_scales, None, grad_out.dtype, fast=False)
     return torch.mm(grad_out, weight)

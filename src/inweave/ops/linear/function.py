@@ -6,6 +6,9 @@
 A compiled operator must not write to views of one buffer: Inductor copies such an argument from the start of its storage, at
 the offset that it had in the block that was compiled, and torch before 2.13 adds that offset twice, which is out of bounds.
 
+Where W is in 8 bits, compiled regions quantize x and dY in plain operations, for the compiler to put where these are made, and give the
+operator both forms of them: the adapter is multiplied in 16 bits.
+
 Both run the operator's forward, so that selective checkpointing sees one product whose result it can store. What nobody
 needs is not computed: no dX where x needs no gradient, nothing for frozen factors. A second derivative raises an error.
 """
@@ -17,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
+from inweave.ops.fp8 import traced_rows
 from inweave.ops.linear.dispatch import backward, forward
-from inweave.ops.linear.frozen import Weight, tensors_of, weight_of
+from inweave.ops.linear.frozen import Weight, rows_of, tensors_of, traced_input, weight_of
 
 
 class Rounded(NamedTuple):
@@ -60,7 +64,9 @@ def lora_linear(
     if torch.compiler.is_compiling():
         low_down = None if rounded_down is None else rounded_down.values
         low_up = None if rounded_up is None else rounded_up.values
-        y: torch.Tensor = torch.ops.inweave.lora_linear(x, own, bias, down, up, scale, low_down, low_up, *scales)[0]
+        y: torch.Tensor = torch.ops.inweave.lora_linear(
+            x, own, bias, down, up, scale, low_down, low_up, *scales, *traced_input(x, weight)
+        )[0]
         return y
     result: torch.Tensor = _LoraLinear.apply(x, own, bias, down, up, scale, rounded_down, rounded_up, *scales)  # type: ignore[no-untyped-call]
     return result
@@ -120,13 +126,14 @@ class _LoraLinear(torch.autograd.Function):
 torch.library.define(
     "inweave::lora_linear",
     "(Tensor x, Tensor weight, Tensor? bias, Tensor down, Tensor up, float scale, Tensor? low_down, Tensor? low_up,"
-    " Tensor? row_scales, Tensor? columns, Tensor? column_scales) -> (Tensor, Tensor)",
+    " Tensor? row_scales, Tensor? columns, Tensor? column_scales, Tensor? x_rows=None, Tensor? x_scales=None)"
+    " -> (Tensor, Tensor)",
 )
 torch.library.define(
     "inweave::lora_linear_backward",
     "(Tensor grad_out, Tensor x, Tensor hidden, Tensor weight, Tensor down, Tensor up, float scale, Tensor? low_down,"
-    " Tensor? low_up, Tensor? row_scales, Tensor? columns, Tensor? column_scales, bool of_x, bool of_down, bool of_up)"
-    " -> (Tensor, Tensor, Tensor)",
+    " Tensor? low_up, Tensor? row_scales, Tensor? columns, Tensor? column_scales, bool of_x, bool of_down, bool of_up,"
+    " Tensor? grad_rows=None, Tensor? grad_scales=None) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -140,11 +147,16 @@ def _forward(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    *scales: torch.Tensor | None,
+    row_scales: torch.Tensor | None,
+    columns: torch.Tensor | None,
+    column_scales: torch.Tensor | None,
+    x_rows: torch.Tensor | None = None,
+    x_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return forward(
-        x, weight_of(weight, *scales), bias,
+        x, weight_of(weight, row_scales, columns, column_scales), bias,
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
+        rows_of(x_rows, x_scales),
     )  # fmt: skip
 
 
@@ -157,7 +169,7 @@ def _forward_shapes(
     scale: float,
     low_down: torch.Tensor | None,
     low_up: torch.Tensor | None,
-    *scales: torch.Tensor | None,
+    *quantized: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows = x.shape[:-1].numel()
     return x.new_empty(*x.shape[:-1], weight.shape[0]), x.new_empty(rows, down.shape[0])
@@ -180,12 +192,15 @@ def _backward(
     of_x: bool,
     of_down: bool,
     of_up: bool,
+    grad_rows: torch.Tensor | None = None,
+    grad_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     grad_down, grad_up = (_empty(like, needed) for like, needed in ((down, of_down), (up, of_up)))
     grad_x = backward(
         grad_out, x, hidden, weight_of(weight, row_scales, columns, column_scales),
         down.to(x.dtype) if low_down is None else low_down, up.to(x.dtype) if low_up is None else low_up, scale,
         grad_x=of_x, grad_down=grad_down if of_down else None, grad_up=grad_up if of_up else None, fresh=True,
+        quantized=rows_of(grad_rows, grad_scales),
     )  # fmt: skip
     return _empty(x, False) if grad_x is None else grad_x, grad_down, grad_up
 
@@ -206,6 +221,8 @@ def _backward_shapes(
     of_x: bool,
     of_down: bool,
     of_up: bool,
+    grad_rows: torch.Tensor | None = None,
+    grad_scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return _empty(x, of_x), _empty(down, of_down), _empty(up, of_up)
 
@@ -215,7 +232,8 @@ def _empty(like: torch.Tensor, needed: bool) -> torch.Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, weight, _, down, up, scale, low_down, low_up, *scales = inputs
+    x, weight, _, down, up, scale, low_down, low_up, *scales, x_rows, _ = inputs
+    ctx.quantizes = x_rows is not None
     ctx.save_for_backward(x, output[1], weight, down, up, low_down, low_up, *scales)
     ctx.scale = scale
     ctx.set_materialize_grads(False)
@@ -223,14 +241,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if grad_out is None:
-        return (None,) * 11
+        return (None,) * 13
     x, hidden, weight, down, up, low_down, low_up, *scales = ctx.saved_tensors
     of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
+    quantized = traced_rows(grad_out) if ctx.quantizes and of_x else (None, None)
     grad_x, grad_down, grad_up = torch.ops.inweave.lora_linear_backward(
-        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, *scales, of_x, of_down, of_up
+        grad_out, x, hidden, weight, down, up, ctx.scale, low_down, low_up, *scales, of_x, of_down, of_up, *quantized
     )
     factors = grad_down if of_down else None, grad_up if of_up else None
-    return grad_x if of_x else None, None, None, *factors, None, None, None, None, None, None
+    return grad_x if of_x else None, None, None, *factors, *[None] * 8
 
 
 torch.library.register_fake("inweave::lora_linear", _forward_shapes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from inweave.ops.fp8 import Rows
 from inweave.ops.linear import frozen
 from inweave.ops.linear.frozen import Weight
 
@@ -19,11 +20,17 @@ def blocks(matrix: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def forward(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, down: torch.Tensor, up: torch.Tensor, scale: float
+    x: torch.Tensor,
+    weight: Weight,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+    quantized: Rows | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, S) of matrices of one dtype."""
+    """(y, S) of matrices of one dtype; ``quantized``: x, if it was quantized for a weight in 8 bits before."""
     hidden = x @ down.T
-    base = frozen.product(x, weight, bias)
+    base = frozen.product(x, weight, bias, quantized)
     if (count := block_count(down, up)) == 1:
         return torch.addmm(base, hidden, up.T, alpha=scale), hidden
     blocks(base, count).baddbmm_(blocks(hidden, count), up.view(count, -1, up.shape[1]).mT, alpha=scale)
@@ -42,11 +49,12 @@ def backward(
     grad_x: bool = True,
     grad_down: torch.Tensor | None = None,
     grad_up: torch.Tensor | None = None,
+    quantized: Rows | None = None,
 ) -> torch.Tensor | None:
     """dX if ``grad_x``; the factors' gradients are added to ``grad_down`` and ``grad_up`` where these are given.
 
     ``hidden`` None: it is computed again. ``weight`` None: dX of the adapter alone. ``x`` is read only for ``grad_down``
-    and for ``hidden``.
+    and for ``hidden``. ``quantized``: dY, if it was quantized for a weight in 8 bits before.
     """
     wide = torch.promote_types(grad_out.dtype, torch.float32)
     count = block_count(down, up)
@@ -62,4 +70,4 @@ def backward(
         grad_down.add_((inner.to(wide).T @ x.to(wide)).to(grad_down.dtype))
     if not grad_x:
         return None
-    return inner @ down if weight is None else torch.addmm(frozen.gradient(grad_out, weight), inner, down)
+    return inner @ down if weight is None else torch.addmm(frozen.gradient(grad_out, weight, quantized), inner, down)

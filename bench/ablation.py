@@ -38,8 +38,6 @@ use_expandable_segments()  # as training does, before torch is imported
 
 # ruff: noqa: E402
 import torch
-from diffusers.models.activations import GELU
-from torch import nn
 
 from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config

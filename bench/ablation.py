@@ -12,8 +12,7 @@ last        the adapter's part of the output added after the frozen product
 gelu        the GELU with tanh by torch, and so by Inductor in compiled blocks
 compile, eager, deterministic, fp8, full, selective       as the settings of training
 quantizer   fp8, compiled: rows quantized by a kernel of its own, not by the one that makes them
-sigmoid     the GELU with tanh as x sigmoid(z) in plain operations, which Inductor fuses; tanh has two branches
-tuned       Inductor also times its kernels with other numbers of warps
+separate    fp8: two frozen layers with GELU between them layer by layer
 listed      Flux: the modules that diffusers' example script trains
 copies      the largest copies, and which operation asks for them
 profile     kernels by kind, on the screen and in $OUT/profile_*.txt
@@ -22,7 +21,6 @@ profile     kernels by kind, on the screen and in $OUT/profile_*.txt
 from __future__ import annotations
 
 import gc
-import math
 import os
 import sys
 import traceback
@@ -43,13 +41,14 @@ from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
 from inweave.bench.timing import quantiles, wall_seconds
 from inweave.layers import fused, lora_layers
+from inweave.models import fused_feed_forward, fused_joint
 from inweave.models.fused_blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
 from inweave.ops.activation import function as activation
 from inweave.ops.attention import MeasuredAttention
 from inweave.ops.fp8 import quantize
 from inweave.ops.linear import dispatch
-from inweave.training import compilation, kernels
+from inweave.training import kernels
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.distributed.world import World
 from inweave.training.memory.checkpointing import apply_checkpointing
@@ -70,9 +69,9 @@ KINDS = {
 }
 IN_TWO_LAUNCHES = dispatch._in_two_launches
 ADAPTER_FIRST = dispatch._adapter_first
-USES_OPERATOR, TORCH_GELU = activation._uses_operator, activation.plain_gelu
+USES_OPERATOR = activation._uses_operator
 IS_TRACED = quantize.is_traced
-OPTIONS = compilation.inductor_options
+IS_FROZEN_IN_8_BITS = fused_feed_forward.is_frozen_in_8_bits
 
 
 def case_of(model: str, flags: set[str], batch: int) -> StepCase:
@@ -96,20 +95,12 @@ def switch(flags: set[str]) -> None:
     dispatch._in_two_launches = two
     first: Any = (lambda *_: False) if "last" in flags else ADAPTER_FIRST
     dispatch._adapter_first = first
-    operator: Any = (lambda *_: False) if flags & {"gelu", "sigmoid"} else USES_OPERATOR
+    operator: Any = (lambda *_: False) if "gelu" in flags else USES_OPERATOR
     activation._uses_operator = operator
-    activation.plain_gelu = sigmoid_gelu if "sigmoid" in flags else TORCH_GELU
     traced: Any = (lambda: False) if "quantizer" in flags else IS_TRACED
     quantize.is_traced = traced
-    tuned = {"coordinate_descent_tuning": True} if "tuned" in flags else {}
-    compilation.inductor_options = lambda **settings: {**OPTIONS(**settings), **tuned}
-
-
-def sigmoid_gelu(x: torch.Tensor) -> torch.Tensor:
-    """As torch's gelu with approximate="tanh": (1 + tanh(z / 2)) / 2 is sigmoid(z)."""
-    wide = x.float()
-    linear = 2 * math.sqrt(2 / math.pi)
-    return (wide * torch.sigmoid(wide * (linear + 0.044715 * linear * wide * wide))).to(x.dtype)
+    frozen: Any = (lambda *_: False) if "separate" in flags else IS_FROZEN_IN_8_BITS
+    fused_feed_forward.is_frozen_in_8_bits = fused_joint.is_frozen_in_8_bits = frozen
 
 
 def measure(tag: str) -> None:

@@ -15,15 +15,20 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device on this machine", allow_module_level=True)
 
 from tests.gpu.test_training import settings  # noqa: E402
+from tests.unit.models.test_fused_joint import gradients, network  # noqa: E402
 from tests.unit.ops.test_fp8 import error_bound, numbers  # noqa: E402
+from tests.unit.ops.test_fp8_feed_forward import ATTENTION, one_after_the_other, results  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.layers import lora_layers  # noqa: E402
+from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.ops.activation import gelu_matrix, gelu_matrix_gradients  # noqa: E402
 from inweave.ops.fp8 import (  # noqa: E402
     Fp8Linear,
     device_problems,
+    frozen_feed_forward,
     linear,
     quantize_linear,
     quantize_rows,
@@ -145,6 +150,58 @@ def test_the_kernel_that_makes_rows_quantizes_them(deterministic: bool) -> None:
     assert len(launches) == 5, (
         "forward the norm and GELU, backward dy, GELU and the norm: all but the last write rows in 8 bits"
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "columns"), [(4608, 12288, 3072), (512, 12288, 0), (77, 9728, 0), (3, 16384, 0), (5, 16384, 2048)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gelu_into_rows_has_the_bits_of_one_after_the_other(
+    rows: int, width: int, columns: int, dtype: torch.dtype
+) -> None:
+    """The last one is wider than a program holds, and is one after the other."""
+    z, d = (numbers(rows, size, seed=size, dtype=dtype).cuda() for size in (width, columns + width))
+    left = numbers(rows, columns, seed=1, dtype=dtype).cuda() if columns else None
+    z[0, 3], d[1, columns + 5], z[2, 7] = float("nan"), float("inf"), float("inf")
+    dz, dleft = gelu_matrix_gradients(d, z, True, left is not None)
+    operators = torch.ops.inweave
+    mine = [*operators.gelu_rows(z, left), *operators.gelu_gradient_rows(d, z, True, left is not None)]
+    assert dz is not None
+    expected = [*quantize_rows(gelu_matrix(z, left)), *quantize_rows(dz)]
+    for one, two in zip(mine, expected, strict=False):
+        assert torch.equal(one.float().nan_to_num(-1e9), two.float().nan_to_num(-1e9))
+    if dleft is not None:
+        assert torch.equal(mine[4].nan_to_num(-1e4), dleft.nan_to_num(-1e4))
+    no_rows, _, dleft_again = operators.gelu_gradient_rows(d, z, False, left is not None)
+    assert no_rows.numel() == 0 and (dleft is None or torch.equal(dleft_again.nan_to_num(-1e4), dleft.nan_to_num(-1e4)))
+
+
+@pytest.mark.parametrize("columns", [0, 3072])
+def test_two_frozen_layers_have_the_bits_of_one_after_the_other(columns: int) -> None:
+    """At 64 times the sizes of the test on a CPU: 2048 to 4096 and 3072 columns."""
+    mine, theirs = (
+        results(work, columns, torch.bfloat16, "cuda", 64)
+        for work in (lambda x, first, second, left: frozen_feed_forward(x, first, second, left), one_after_the_other)
+    )
+    assert mine and all(map(torch.equal, mine, theirs))
+
+
+def test_compiled_blocks_call_the_feed_forward_operators() -> None:
+    """Of a single block of Flux whose layers in 8 bits have no adapters, and nothing else quantizes what GELU makes."""
+    transformer, inputs = network("flux1-dev", torch.device("cuda"), torch.bfloat16, ATTENTION)
+    for name, module in list(transformer.named_modules()):
+        if type(module) is nn.Linear and (".ff" in name or "single" in name) and "norm" not in name:
+            quantize_linear(module)
+    fuse_blocks(transformer)
+    eager = gradients(transformer, inputs)
+    for blocks in (transformer.transformer_blocks, transformer.single_transformer_blocks):
+        for block in blocks:
+            block.compile(fullgraph=True, dynamic=False, options=inductor_options(deterministic=False))
+    compiled, codes = run_and_get_code(gradients, transformer, inputs)
+    text = "\n".join(codes)
+    assert "gelu_rows.default(" in text and "gelu_gradient_rows.default(" in text and "tanh_gelu.default(" not in text
+    for name, one in compiled.items():
+        assert float((one - eager[name]).double().norm()) <= 0.1 * float(eager[name].double().norm()) + 1e-6, name
 
 
 @pytest.mark.parametrize("compile_", ["off", "on"])

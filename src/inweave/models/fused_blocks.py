@@ -9,7 +9,8 @@
     Attention                no division by 1; one product for queries, keys and values (`models.siblings`); of two streams and
                              Flux's, see `fused_joint`
     UNet2DConditionModel     one product for the keys and values of all cross attentions
-    GEGLU, GELU, RMSNorm     one kernel each way; the GELU with tanh (`ops.activation`, `ops.row_norm`)
+    GEGLU, RMSNorm           one kernel each way (`ops.activation`, `ops.row_norm`)
+    GELU, FeedForward        with tanh; frozen and in 8 bits as one operation (`fused_feed_forward`)
     Conv2d                   stores no input for the gradient of a frozen weight (`ops.frozen_conv`)
 
 `fuse_blocks` gives a module a subclass of its own class, so a state dict, names, hooks and children stay, and
@@ -29,7 +30,7 @@ from typing import Any
 
 import torch
 from diffusers.models.activations import GEGLU, GELU
-from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.attention import BasicTransformerBlock, FeedForward
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.normalization import RMSNorm
 from diffusers.models.resnet import ResnetBlock2D
@@ -48,6 +49,7 @@ from inweave.models.fused_complex import (
     qwen_attention_fits,
     z_image_attention_fits,
 )
+from inweave.models.fused_feed_forward import FusedFeedForward, FusedGELU, feed_forward_fits, gelu_fits
 from inweave.models.fused_joint import (
     FusedFluxAttention,
     FusedFluxSingleTransformerBlock,
@@ -57,7 +59,7 @@ from inweave.models.fused_joint import (
     joint_attention_fits,
 )
 from inweave.models.siblings import TextProjections, project, shared_text, unstack_siblings
-from inweave.ops.activation import geglu, tanh_gelu
+from inweave.ops.activation import geglu
 from inweave.ops.frozen_conv import frozen_conv2d
 from inweave.ops.implementation import frozen
 from inweave.ops.norm import group_norm, group_norm_and_input
@@ -116,11 +118,6 @@ class FrozenConv2d(nn.Conv2d):
 class FusedGEGLU(GEGLU):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return geglu(self.proj(hidden_states))
-
-
-class FusedGELU(GELU):
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return tanh_gelu(self.proj(hidden_states))
 
 
 class FusedRMSNorm(RMSNorm):
@@ -332,10 +329,6 @@ def _unet_fits(module: UNet2DConditionModel) -> bool:
     return names[1:4] == ("sample", "timestep", "encoder_hidden_states") and has(module, encoder_hid_proj=None)
 
 
-def _gelu_fits(module: GELU) -> bool:
-    return accepts(GELU.forward, "hidden_states") and has(module, approximate="tanh") and hasattr(module, "proj")
-
-
 def _conv_fits(module: nn.Conv2d) -> bool:
     return (
         module.padding_mode == "zeros"
@@ -355,7 +348,8 @@ _FUSED: tuple[tuple[type[nn.Module], type[nn.Module], Callable[[Any], bool]], ..
     (FluxAttention, FusedFluxAttention, flux_attention_fits),
     (FluxSingleTransformerBlock, FusedFluxSingleTransformerBlock, flux_single_block_fits),
     (GEGLU, FusedGEGLU, lambda module: hasattr(module, "proj")),
-    (GELU, FusedGELU, _gelu_fits),
+    (GELU, FusedGELU, gelu_fits),
+    (FeedForward, FusedFeedForward, feed_forward_fits),
     (RMSNorm, FusedRMSNorm, lambda module: has(module, bias=None) and len(module.dim) == 1),
     (ResnetBlock2D, FusedResnetBlock2D, _resnet_fits),
     (Transformer2DModel, FusedTransformer2DModel, _transformer_fits),

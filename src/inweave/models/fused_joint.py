@@ -8,7 +8,7 @@
     FluxAttention    text before image; a single block has one stream, joined by the block, and projects its output itself
     Attention        of Stable Diffusion 3: image before text; the second attention of its dual blocks has the image alone
 
-    FluxSingleTransformerBlock   one kernel writes GELU and attention side by side (`ops.activation`); compiled, its results are
+    FluxSingleTransformerBlock   one kernel writes GELU and attention side by side (`ops.activation`, `ops.fp8`); compiled, its results are
                                  tensors of their own: gradients of slices would be put together outside of the compiled code,
                                  by a fill, a copy and a sum of the whole stream
 
@@ -31,8 +31,10 @@ from torch.nn import functional
 from inweave.layers.fused import is_unchanged
 from inweave.layers.siblings import Siblings
 from inweave.models.fitting import accepts, has, has_all
+from inweave.models.fused_feed_forward import is_frozen_in_8_bits
 from inweave.models.siblings import project, project_at_once
 from inweave.ops.activation import tanh_gelu
+from inweave.ops.fp8 import frozen_feed_forward
 from inweave.ops.rotary import join_heads, join_projections
 
 MAIN = ("to_q", "to_k", "to_v")
@@ -108,9 +110,14 @@ class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
         self, stream: torch.Tensor, temb: torch.Tensor, rotary: Any, attention_kwargs: dict[str, Any]
     ) -> torch.Tensor:
         normed, gate = self.norm(stream, emb=temb)
-        wide = self.proj_mlp(normed)
+        in_8_bits = is_frozen_in_8_bits(self.proj_mlp, self.act_mlp, self.proj_out)
+        wide = None if in_8_bits else self.proj_mlp(normed)
         attended = self.attn(hidden_states=normed, image_rotary_emb=rotary, **attention_kwargs)
-        change: torch.Tensor = gate[:, None] * self.proj_out(tanh_gelu(wide, attended))
+        if wide is None and attended.dtype == normed.dtype:
+            output = frozen_feed_forward(normed, self.proj_mlp, self.proj_out, attended)  # type: ignore[arg-type]
+        else:
+            output = self.proj_out(tanh_gelu(self.proj_mlp(normed) if wide is None else wide, attended))
+        change: torch.Tensor = gate[:, None] * output
         return change
 
 

@@ -25,12 +25,14 @@ VARIANTS = ["flux1-dev", "sd3-medium", "sd3.5-medium"]
 TARGETS = r".*(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out|proj_mlp|net\.2)"
 
 
-def network(variant: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64) -> tuple[Any, dict[str, Any]]:
+def network(
+    variant: str, device: torch.device = CPU, dtype: torch.dtype = torch.float64, targets: str = TARGETS
+) -> tuple[Any, dict[str, Any]]:
     """A tiny transformer with LoRA on both streams, and inputs for two examples."""
     transformer = copy.deepcopy(tiny_models.pipeline(variant).transformer)
     if variant == "sd3.5-medium":
         assert transformer.config.qk_norm == "rms_norm" and transformer.config.dual_attention_layers
-    inject(transformer, 2, targets=TARGETS)
+    inject(transformer, 2, targets=targets)
     torch.manual_seed(0)
     for parameter in transformer.parameters():
         if parameter.requires_grad:

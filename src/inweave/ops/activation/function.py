@@ -27,17 +27,31 @@ def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None = None) -> torch.Tensor
     if _uses_operator(x, left):
         y: torch.Tensor = torch.ops.inweave.tanh_gelu(x, left)
         return y
-    y = plain_gelu(x)
+    y = functional.gelu(x, approximate="tanh")
     return y if left is None else torch.cat((left, y), -1)
-
-
-def plain_gelu(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
 
 
 def _uses_operator(x: torch.Tensor, left: torch.Tensor | None) -> bool:
     """Whether the result has the dtype of both."""
     return left is None or left.dtype == x.dtype
+
+
+def gelu_matrix(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
+    """`tanh_gelu` of matrices, without a gradient."""
+    with on_device_of(x):
+        y: torch.Tensor = implementation(_PACKAGE, x).tanh_gelu(
+            x.contiguous(), None if left is None else left.contiguous()
+        )
+    return y
+
+
+def gelu_matrix_gradients(
+    dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The gradients of both."""
+    with on_device_of(x):
+        dx, dleft = implementation(_PACKAGE, x).tanh_gelu_backward(dy.contiguous(), x.contiguous(), of_x, of_left)
+    return dx, dleft
 
 
 # the operators
@@ -50,9 +64,7 @@ torch.library.define(
 
 @torch.library.impl("inweave::tanh_gelu", "default")
 def _forward(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
-    work = implementation(_PACKAGE, x)
-    with on_device_of(x):
-        y: torch.Tensor = work.tanh_gelu(_matrix(x), None if left is None else _matrix(left))
+    y = gelu_matrix(_matrix(x), None if left is None else _matrix(left))
     return y.view(*x.shape[:-1], y.shape[1])
 
 
@@ -62,9 +74,7 @@ def _forward_shape(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
 
 @torch.library.impl("inweave::tanh_gelu_backward", "default")
 def _backward(dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    work = implementation(_PACKAGE, x)
-    with on_device_of(x):
-        dx, dleft = work.tanh_gelu_backward(_matrix(dy), _matrix(x), of_x, of_left)
+    dx, dleft = gelu_matrix_gradients(_matrix(dy), _matrix(x), of_x, of_left)
     rows = x.shape[:-1]
     return tuple(x.new_empty(0) if grad is None else grad.view(*rows, grad.shape[1]) for grad in (dx, dleft))  # type: ignore[return-value]
 
@@ -75,7 +85,7 @@ def _backward_shapes(dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: boo
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1]).contiguous()
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -88,6 +88,14 @@ def _sigmoid_and_slope(x, square, EXACT: tl.constexpr):
 
 
 @triton.jit
+def gelu_and_slope(x, EXACT: tl.constexpr):
+    """(gelu(x), its derivative); ``EXACT``: for results in float32"""
+    square = x * x
+    share, slope = _sigmoid_and_slope(x, square, EXACT)
+    return x * share, share + (x * slope) * (1.5957691216057308 + 0.21406444881780073 * square)
+
+
+@triton.jit
 def _tanh_gelu_kernel(
     x, left, y, width, left_width, BLOCKS: tl.constexpr, LEFT_BLOCKS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -102,8 +110,8 @@ def _tanh_gelu_kernel(
     else:
         column += (block - LEFT_BLOCKS) * BLOCK
         n = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
-        share, _ = _sigmoid_and_slope(n, n * n, y.dtype.element_ty == tl.float32)
-        tl.store(to + left_width + column, (n * share).to(y.dtype.element_ty), mask=column < width)
+        value, _ = gelu_and_slope(n, y.dtype.element_ty == tl.float32)
+        tl.store(to + left_width + column, value.to(y.dtype.element_ty), mask=column < width)
 
 
 @triton.jit
@@ -123,9 +131,7 @@ def _tanh_gelu_gradient_kernel(
         column += (block - LEFT_BLOCKS) * BLOCK
         n = tl.load(x + row * width + column, mask=column < width, other=0.0).to(tl.float32)
         g = tl.load(source + left_width + column, mask=column < width, other=0.0).to(tl.float32)
-        square = n * n
-        share, slope = _sigmoid_and_slope(n, square, dx.dtype.element_ty == tl.float32)
-        slope = share + (n * slope) * (1.5957691216057308 + 0.21406444881780073 * square)
+        _, slope = gelu_and_slope(n, dx.dtype.element_ty == tl.float32)
         tl.store(dx + row * width + column, (g * slope).to(dx.dtype.element_ty), mask=column < width)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import torch
 
 LARGEST = 448.0
+WIDEST = 16384  # numbers of a row that a program of a kernel holds at once
 #: a row whose numbers are all smaller becomes zero: the scale of such a row would leave the normal numbers of float32
 SMALLEST = 2.0**-100
 

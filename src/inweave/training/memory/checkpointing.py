@@ -24,10 +24,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 #: what selective stores -> which argument is the weight, where it has one
 _STORED = {
-    "mm": 1, "addmm": 2, "fp8_linear": 1, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
+    "mm": 1, "addmm": 2, "fp8_linear": 1, "fp8_product": 2, "lora_linear": 1, "bmm": None, "baddbmm": None, "convolution": 1, "_scaled_dot_product_flash_attention": None,
     "_scaled_dot_product_efficient_attention": None, "_scaled_dot_product_cudnn_attention": None,
     "_scaled_dot_product_flash_attention_for_cpu": None, "attention": None,
 }  # fmt: skip
+
+#: operators whose weight is (out, in)
+_OUTPUTS_FIRST = ("lora_linear", "fp8_linear", "fp8_product")
 
 #: columns of a feed-forward part for each of its inputs: 4, or 8 with a gate
 _WIDENING = 4
@@ -109,5 +112,5 @@ def _widens(name: str, weight: torch.Tensor) -> bool:
     ninth of a step's operations makes them."""
     if weight.dim() != 2:
         return False
-    out, into = weight.shape if name in ("lora_linear", "fp8_linear") else weight.shape[::-1]
+    out, into = weight.shape if name in _OUTPUTS_FIRST else weight.shape[::-1]
     return out >= _WIDENING * into

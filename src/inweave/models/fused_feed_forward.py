@@ -1,0 +1,65 @@
+"""Feed-forward parts whose activation is the GELU with tanh.
+
+GELU            one kernel each way (`ops.activation`)
+FeedForward     two frozen layers in 8 bits with GELU between them are one operation (`ops.fp8.feed_forward`); with adapters, hooks,
+                dropout or other layers, diffusers' own path, where GELU is the one above
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers.models.activations import GELU
+from diffusers.models.attention import FeedForward
+from torch import nn
+
+from inweave.layers.fused import is_unchanged
+from inweave.models.fitting import accepts, has
+from inweave.ops.activation import tanh_gelu
+from inweave.ops.fp8 import Fp8Linear, frozen_feed_forward, quantize
+from inweave.ops.implementation import frozen
+
+
+class FusedGELU(GELU):
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return tanh_gelu(self.proj(hidden_states))
+
+
+class FusedFeedForward(FeedForward):
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        parts: Any = self.net
+        activation, dropout, last = parts
+        drops = dropout.p > 0 and dropout.training
+        if not args and not kwargs and not drops and type(activation) is FusedGELU and is_unchanged(dropout):
+            layers: Any = (activation.proj, last)
+            if is_frozen_in_8_bits(layers[0], activation, layers[1]):
+                return frozen_feed_forward(hidden_states, *layers)
+        return super().forward(hidden_states, *args, **kwargs)
+
+
+def is_frozen_in_8_bits(first: nn.Module, activation: nn.Module, second: nn.Module) -> bool:
+    """Whether these are two frozen layers in 8 bits in a compiled region, and nobody looks at what goes from one to the other."""
+    return (
+        quantize.is_traced()
+        and isinstance(first, Fp8Linear)
+        and isinstance(second, Fp8Linear)
+        and frozen(first.bias, second.bias)
+        and all(map(is_unchanged, (first, activation, second)))
+    )
+
+
+def gelu_fits(module: GELU) -> bool:
+    """Whether `FusedGELU` computes what this module does."""
+    return accepts(GELU.forward, "hidden_states") and has(module, approximate="tanh") and hasattr(module, "proj")
+
+
+def feed_forward_fits(module: FeedForward) -> bool:
+    """Whether `FusedFeedForward` computes what this module does."""
+    parts = [type(part) for part in module.net]
+    return (
+        accepts(FeedForward.forward, "hidden_states", "args", "kwargs")
+        and len(parts) == 3
+        and parts[0] in (GELU, FusedGELU)
+        and parts[1] is nn.Dropout
+    )

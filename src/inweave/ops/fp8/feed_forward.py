@@ -1,0 +1,132 @@
+"""Two frozen layers in 8 bits with the GELU with tanh between them: what GELU and its gradient make is quantized where it is made.
+
+    forward    z = x W^T + b                  y = [left | gelu(z)] U^T + c         left: columns of another input, or none
+    backward   [dleft | d] = dy U             dx = (d gelu'(z)) W
+
+Nothing else reads gelu(z) and the gradient of z, so neither is ever written in 16 bits: at the widths of Flux's single blocks, 4608 rows
+of 3072 + 12288, one pass forward moves 212 MB instead of 495, and backward 312 instead of 567. Of the same x and dy the bits
+are those of the GELU (`ops.activation`), `quantize_rows` and the products one after the other. z is what is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from inweave.ops.activation import gelu_matrix, gelu_matrix_gradients
+from inweave.ops.fp8 import quantize
+from inweave.ops.fp8.linear import Fp8Linear
+from inweave.ops.fp8.quantize import Rows, quantize_rows, traced_rows
+from inweave.ops.fp8.reference import WIDEST
+from inweave.ops.implementation import on_device_of
+
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def frozen_feed_forward(
+    x: torch.Tensor, first: Fp8Linear, second: Fp8Linear, left: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``second`` of [left | gelu(first(x))] for x (..., inputs) and left (..., columns) of one dtype."""
+    wide = x.reshape(-1, x.shape[-1]), None if left is None else left.reshape(-1, left.shape[-1])
+    y: torch.Tensor = _FeedForward.apply(*wide, *first.quantized, first.bias, *second.quantized, second.bias)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+class _FeedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        left: torch.Tensor | None,
+        rows: torch.Tensor,
+        row_scales: torch.Tensor,
+        columns: torch.Tensor,
+        column_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        next_rows: torch.Tensor,
+        next_row_scales: torch.Tensor,
+        next_columns: torch.Tensor,
+        next_column_scales: torch.Tensor,
+        next_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        operators = torch.ops.inweave
+        z = operators.fp8_product(*_quantized(x), rows, row_scales, bias, x.dtype, True)
+        made = operators.gelu_rows(z, left)
+        y: torch.Tensor = operators.fp8_product(*made, next_rows, next_row_scales, next_bias, x.dtype, True)
+        ctx.save_for_backward(z, columns, column_scales, next_columns, next_column_scales)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        operators = torch.ops.inweave
+        z, columns, column_scales, next_columns, next_column_scales = ctx.saved_tensors
+        of_x, of_left = ctx.needs_input_grad[:2]
+        d = operators.fp8_product(*_quantized(dy), next_columns, next_column_scales, None, dy.dtype, False)
+        made, scales, dleft = operators.gelu_gradient_rows(d, z, of_x, of_left)
+        dx = operators.fp8_product(made, scales, columns, column_scales, None, dy.dtype, False) if of_x else None
+        return dx, dleft if of_left else None, *[None] * 10
+
+
+def _quantized(x: torch.Tensor) -> Rows:
+    return traced_rows(x) if quantize.is_traced() else quantize_rows(x)
+
+
+# the operators
+
+torch.library.define("inweave::gelu_rows", "(Tensor z, Tensor? left) -> (Tensor, Tensor)")
+torch.library.define(
+    "inweave::gelu_gradient_rows", "(Tensor d, Tensor z, bool of_z, bool of_left) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.impl("inweave::gelu_rows", "default")
+def _gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
+    if _has_kernel(z, 0 if left is None else left.shape[1]):
+        from inweave.ops.fp8 import triton as kernel
+
+        with on_device_of(z):
+            return kernel.gelu_rows(z.contiguous(), None if left is None else left.contiguous())
+    return quantize_rows(gelu_matrix(z, left))
+
+
+@torch.library.impl("inweave::gelu_gradient_rows", "default")
+def _gelu_gradient_rows(
+    d: torch.Tensor, z: torch.Tensor, of_z: bool, of_left: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if of_z and _has_kernel(z, 0):
+        from inweave.ops.fp8 import triton as kernel
+
+        with on_device_of(z):
+            rows, scales, dleft = kernel.gelu_gradient_rows(d.contiguous(), z.contiguous(), of_left)
+    else:
+        dz, dleft = gelu_matrix_gradients(d, z, of_z, of_left)
+        rows, scales = quantize_rows(z.new_empty(0, z.shape[1]) if dz is None else dz)
+    return rows, scales, z.new_empty(0, 0) if dleft is None else dleft
+
+
+def _has_kernel(z: torch.Tensor, columns: int) -> bool:
+    return z.is_cuda and z.dtype in _KERNEL_DTYPES and z.shape[1] + columns <= WIDEST and z.numel() > 0
+
+
+def _gelu_rows_shapes(z: torch.Tensor, left: torch.Tensor | None) -> Rows:
+    width = z.shape[1] + (0 if left is None else left.shape[1])
+    return z.new_empty(z.shape[0], width, dtype=torch.float8_e4m3fn), z.new_empty(z.shape[0], 1, dtype=torch.float32)
+
+
+def _gelu_gradient_rows_shapes(
+    d: torch.Tensor, z: torch.Tensor, of_z: bool, of_left: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    count = z.shape[0] if of_z else 0
+    dleft = z.new_empty(z.shape[0], d.shape[1] - z.shape[1]) if of_left else z.new_empty(0, 0)
+    return (
+        z.new_empty(count, z.shape[1], dtype=torch.float8_e4m3fn),
+        z.new_empty(count, 1, dtype=torch.float32),
+        dleft,
+    )
+
+
+torch.library.register_fake("inweave::gelu_rows", _gelu_rows_shapes)
+torch.library.register_fake("inweave::gelu_gradient_rows", _gelu_gradient_rows_shapes)

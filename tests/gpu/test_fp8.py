@@ -187,8 +187,9 @@ def test_two_frozen_layers_have_the_bits_of_one_after_the_other(columns: int) ->
 
 
 def test_compiled_blocks_call_the_feed_forward_operators() -> None:
-    """Of a single block of Flux whose layers in 8 bits have no adapters, and nothing else quantizes what GELU makes."""
+    """In blocks of Flux whose layers in 8 bits have no adapters: no further from 16 bits than eager code is."""
     transformer, inputs = network("flux1-dev", torch.device("cuda"), torch.bfloat16, ATTENTION)
+    truth = gradients(transformer, inputs)
     for name, module in list(transformer.named_modules()):
         if type(module) is nn.Linear and (".ff" in name or "single" in name) and "norm" not in name:
             quantize_linear(module)
@@ -200,8 +201,12 @@ def test_compiled_blocks_call_the_feed_forward_operators() -> None:
     compiled, codes = run_and_get_code(gradients, transformer, inputs)
     text = "\n".join(codes)
     assert "gelu_rows.default(" in text and "gelu_gradient_rows.default(" in text and "tanh_gelu.default(" not in text
-    for name, one in compiled.items():
-        assert float((one - eager[name]).double().norm()) <= 0.1 * float(eager[name].double().norm()) + 1e-6, name
+
+    def distance(mine: dict[str, torch.Tensor], names: list[str]) -> float:
+        return sum(float((mine[name].double() - truth[name].double()).square().sum()) for name in names) ** 0.5
+
+    for names in (["output"], [name for name in truth if name != "output"]):
+        assert 0 < distance(compiled, names) < 1.5 * distance(eager, names)
 
 
 @pytest.mark.parametrize("compile_", ["off", "on"])

@@ -109,6 +109,7 @@ def test_a_gelu_has_the_same_bits_compiled_and_recorded(shape: tuple[int, int, i
     y = torch.compile(tanh_gelu, fullgraph=True, dynamic=False)(*leaves)
     compiled = [y, *torch.autograd.grad(y, leaves, dy)]
     assert all(torch.equal(one, two) for one, two in zip(compiled, work(), strict=True))
+    del y, compiled  # whose graph of autograd belongs to another stream than the recording
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         recorded = work()

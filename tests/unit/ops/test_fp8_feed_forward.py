@@ -253,15 +253,11 @@ def test_kernels_compile_for_a_gpu_and_read_16_bytes_at_once(width: int, columns
     from inweave.ops.fp8 import triton as kernel
     from inweave.ops.fp8.reference import LARGEST, SMALLEST
 
-    common = {"HAS_LEFT": columns > 0, "SMALL": SMALLEST, "LARGE": LARGEST}
-    for function, numbers_at_once, inputs, more in (
-        (kernel._gelu_row_kernel, columns + width, 1 + (columns > 0), {}),
-        (kernel._gelu_gradient_row_kernel, width, 2, {"LEFT_BLOCK": 4096 if columns else 1}),
-    ):
-        options = kernel._held_row_options(numbers_at_once)
-        warps = options.pop("num_warps")
-        code = compiled_code(function, common | options | more, warps=warps, aligned=True)
-        loads = options["BLOCK"] // (8 * 32 * warps)  # of 8 numbers
-        copies = 4096 // (8 * 32 * warps) if columns and more else 0
+    common = {"SMALL": SMALLEST, "LARGE": LARGEST, **kernel._parts(width, columns)}
+    assert common["FIRST"] == 8192 and common["REST"] == (4096 if width == 12288 else 2048)
+    at_once = 8 * 32 * kernel._GELU_WARPS  # numbers that its threads load in 16 bits, 16 bytes each
+    own, left = (common["FIRST"] + common["REST"]) // at_once, max(common["LEFT"] // at_once, columns > 0)
+    for function, inputs in ((kernel._gelu_row_kernel, 1), (kernel._gelu_gradient_row_kernel, 2)):
+        code = compiled_code(function, common, warps=kernel._GELU_WARPS, aligned=True)
         assert len(code["cubin"]) > 1000
-        assert code["ptx"].count("ld.global.v4.b32") == loads * inputs + copies
+        assert code["ptx"].count("ld.global.v4.b32") == own * inputs + left

@@ -13,13 +13,18 @@ import triton.language as tl
 from inweave.ops.activation.triton import gelu_and_slope
 from inweave.ops.fp8.reference import LARGEST, SMALLEST, WIDEST
 
+_GELU_WARPS = 16
+
 
 @triton.jit
-def _scaled_row(value, SMALL: tl.constexpr, LARGE: tl.constexpr):
-    """(numbers to round, scale) of a row in float32, with zeros where it has no numbers."""
-    undefined = tl.sum((value != value).to(tl.int32), axis=0)  # a maximum may pass over NaN
-    top = tl.where(undefined > 0, float("nan"), tl.maximum(tl.max(tl.abs(value), axis=0), SMALL))
-    return value * tl.div_rn(LARGE, top), tl.div_rn(top, LARGE)
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _largest(value):
+    """Of a part of a row, in float32; NaN where it has one."""
+    return tl.reduce(tl.abs(value), 0, _larger)
 
 
 @triton.jit
@@ -28,22 +33,20 @@ def _row_kernel(x, q, scales, columns, SMALL: tl.constexpr, LARGE: tl.constexpr,
     places = tl.arange(0, BLOCK)
     inside = places < columns
     value = tl.load(x + row * columns + places, mask=inside, other=0.0).to(tl.float32)
-    numbers, scale = _scaled_row(value, SMALL, LARGE)
-    tl.store(q + row * columns + places, numbers.to(tl.float8e4nv), mask=inside)
-    tl.store(scales + row, scale)
+    top = _larger(_largest(value), SMALL)
+    tl.store(q + row * columns + places, (value * tl.div_rn(LARGE, top)).to(tl.float8e4nv), mask=inside)
+    tl.store(scales + row, tl.div_rn(top, LARGE))
 
 
 @triton.jit
 def _long_row_kernel(x, q, scales, columns, SMALL: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     largest = tl.full((BLOCK,), SMALL, tl.float32)
-    undefined = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, columns, BLOCK):
         places = start + tl.arange(0, BLOCK)
-        value = tl.abs(tl.load(x + row * columns + places, mask=places < columns, other=0.0).to(tl.float32))
-        largest = tl.maximum(largest, value)
-        undefined += (value != value).to(tl.int32)
-    top = tl.where(tl.sum(undefined, axis=0) > 0, float("nan"), tl.max(largest, axis=0))
+        value = tl.load(x + row * columns + places, mask=places < columns, other=0.0).to(tl.float32)
+        largest = _larger(largest, tl.abs(value))
+    top = tl.reduce(largest, 0, _larger)
     factor = tl.div_rn(LARGE, top)
     for start in range(0, columns, BLOCK):
         places = start + tl.arange(0, BLOCK)
@@ -54,46 +57,74 @@ def _long_row_kernel(x, q, scales, columns, SMALL: tl.constexpr, LARGE: tl.const
 
 
 @triton.jit
+def _gelu_part(z, places, width):
+    """GELU of a part of a row, rounded, in float32; zeros outside of it."""
+    n = tl.load(z + places, mask=places < width, other=0.0)
+    value, _ = gelu_and_slope(n.to(tl.float32), n.dtype == tl.float32)
+    return value.to(n.dtype).to(tl.float32)
+
+
+@triton.jit
+def _gelu_gradient_part(d, z, places, width):
+    n = tl.load(z + places, mask=places < width, other=0.0)
+    g = tl.load(d + places, mask=places < width, other=0.0).to(tl.float32)
+    _, slope = gelu_and_slope(n.to(tl.float32), n.dtype == tl.float32)
+    return (g * slope).to(n.dtype).to(tl.float32)
+
+
+@triton.jit
 def _gelu_row_kernel(
     z, left, q, scales, width, left_width,
-    HAS_LEFT: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr,
+    FIRST: tl.constexpr, REST: tl.constexpr, LEFT: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    own = places - left_width
-    inside = (own >= 0) & (own < width)
-    n = tl.load(z + row * width + own, mask=inside, other=0.0).to(tl.float32)
-    value, _ = gelu_and_slope(n, z.dtype.element_ty == tl.float32)
-    value = value.to(z.dtype.element_ty).to(tl.float32)
-    if HAS_LEFT:
-        columns_of_left = tl.load(left + row * left_width + places, mask=own < 0, other=0.0).to(tl.float32)
-        value = tl.where(own < 0, columns_of_left, value)
-    numbers, scale = _scaled_row(value, SMALL, LARGE)
-    columns = left_width + width
-    tl.store(q + row * columns + places, numbers.to(tl.float8e4nv), mask=places < columns)
-    tl.store(scales + row, scale)
+    to = q + row * (left_width + width)
+    z += row * width
+    places = tl.arange(0, FIRST)
+    first = _gelu_part(z, places, width)
+    top = _larger(_largest(first), SMALL)
+    if REST:
+        more_places = FIRST + tl.arange(0, REST)
+        rest = _gelu_part(z, more_places, width)
+        top = _larger(top, _largest(rest))
+    if LEFT:
+        left_places = tl.arange(0, LEFT)
+        other = tl.load(left + row * left_width + left_places, mask=left_places < left_width, other=0.0).to(tl.float32)
+        top = _larger(top, _largest(other))
+    factor = tl.div_rn(LARGE, top)
+    tl.store(to + left_width + places, (first * factor).to(tl.float8e4nv), mask=places < width)
+    if REST:
+        tl.store(to + left_width + more_places, (rest * factor).to(tl.float8e4nv), mask=more_places < width)
+    if LEFT:
+        tl.store(to + left_places, (other * factor).to(tl.float8e4nv), mask=left_places < left_width)
+    tl.store(scales + row, tl.div_rn(top, LARGE))
 
 
 @triton.jit
 def _gelu_gradient_row_kernel(
     d, z, q, scales, dleft, width, left_width,
-    HAS_LEFT: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr, BLOCK: tl.constexpr, LEFT_BLOCK: tl.constexpr,
+    FIRST: tl.constexpr, REST: tl.constexpr, LEFT: tl.constexpr, SMALL: tl.constexpr, LARGE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    inside = places < width
     source = d + row * (left_width + width)
-    n = tl.load(z + row * width + places, mask=inside, other=0.0).to(tl.float32)
-    g = tl.load(source + left_width + places, mask=inside, other=0.0).to(tl.float32)
-    _, slope = gelu_and_slope(n, z.dtype.element_ty == tl.float32)
-    value = (g * slope).to(z.dtype.element_ty).to(tl.float32)
-    numbers, scale = _scaled_row(value, SMALL, LARGE)
-    tl.store(q + row * width + places, numbers.to(tl.float8e4nv), mask=inside)
-    tl.store(scales + row, scale)
-    if HAS_LEFT:
-        left_places = tl.arange(0, LEFT_BLOCK)
-        copied = tl.load(source + left_places, mask=left_places < left_width, other=0.0)
-        tl.store(dleft + row * left_width + left_places, copied, mask=left_places < left_width)
+    z += row * width
+    q += row * width
+    places = tl.arange(0, FIRST)
+    first = _gelu_gradient_part(source + left_width, z, places, width)
+    top = _larger(_largest(first), SMALL)
+    if REST:
+        more_places = FIRST + tl.arange(0, REST)
+        rest = _gelu_gradient_part(source + left_width, z, more_places, width)
+        top = _larger(top, _largest(rest))
+    factor = tl.div_rn(LARGE, top)
+    tl.store(q + places, (first * factor).to(tl.float8e4nv), mask=places < width)
+    if REST:
+        tl.store(q + more_places, (rest * factor).to(tl.float8e4nv), mask=more_places < width)
+    if LEFT:
+        left_places = tl.arange(0, LEFT)
+        other = tl.load(source + left_places, mask=left_places < left_width, other=0.0)
+        tl.store(dleft + row * left_width + left_places, other, mask=left_places < left_width)
+    tl.store(scales + row, tl.div_rn(top, LARGE))
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,8 +133,11 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     if rows:
-        kernel = _row_kernel if columns <= WIDEST else _long_row_kernel
-        kernel[(rows,)](x, q, scales, columns, SMALL=SMALLEST, LARGE=LARGEST, **_held_row_options(columns))
+        block = min(triton.next_power_of_2(columns), WIDEST)
+        kernel = _row_kernel if columns <= block else _long_row_kernel
+        kernel[(rows,)](
+            x, q, scales, columns, SMALL=SMALLEST, LARGE=LARGEST, BLOCK=block, num_warps=min(max(block // 512, 4), 16)
+        )  # fmt: skip
     return q, scales
 
 
@@ -115,7 +149,7 @@ def gelu_rows(z: torch.Tensor, left: torch.Tensor | None) -> tuple[torch.Tensor,
     scales = torch.empty(rows, 1, dtype=torch.float32, device=z.device)
     _gelu_row_kernel[(rows,)](
         z, z if left is None else left, q, scales, width, left_width,
-        HAS_LEFT=left is not None, SMALL=SMALLEST, LARGE=LARGEST, **_held_row_options(left_width + width),
+        SMALL=SMALLEST, LARGE=LARGEST, num_warps=_GELU_WARPS, **_parts(width, left_width),
     )  # fmt: skip
     return q, scales
 
@@ -131,13 +165,17 @@ def gelu_gradient_rows(
     dleft = z.new_empty(rows, left_width) if of_left else None
     _gelu_gradient_row_kernel[(rows,)](
         d, z, q, scales, d if dleft is None else dleft, width, left_width,  # d: not written to
-        HAS_LEFT=dleft is not None and left_width > 0, SMALL=SMALLEST, LARGE=LARGEST,
-        LEFT_BLOCK=triton.next_power_of_2(max(left_width, 1)), **_held_row_options(width),
+        SMALL=SMALLEST, LARGE=LARGEST, num_warps=_GELU_WARPS, **_parts(width, left_width if of_left else 0),
     )  # fmt: skip
     return q, scales, dleft
 
 
-def _held_row_options(columns: int) -> dict[str, int]:
-    """How many numbers a program takes at once, and its warps."""
-    block = min(triton.next_power_of_2(columns), WIDEST)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 4), 16)}
+def _parts(width: int, left_width: int) -> dict[str, int]:
+    """A row in powers of two: 12288 is 8192 and 4096, where 16384 would compute a quarter of its GELUs for nothing."""
+    first = max(2 ** (width.bit_length() - 1), 16)
+    rest = max(width - first, 0)
+    return {
+        "FIRST": first,
+        "REST": rest and max(triton.next_power_of_2(rest), 16),
+        "LEFT": left_width and max(triton.next_power_of_2(left_width), 16),
+    }

@@ -36,6 +36,7 @@ from inweave.ops.fp8 import (  # noqa: E402
 )
 from inweave.ops.fp8.reference import quantize_rows as reference  # noqa: E402
 from inweave.training.compilation import inductor_options  # noqa: E402
+from inweave.training.kernels import step_kernels  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
 if problems := device_problems(torch.device("cuda")):
@@ -186,19 +187,27 @@ def test_two_frozen_layers_have_the_bits_of_one_after_the_other(columns: int) ->
     assert mine and all(map(torch.equal, mine, theirs))
 
 
+def in_a_step(transformer: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    with step_kernels(torch.device("cuda"), deterministic=False):
+        return gradients(transformer, inputs)
+
+
 def test_compiled_blocks_call_the_feed_forward_operators() -> None:
-    """In blocks of Flux whose layers in 8 bits have no adapters: no further from 16 bits than eager code is."""
+    """In blocks of Flux whose layers in 8 bits have no adapters: no further from 16 bits than eager code is.
+
+    With the kernels of a step: torch's own choice of attention reads out of bounds here (`inweave.ops.attention`).
+    """
     transformer, inputs = network("flux1-dev", torch.device("cuda"), torch.bfloat16, ATTENTION)
-    truth = gradients(transformer, inputs)
+    truth = in_a_step(transformer, inputs)
     for name, module in list(transformer.named_modules()):
         if type(module) is nn.Linear and (".ff" in name or "single" in name) and "norm" not in name:
             quantize_linear(module)
     fuse_blocks(transformer)
-    eager = gradients(transformer, inputs)
+    eager = in_a_step(transformer, inputs)
     for blocks in (transformer.transformer_blocks, transformer.single_transformer_blocks):
         for block in blocks:
             block.compile(fullgraph=True, dynamic=False, options=inductor_options(deterministic=False))
-    compiled, codes = run_and_get_code(gradients, transformer, inputs)
+    compiled, codes = run_and_get_code(in_a_step, transformer, inputs)
     text = "\n".join(codes)
     assert "gelu_rows.default(" in text and "gelu_gradient_rows.default(" in text and "tanh_gelu.default(" not in text
 

@@ -13,7 +13,9 @@ import triton.language as tl
 from inweave.ops.activation.triton import gelu_and_slope
 from inweave.ops.fp8.reference import LARGEST, SMALLEST, WIDEST
 
-_GELU_WARPS = 16
+#: of 4, 8, 16 and 32 the fastest on one H200 at the widths of Flux and Stable Diffusion 3.5
+_GELU_WARPS = 8
+_GRADIENT_WARPS = 16
 
 
 @triton.jit
@@ -165,7 +167,7 @@ def gelu_gradient_rows(
     dleft = z.new_empty(rows, left_width) if of_left else None
     _gelu_gradient_row_kernel[(rows,)](
         d, z, q, scales, d if dleft is None else dleft, width, left_width,  # d: not written to
-        SMALL=SMALLEST, LARGE=LARGEST, num_warps=_GELU_WARPS, **_parts(width, left_width if of_left else 0),
+        SMALL=SMALLEST, LARGE=LARGEST, num_warps=_GRADIENT_WARPS, **_parts(width, left_width if of_left else 0),
     )  # fmt: skip
     return q, scales, dleft
 

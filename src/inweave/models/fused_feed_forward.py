@@ -1,8 +1,10 @@
 """Feed-forward parts whose activation is the GELU with tanh.
 
 GELU            one kernel each way (`ops.activation`)
-FeedForward     two frozen layers in 8 bits with GELU between them are one operation (`ops.fp8.feed_forward`); with adapters, hooks,
-                dropout or other layers, diffusers' own path, where GELU is the one above
+FeedForward     compiled, two frozen layers in 8 bits with GELU between them are one operation (`ops.fp8.feed_forward`); with
+                adapters, hooks, dropout or other layers, diffusers' own path, where GELU is the one above
+
+Eager code has the layers one by one: gradient checkpointing recomputes an operation whole, the second product too, which nobody needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), beside Inductor's kernels.
+"""A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), beside Inductor's kernels, and over the warps of
+GELU into rows in 8 bits (`inweave.ops.fp8.triton`), beside GELU and quantizing one after the other.
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/gelu_tiles.py 4608x12288x3072 4096x12288 512x12288 4096x9728     # ROWSxWIDTH[xLEFT]
 
@@ -17,6 +18,7 @@ from torch.nn import functional
 
 from inweave.bench.timing import captured_seconds, measure_rates
 from inweave.ops.activation import triton as kernel
+from inweave.ops.fp8 import triton as row_kernel
 
 DEVICE, DTYPE = torch.device("cuda"), torch.bfloat16
 BLOCKS, WARPS = (512, 1024, 2048, 4096, 8192), (2, 4, 8)
@@ -58,6 +60,33 @@ def sweep(name: str) -> None:
         print(f"    {one:.1f} and {two:.1f}: {block} numbers, {warps} warps", flush=True)
 
 
+def sweep_rows(name: str) -> None:
+    rows, width, columns = (*map(int, name.split("x")), 0)[:3]
+    z, d = (torch.randn(rows, size, device=DEVICE, dtype=DTYPE) for size in (width, columns + width))
+    left = torch.randn(rows, columns, device=DEVICE, dtype=DTYPE) if columns else None
+    rates = measure_rates(DEVICE, DTYPE)
+    limits = [
+        rates.seconds(0, rows * size) * 1e6 for size in (3 * (width + columns), 5 * width + 4 * columns)
+    ]  # 16 bits in, 8 out; of the gradient two matrices in, and what is on the left copied
+    forward = micros(lambda: row_kernel.quantize_rows(kernel.tanh_gelu(z, left)))
+    backward = micros(lambda: row_kernel.quantize_rows(gradient(d, z, columns)))
+    print(
+        f"{name}, rows: bytes {limits[0]:.1f} and {limits[1]:.1f} us, one after the other {forward:.1f} and {backward:.1f}"
+    )
+    for warps in (*WARPS, 16, 32):
+        row_kernel._GELU_WARPS = row_kernel._GRADIENT_WARPS = warps
+        one = micros(lambda: row_kernel.gelu_rows(z, left))
+        two = micros(lambda: row_kernel.gelu_gradient_rows(d, z, columns > 0))
+        print(f"    {one:.1f} and {two:.1f}: {warps} warps", flush=True)
+
+
+def gradient(d: torch.Tensor, z: torch.Tensor, columns: int) -> torch.Tensor:
+    dz, _ = kernel.tanh_gelu_backward(d, z, True, columns > 0)
+    assert dz is not None
+    return dz
+
+
 if __name__ == "__main__":
     for each in sys.argv[1:]:
         sweep(each)
+        sweep_rows(each)

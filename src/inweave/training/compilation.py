@@ -31,7 +31,7 @@ from torch import nn
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 
-#: to compile all blocks of a denoiser for one size of a batch, forward and backward; measured on one H200: 20 to 40
+#: to compile all blocks of a denoiser for one size of a batch, forward and backward; measured on one H200: 15 to 40
 COMPILE_SECONDS = 30.0
 #: versions of a block that torch keeps before it gives up: kinds of block times sizes of a batch
 MOST_VERSIONS = 1024

@@ -52,9 +52,9 @@ class _FeedForward(torch.autograd.Function):
         next_bias: torch.Tensor | None,
     ) -> torch.Tensor:
         operators = torch.ops.inweave
-        z = operators.fp8_product(*_quantized(x), rows, row_scales, bias, x.dtype, True)
-        made = operators.gelu_rows(z, left)
-        y: torch.Tensor = operators.fp8_product(*made, next_rows, next_row_scales, next_bias, x.dtype, True)
+        z = operators.fp8_product(*_rows_of(x), rows, row_scales, bias, x.dtype, True)
+        activations = operators.gelu_rows(z, left)
+        y: torch.Tensor = operators.fp8_product(*activations, next_rows, next_row_scales, next_bias, x.dtype, True)
         ctx.save_for_backward(z, columns, column_scales, next_columns, next_column_scales)
         return y
 
@@ -64,13 +64,13 @@ class _FeedForward(torch.autograd.Function):
         operators = torch.ops.inweave
         z, columns, column_scales, next_columns, next_column_scales = ctx.saved_tensors
         of_x, of_left = ctx.needs_input_grad[:2]
-        d = operators.fp8_product(*_quantized(dy), next_columns, next_column_scales, None, dy.dtype, False)
-        made, scales, dleft = operators.gelu_gradient_rows(d, z, of_x, of_left)
-        dx = operators.fp8_product(made, scales, columns, column_scales, None, dy.dtype, False) if of_x else None
+        d = operators.fp8_product(*_rows_of(dy), next_columns, next_column_scales, None, dy.dtype, False)
+        gradients, scales, dleft = operators.gelu_gradient_rows(d, z, of_x, of_left)
+        dx = operators.fp8_product(gradients, scales, columns, column_scales, None, dy.dtype, False) if of_x else None
         return dx, dleft if of_left else None, *[None] * 10
 
 
-def _quantized(x: torch.Tensor) -> Rows:
+def _rows_of(x: torch.Tensor) -> Rows:
     return traced_rows(x) if quantize.is_traced() else quantize_rows(x)
 
 

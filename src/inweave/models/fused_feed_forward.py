@@ -25,18 +25,23 @@ from inweave.ops.implementation import frozen
 
 class FusedGELU(GELU):
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.approximate != "tanh":
+            return super().forward(hidden_states)
         return tanh_gelu(self.proj(hidden_states))
 
 
 class FusedFeedForward(FeedForward):
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        parts: Any = self.net
-        activation, dropout, last = parts
-        drops = dropout.p > 0 and dropout.training
-        if not args and not kwargs and not drops and type(activation) is FusedGELU and is_unchanged(dropout):
-            layers: Any = (activation.proj, last)
-            if is_frozen_in_8_bits(layers[0], activation, layers[1]):
-                return frozen_feed_forward(hidden_states, *layers)
+        parts: Any = tuple(self.net)
+        if not args and not kwargs and tuple(map(type, parts[:2])) == (FusedGELU, nn.Dropout) and len(parts) == 3:
+            activation, dropout, last = parts
+            drops = (dropout.p > 0 and dropout.training) or not is_unchanged(dropout)
+            if (
+                not drops
+                and activation.approximate == "tanh"
+                and is_frozen_in_8_bits(activation.proj, activation, last)
+            ):
+                return frozen_feed_forward(hidden_states, activation.proj, last)
         return super().forward(hidden_states, *args, **kwargs)
 
 

@@ -93,7 +93,7 @@ class FusedFluxSingleTransformerBlock(FluxSingleTransformerBlock):
         image_rotary_emb: Any = None,
         joint_attention_kwargs: dict[str, Any] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if is_unchanged(self.act_mlp):
+        if type(self.act_mlp) is nn.GELU and self.act_mlp.approximate == "tanh" and is_unchanged(self.act_mlp):
             stream = torch.cat([encoder_hidden_states, hidden_states], 1)
             stream = stream + self._change(stream, temb, image_rotary_emb, joint_attention_kwargs or {})
             if stream.dtype == torch.float16:

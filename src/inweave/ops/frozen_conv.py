@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import frozen
+from inweave.ops.implementation import first_derivative_only, frozen
 from inweave.ops.layout import as_channels_last
 
 _Pair = tuple[int, int]
@@ -50,7 +49,7 @@ class _FrozenConv2d(torch.autograd.Function):
         return functional.conv2d(_known_layout(x), weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry

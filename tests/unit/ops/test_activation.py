@@ -202,6 +202,30 @@ def test_a_matrix_of_another_dtype_on_the_left_is_joined_as_torch_does() -> None
         tanh_gelu(x, left[:3])
 
 
+def test_a_gelu_that_is_changed_in_place_and_sizes_without_numbers() -> None:
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    (2 * functional.gelu(x, approximate="tanh")).sum().backward()
+    expected, x.grad = x.grad, None
+    y = tanh_gelu(x)
+    y.mul_(2)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+    for shape in ((0, 4), (3, 0), (2, 0, 4), ()):
+        x = torch.randn(shape, requires_grad=True)
+        y = tanh_gelu(x)
+        y.sum().backward()
+        assert y.shape == x.shape and x.grad is not None and x.grad.shape == x.shape
+    assert tanh_gelu(torch.randn(3, 4), torch.randn(3, 0)).shape == (3, 4)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """A kernel's gradient has no history: terms would be missing without a word."""
+    x = torch.randn(3, 8, requires_grad=True)
+    for work in (tanh_gelu, geglu):
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(work(x).sum(), x, create_graph=True)
+
+
 @pytest.mark.parametrize("columns", [0, 5])
 def test_a_compiled_region_calls_the_operator(columns: int) -> None:
     x, left, dy = gelu_inputs((6, 16, columns), torch.float32)

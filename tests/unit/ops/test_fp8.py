@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from inweave.layers import fused, lora_layers
 from inweave.ops.fp8 import Fp8Linear, Fp8Weight, device_problems, fits, linear, quantize_linear, quantize_rows
 from inweave.ops.fp8.reference import LARGEST
 from inweave.ops.fp8.reference import quantize_rows as reference
+from inweave.ops.linear import frozen
 from inweave.training.memory import checkpointing
 
 HALF_STEP = 2.0**-4  # of four significant bits
@@ -235,6 +237,55 @@ def test_a_compiler_sees_how_rows_are_quantized(monkeypatch: pytest.MonkeyPatch)
         for node in products
         for argument in node.args[:4]
     )
+
+
+@pytest.mark.parametrize("kind", ["plain", "lora"])
+def test_rows_of_a_transposed_input_lie_one_after_the_other(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's product refuses others; tokens of one image with its channels first are such an input."""
+    monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(32, 48)).requires_grad_(False)
+    if kind == "lora":
+        inweave.inject(model, rank=4, targets=["0"])
+        quantize_linear(lora_layers(model)["0"].base)
+    else:
+        quantize_linear(model[0])
+    strides: list[tuple[int, ...]] = []
+    own = linear.scaled_product
+
+    def product(x: tuple[torch.Tensor, torch.Tensor], *others: Any, **options: Any) -> torch.Tensor:
+        strides.append(x[0].stride())
+        return own(x, *others, **options)
+
+    monkeypatch.setattr(linear, "scaled_product", product)
+    monkeypatch.setattr(frozen, "scaled_product", product)
+
+    def tokens(image: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = model(image.flatten(2).transpose(1, 2) + 1)
+        return y.transpose(1, 2).contiguous()
+
+    image = numbers(32, 6).view(1, 32, 2, 3).requires_grad_()
+    torch.compile(tokens, backend="aot_eager", fullgraph=True)(image).square().sum().backward()
+    assert strides == [(32, 1), (48, 1)]
+
+
+def test_a_bias_that_is_trained_has_a_gradient() -> None:
+    layer = nn.Linear(32, 48)
+    layer.weight.requires_grad_(False)
+    quantize_linear(layer)
+    x, dy = numbers(7, 32), numbers(7, 48, seed=1)
+    for work in (layer, torch.compile(layer, backend="aot_eager", fullgraph=True)):
+        layer.bias.grad = None
+        work(x).backward(dy)
+        torch.testing.assert_close(layer.bias.grad, dy.sum(0))
+
+
+def test_a_second_derivative_is_refused() -> None:
+    layer = nn.Linear(32, 48).requires_grad_(False)
+    quantize_linear(layer)
+    x = numbers(7, 32).requires_grad_()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
 
 
 def test_quotients_are_those_of_float32_whoever_divides() -> None:

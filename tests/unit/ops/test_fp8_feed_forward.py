@@ -75,6 +75,16 @@ def test_bits_are_those_of_one_after_the_other(dtype: torch.dtype, columns: int)
         assert float(two.float().abs().max()) > 0
 
 
+def test_other_rows_on_the_left_are_refused_and_so_is_a_second_derivative() -> None:
+    first, second = layers(COLUMNS, torch.float32)
+    x = numbers(6, INPUTS).view(3, 2, INPUTS).requires_grad_()
+    with pytest.raises(ValueError, match=r"\(2, 3, 16\) is left of \(3, 2, 32\)"):
+        frozen_feed_forward(x, first, second, numbers(6, COLUMNS).view(2, 3, COLUMNS))
+    y = frozen_feed_forward(x, first, second, numbers(6, COLUMNS).view(3, 2, COLUMNS))
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
 def test_a_number_that_is_not_finite_is_seen() -> None:
     first, second = layers(0, torch.bfloat16)
     x = numbers(3, INPUTS, dtype=torch.bfloat16)
@@ -202,6 +212,23 @@ def test_anything_in_between_takes_the_general_path(change: str, monkeypatch: py
     assert seen.total("gelu_rows") == expected - 2
     torch.manual_seed(0)
     assert_near(again, gradients(original, inputs))
+
+
+def test_parts_that_are_replaced_after_fusing_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformer, inputs = quantized("flux1-dev", monkeypatch)
+    original = copy.deepcopy(transformer)
+    fuse_blocks(transformer)
+    for each in (original, transformer):
+        blocks, single = each.transformer_blocks, each.single_transformer_blocks
+        blocks[0].ff.net[1] = nn.Identity()
+        blocks[0].ff_context.net.append(nn.Tanh())
+        blocks[1].ff.net[0].approximate = "none"
+        single[0].act_mlp, single[1].act_mlp = nn.SiLU(), nn.GELU()
+        for block in (*blocks, *single):  # large numbers, for which both kinds of GELU differ
+            for layer in block.modules():
+                if isinstance(layer, Fp8Linear):
+                    layer.row_scales.mul_(3)
+    assert_near(gradients(transformer, inputs), gradients(original, inputs))
 
 
 def test_eager_code_has_the_layers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, implementation, on_device_of
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
@@ -30,7 +29,7 @@ class _Geglu(torch.autograd.Function):
         return y.view(*x.shape[:-1], y.shape[1])
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (rows,) = ctx.saved_tensors
         grads = dy.reshape(-1, dy.shape[-1]).contiguous()

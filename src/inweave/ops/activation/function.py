@@ -12,28 +12,34 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from inweave.ops.implementation import implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, implementation, on_device_of
 
 _PACKAGE = "inweave.ops.activation"
 
 
 def tanh_gelu(x: torch.Tensor, left: torch.Tensor | None = None) -> torch.Tensor:
     """GELU of x (..., width), by tanh; with ``left`` (..., columns) [left | gelu(x)] (..., columns of both)."""
+    ensure_same_rows(x, left)
+    if _uses_operator(x, left):
+        # matrices: what an operator returns as a view could not be changed in place
+        y: torch.Tensor = torch.ops.inweave.tanh_gelu(_matrix(x), None if left is None else _matrix(left))
+        return y.view(*x.shape[:-1], y.shape[1])
+    y = functional.gelu(x, approximate="tanh")
+    return y if left is None else torch.cat((left, y), -1)
+
+
+def ensure_same_rows(x: torch.Tensor, left: torch.Tensor | None) -> None:
+    """Refuse what cannot stand left of x, or of something with its rows."""
     if left is not None and left.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"what stands left of a result has its rows: {tuple(left.shape)} is left of {tuple(x.shape)}, which differ before "
             "their last axis"
         )
-    if _uses_operator(x, left):
-        y: torch.Tensor = torch.ops.inweave.tanh_gelu(x, left)
-        return y
-    y = functional.gelu(x, approximate="tanh")
-    return y if left is None else torch.cat((left, y), -1)
 
 
 def _uses_operator(x: torch.Tensor, left: torch.Tensor | None) -> bool:
-    """Whether the result has the dtype of both."""
-    return left is None or left.dtype == x.dtype
+    """Whether it has rows, and the result the dtype of both."""
+    return x.dim() > 0 and (left is None or left.dtype == x.dtype)
 
 
 def gelu_matrix(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
@@ -64,28 +70,26 @@ torch.library.define(
 
 @torch.library.impl("inweave::tanh_gelu", "default")
 def _forward(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
-    y = gelu_matrix(_matrix(x), None if left is None else _matrix(left))
-    return y.view(*x.shape[:-1], y.shape[1])
+    return gelu_matrix(x, left)
 
 
 def _forward_shape(x: torch.Tensor, left: torch.Tensor | None) -> torch.Tensor:
-    return x.new_empty(*x.shape[:-1], x.shape[-1] + (0 if left is None else left.shape[-1]))
+    return x.new_empty(x.shape[0], x.shape[1] + (0 if left is None else left.shape[1]))
 
 
 @torch.library.impl("inweave::tanh_gelu_backward", "default")
 def _backward(dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    dx, dleft = gelu_matrix_gradients(_matrix(dy), _matrix(x), of_x, of_left)
-    rows = x.shape[:-1]
-    return tuple(x.new_empty(0) if grad is None else grad.view(*rows, grad.shape[1]) for grad in (dx, dleft))  # type: ignore[return-value]
+    dx, dleft = gelu_matrix_gradients(dy, x, of_x, of_left)
+    return x.new_empty(0) if dx is None else dx, x.new_empty(0) if dleft is None else dleft
 
 
 def _backward_shapes(dy: torch.Tensor, x: torch.Tensor, of_x: bool, of_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    columns = dy.shape[-1] - x.shape[-1]
-    return x.new_empty(x.shape if of_x else (0,)), x.new_empty((*x.shape[:-1], columns) if of_left else (0,))
+    columns = dy.shape[1] - x.shape[1]
+    return x.new_empty(x.shape if of_x else (0,)), x.new_empty((x.shape[0], columns) if of_left else (0,))
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -93,6 +97,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.set_materialize_grads(False)
 
 
+@first_derivative_only
 def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     of_x, of_left = ctx.needs_input_grad
     if dy is None:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from inweave.ops.attention.choice import kernel_for
 from inweave.ops.attention.kernels import aligned_rows, deterministic_calls, sequence_first, strided_rows
+from inweave.ops.implementation import first_derivative_only
 
 _MAX_HEAD = 256
 
@@ -88,6 +89,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     ctx.set_materialize_grads(False)
 
 
+@first_derivative_only
 def _gradients(ctx: Any, grad: torch.Tensor | None, _lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if grad is None:
         return (None,) * 6

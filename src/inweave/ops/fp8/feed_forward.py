@@ -13,14 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from inweave.ops.activation import gelu_matrix, gelu_matrix_gradients
+from inweave.ops.activation import ensure_same_rows, gelu_matrix, gelu_matrix_gradients
 from inweave.ops.fp8 import quantize
 from inweave.ops.fp8.linear import Fp8Linear
 from inweave.ops.fp8.quantize import Rows, quantize_rows, traced_rows
 from inweave.ops.fp8.reference import WIDEST
-from inweave.ops.implementation import on_device_of
+from inweave.ops.implementation import first_derivative_only, on_device_of
 
 _KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -29,6 +28,7 @@ def frozen_feed_forward(
     x: torch.Tensor, first: Fp8Linear, second: Fp8Linear, left: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``second`` of [left | gelu(first(x))] for x (..., inputs) and left (..., columns) of one dtype."""
+    ensure_same_rows(x, left)
     wide = x.reshape(-1, x.shape[-1]), None if left is None else left.reshape(-1, left.shape[-1])
     y: torch.Tensor = _FeedForward.apply(*wide, *first.quantized, first.bias, *second.quantized, second.bias)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], y.shape[-1])
@@ -59,7 +59,7 @@ class _FeedForward(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         operators = torch.ops.inweave
         z, columns, column_scales, next_columns, next_column_scales = ctx.saved_tensors

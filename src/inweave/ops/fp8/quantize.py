@@ -31,5 +31,5 @@ def is_traced() -> bool:
 
 
 def traced_rows(x: torch.Tensor) -> Rows:
-    """`quantize_rows` in plain operations, without a gradient, of x (..., K)."""
-    return reference.quantize_rows(x.detach().reshape(-1, x.shape[-1]))
+    """`quantize_rows` in plain operations, without a gradient, of x (..., K); rows of 8 bits lie one after the other, as a product wants."""
+    return reference.quantize_rows(x.detach().reshape(-1, x.shape[-1]).contiguous())

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from inweave.ops.implementation import first_derivative_only
 from inweave.ops.linear import composed
 from inweave.ops.linear.function import Rounded, gradient_buffers, lora_linear, rounded_values
 
@@ -99,7 +99,7 @@ class _LoraConv2d(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, hidden, down, up = ctx.saved_tensors
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]

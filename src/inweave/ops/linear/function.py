@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from inweave.ops.fp8 import traced_rows
+from inweave.ops.implementation import first_derivative_only
 from inweave.ops.linear.dispatch import backward, forward
 from inweave.ops.linear.frozen import Weight, rows_of, tensors_of, traced_input, weight_of
 
@@ -100,7 +100,7 @@ class _LoraLinear(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, grad_out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, hidden, down, up, *weight = ctx.saved_tensors
         of_x, _, _, of_down, of_up = ctx.needs_input_grad[:5]
@@ -239,6 +239,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
     ctx.set_materialize_grads(False)
 
 
+@first_derivative_only
 def _gradients(ctx: Any, grad_out: torch.Tensor | None, _: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 13

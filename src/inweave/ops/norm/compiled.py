@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import torch
 
-from inweave.ops.implementation import implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, implementation, on_device_of
 from inweave.ops.layout import as_image, as_rows
 
 _PACKAGE = "inweave.ops.norm"
@@ -65,6 +65,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(x, weight, bias, shift, *output[1:])
 
 
+@first_derivative_only
 def _gradients(ctx: Any, dy: torch.Tensor, *_: Any) -> Any:
     shift = ctx.saved_tensors[3]
     dx = group_norm_backward(dy, *ctx.saved_tensors, ctx.silu)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import frozen, implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, frozen, implementation, on_device_of
 from inweave.ops.layout import as_image, as_rows
 
 
@@ -80,7 +79,7 @@ class _GroupNorm(torch.autograd.Function):
         return as_image(y, x.shape), x
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: torch.Tensor | None, more: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if dy is None:
             return more, *[None] * 6

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from inweave.ops.implementation import implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, implementation, on_device_of
 from inweave.ops.layout import as_channels_last, as_image, as_rows
 
 
@@ -41,7 +40,7 @@ class _ResidualSum(torch.autograd.Function):
         return as_image(y, a.shape)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dy = as_channels_last(dy)
         return dy, dy, *[None] * (ctx.inputs - 2)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from inweave.ops.implementation import frozen, implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, frozen, implementation, on_device_of
 from inweave.ops.rotary import reference
 
 _PACKAGE = "inweave.ops.rotary"
@@ -145,6 +145,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.set_materialize_grads(False)
 
 
+@first_derivative_only
 def _gradients(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
     of_first, of_second = ctx.needs_input_grad[:2]
     if dy is None:

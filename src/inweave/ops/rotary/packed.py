@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from inweave.ops.implementation import frozen, implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, frozen, implementation, on_device_of
 from inweave.ops.rotary.function import check, dense, join_heads
 
 _PACKAGE = "inweave.ops.rotary"
@@ -138,6 +138,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Three) -> None:
     ctx.save_for_backward(*parts, *weights, cos, sin)
 
 
+@first_derivative_only
 def _gradients(ctx: Any, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     of_first, of_second = ctx.needs_input_grad[:2]
     *tensors, cos, sin = ctx.saved_tensors

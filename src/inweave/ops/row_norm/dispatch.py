@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from inweave.ops.implementation import frozen, implementation, on_device_of
+from inweave.ops.implementation import first_derivative_only, frozen, implementation, on_device_of
 
 
 def add_layer_norm(
@@ -72,7 +71,7 @@ class _RowNorm(torch.autograd.Function):
         return x if added is None else layout.whole(total), *(layout.whole(y) for _ in range(uses))
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx: Any, more: torch.Tensor | None, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         dx = more
         if dys := [ctx.layout.rows(grad) for grad in grads if grad is not None]:

@@ -252,6 +252,17 @@ def test_another_gelu_is_not_fused() -> None:
     assert {"FluxSingleTransformerBlock", "FusedFluxSingleTransformerBlock", "FusedGELU"} <= kinds_of(transformer)
 
 
+def test_a_gelu_that_becomes_another_after_fusing() -> None:
+    transformer, inputs = network("flux1-dev")
+    original = copy.deepcopy(transformer)
+    fuse_blocks(transformer)
+    for each in (original, transformer):
+        each.transformer_blocks[0].ff.net[0].approximate = "none"
+        each.single_transformer_blocks[0].act_mlp.approximate = "none"
+        each.single_transformer_blocks[1].act_mlp = nn.SiLU()
+    assert largest_gap(gradients(transformer, inputs), gradients(original, inputs)) < 1e-5
+
+
 def test_a_stream_in_float16_stays_finite() -> None:
     transformer, _ = network("flux1-dev", dtype=torch.float16)
     block, width = transformer.single_transformer_blocks[0], transformer.inner_dim

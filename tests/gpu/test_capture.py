@@ -51,6 +51,8 @@ def variant_name(more: dict[str, Any]) -> str:
         {"precision": "fp32", "batch_size": 3},
         {"precision": "bf16", "gradient_accumulation": 2, "ema_decay": 0.9},
         {"precision": "fp16", "optimizer": "adamw8bit"},
+        {"precision": "bf16", "optimizer": "adafactor", "gradient_accumulation": 2, "ema_decay": 0.9},
+        {"precision": "fp16", "optimizer": "torch.optim.RAdam", "dropout": 0.1},
         {"precision": "bf16", "dropout": 0.1},
         {"precision": "bf16", "hidden_dropout": 0.1, "rank_dropout": 0.2},
         {"precision": "bf16", "gradient_checkpointing": "full", "dropout": 0.1},
@@ -85,6 +87,7 @@ def test_200_recorded_steps_have_the_losses_of_200_eager_ones(tmp_path: Path, ca
         {"precision": "bf16", "gradient_accumulation": 2, "dropout": 0.1, "ema_decay": 0.9},
         {"precision": "bf16", "gradient_checkpointing": "full"},
         {"precision": "fp16", "optimizer": "adamw8bit", "ema_decay": 0.9},
+        {"precision": "bf16", "optimizer": "adafactor"},
         {"precision": "fp32", "dropout": 0.1},
     ],
     ids=variant_name,
@@ -120,6 +123,14 @@ def test_updates_are_replayed(tmp_path: Path, cache: Path) -> None:
     run, _ = prepare(settings(tmp_path, cache, graph="on", steps=20))
     result = run.train()
     assert result.step == 20 and len(run.step.graphs) >= 2 and run.step.graphs.problem is None
+
+
+def test_backward_passes_are_replayed_where_the_optimizer_runs_eagerly(tmp_path: Path, cache: Path) -> None:
+    run, _ = prepare(settings(tmp_path, cache, optimizer="adafactor", precision="bf16", steps=20, batch_size=24))
+    texts: list[Any] = []
+    result = run.train(on_record=texts.append)
+    assert result.step == 20 and len(run.step.graphs) == 1 and run.step.graphs.problem is None
+    assert any("the optimizer runs eagerly" in str(text) for text in texts)
 
 
 def test_a_run_that_is_long_enough_is_recorded_by_itself(tmp_path: Path, cache: Path) -> None:

@@ -1,7 +1,7 @@
 """CUDA graphs of an update: its kernels recorded once per shape and replayed, without Python in between.
 
     micro-batch    forward and backward, one graph per shape of its inputs
-    update         clipping, optimizer, loss scale, EMA: one graph
+    update         clipping, optimizer, loss scale, EMA: one graph, unless the optimizer is another library's
 
 Work runs eagerly the first time it comes with a shape: libraries choose their kernels and Triton compiles its own. The second
 time it is recorded, which computes nothing, and from then on replayed. All graphs share one memory pool: one runs at a time, and

@@ -1,5 +1,7 @@
 """How the steps of a run are executed: what `graph` and `compile` ask for, what prevents it, what was chosen and why.
 
+A step whose optimizer cannot be recorded is recorded up to its gradients; the optimizer then runs eagerly.
+
 off     never
 auto    where nothing prevents it and the run is long enough (`speed.recording_pays`, `compilation.saves_time`)
 on      always; a run for which that is impossible is refused, before any weight is read
@@ -19,14 +21,19 @@ from inweave.training.optim.third_party import LibraryOptimizer
 
 
 def capture_problems(config: TrainConfig, device: torch.device) -> list[str]:
-    """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
-    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = OWN_OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
-    problems = [] if optimizer.capturable else [f"optimizer {config.optimizer}: {optimizer.capture_problem}"]
+    """Why forward and backward passes of this run cannot be captured in CUDA graphs; empty if they can."""
+    problems = []
     if device.type != "cuda":
         problems.append(f"device {device}: only CUDA devices have graphs")
     if config.shard:
         problems.append("shard: the base is gathered by hooks on the host")
     return problems
+
+
+def optimizer_problem(config: TrainConfig) -> str | None:
+    """Why the optimizer runs eagerly, after a recorded backward pass; None if it is recorded too."""
+    optimizer: type[AdamW | AdamW8bit | LibraryOptimizer] = OWN_OPTIMIZERS.get(config.optimizer, LibraryOptimizer)
+    return None if optimizer.capturable else f"{config.optimizer}: {optimizer.capture_problem}"
 
 
 def choice_problems(networks: Mapping[str, nn.Module], config: TrainConfig, device: torch.device) -> list[str]:
@@ -60,6 +67,12 @@ def describe_choices(
             ("compile", config.compile, against[1], f"compiling would take longer than it saves in {steps} steps"),
         )
     )
-    first = "steps are recorded as CUDA graphs" if recorded else f"steps run eagerly ({graph})"
+    problem = optimizer_problem(config)
+    all_or_part = "steps are recorded as CUDA graphs"
+    if problem is not None:
+        all_or_part = (
+            f"forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly ({problem})"
+        )
+    first = all_or_part if recorded else f"steps run eagerly ({graph})"
     second = f"{compiled} blocks are compiled" if compiled else f"no blocks are compiled ({blocks})"
     return f"{first}; {second}"

@@ -8,7 +8,8 @@
                            gradients' norm is not finite
 
 `micro_step` and `apply_gradients` are functions of tensors at fixed addresses: inputs, gradients, values, optimizer state
-and counters stay where they are, no number comes to the host, and nothing is decided there. What is decided on the host is
+and counters stay where they are, no number comes to the host, and nothing is decided there; other libraries' optimizers read numbers on
+the host, so with them `apply_gradients` is never recorded. What is decided on the host is
 outside of them: copying inputs, and splitting micro-batches after memory ran out, which restarts the update.
 
 Parameters are float32. On a GPU a micro-batch begins by rounding all of them to the model's dtype, in one kernel, and layers use
@@ -106,7 +107,7 @@ class Step:
 
     @property
     def capture_problems(self) -> list[str]:
-        """Why an update of this run cannot be captured in a CUDA graph; empty if it can."""
+        """Why forward and backward passes of this run cannot be captured in CUDA graphs; empty if they can."""
         return capture_problems(self.config, self.task.device)
 
     @property
@@ -158,7 +159,10 @@ class Step:
             self.world.add_up(self.loss)
             stopped = self.encoder_steps is not None and number >= self.encoder_steps
             with hold(self.flat, "te") if stopped else nullcontext():
-                self.graphs.run("update", self.apply_gradients)
+                if self.optimizer.capturable:
+                    self.graphs.run("update", self.apply_gradients)
+                else:
+                    self.apply_gradients()
 
     def micro_step(self, inputs: Tensors) -> None:
         """Forward and backward of one micro-batch: add its share to `loss` and to the flat gradients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,8 @@ def test_only_what_is_on_is_refused() -> None:
     network = {"unet": nn.Linear(2, 2)}
     assert choice_problems(network, config(), CPU) == []
     problems = choice_problems(network, config(graph="on", compile="on", optimizer="adafactor"), CPU)
-    assert problems[0].startswith('graph = "on": optimizer adafactor: its step reads')
-    assert problems[1] == 'graph = "on": device cpu: only CUDA devices have graphs; leave it out, and steps run eagerly'
-    assert any(problem.startswith('compile = "on": device cpu') for problem in problems[2:])
+    assert problems[0] == 'graph = "on": device cpu: only CUDA devices have graphs; leave it out, and steps run eagerly'
+    assert any(problem.startswith('compile = "on": device cpu') for problem in problems[1:])
     assert capture_problems(config(), CUDA) == [] and len(capture_problems(config(shard=True), CUDA)) == 1
 
 
@@ -44,10 +44,33 @@ def test_the_log_says_what_was_chosen_and_why() -> None:
     assert text.startswith(
         "steps run eagerly (90 steps on 30 sizes of batch are too few to make up for recording them);"
     )
+    text = describe_choices(config(optimizer="prodigy"), 500, sizes=1, recorded=True, compiled=57, against=nothing)
+    assert text == (
+        "forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly (prodigy: its step reads the "
+        "learning rate and the finite check on the host); 57 blocks are compiled"
+    )
     off, against = config(graph="off"), (["why"], ["no compiler", "no Triton"])
     assert describe_choices(off, 9, sizes=1, recorded=False, compiled=0, against=against) == (
         'steps run eagerly (graph = "off"); no blocks are compiled (no compiler; no Triton)'
     )
+
+
+@pytest.mark.parametrize(("optimizer", "recorded"), [("adamw", True), ("adamw8bit", True), ("adafactor", False)])
+def test_which_parts_of_an_update_are_recorded(
+    optimizer: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny(tmp_path, optimizer=optimizer)
+    keys: list[object] = []
+
+    def record(key: object, work: Callable[[], None], *, can_split: bool = False) -> None:
+        keys.append(key)
+        work()
+
+    monkeypatch.setattr(run.step.graphs, "run", record)
+    before = run.step.flat.values.clone()
+    run.train()
+    assert not torch.equal(before, run.step.flat.values)
+    assert ("update" in keys) is recorded and len(set(keys) - {"update"}) >= 1
 
 
 def test_the_time_of_recording_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

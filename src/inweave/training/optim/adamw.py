@@ -31,7 +31,7 @@ NAMES = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")  # those 
 class Optimizer(Protocol):
     """Updates flat parameters in place.
 
-    ``capturable``: whether a step can be captured in a CUDA graph; if not, ``capture_problem`` says why.
+    ``capturable``: whether a step can be captured in a CUDA graph; if not, ``capture_problem`` says why, and it runs eagerly.
     """
 
     @property

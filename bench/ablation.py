@@ -11,6 +11,7 @@ cublas      the adapter's backward pass by cuBLAS alone
 last        the adapter's part of the output added after the frozen product
 gelu        the GELU with tanh by torch, and so by Inductor in compiled blocks
 compile, eager, deterministic, fp8, full, selective       as the settings of training
+adafactor   the optimizer, which runs eagerly after a recorded backward pass
 quantizer   fp8, compiled: rows quantized by a kernel of its own, not by the one that makes them
 separate    fp8: two frozen layers with GELU between them layer by layer
 listed      Flux: the modules that diffusers' example script trains
@@ -109,6 +110,8 @@ def measure(tag: str) -> None:
     flags = set(filter(None, names.split(",")))
     case = case_of(model_name, flags, int(batch or 1))
     config = step_config(case, DEVICE, DTYPE)
+    if "adafactor" in flags:
+        config = config.model_copy(update={"optimizer": "adafactor"})
     switch(flags)
     with fresh_memory(DEVICE):
         model = random_model(case.model, DEVICE, DTYPE)

@@ -44,6 +44,11 @@ FIGURES = {
     "step-sdxl-4-selective": Figure(
         f"step --model sdxl --batch 4 --gradient-checkpointing selective --no-peers {LONG}", 120
     ),
+    "step-sdxl-1-deterministic": Figure(f"step --model sdxl --batch 1 --deterministic --no-peers {LONG}", 90),
+    "step-flux1-dev-deterministic": Figure(f"{FLUX} --deterministic --no-peers", 210),
+    "step-sd3.5-large-deterministic": Figure(
+        f"step --model sd3.5-large --rank 16 --compile on --deterministic --no-peers {LONG}", 180
+    ),
     "unmerged-sdxl": Figure("swap --model sdxl --unmerged", 90),
     "train-sdxl": Figure("step --model sdxl --train 200", 150),
     "kernels": Figure("kernels --replays 60", 150),

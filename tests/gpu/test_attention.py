@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
 from torch.nn import functional  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from inweave.ops.attention import attention, choice  # noqa: E402
+from inweave.ops.attention import attention, choice, fixed_order, frontend_version  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, deterministic_calls, sequence_first, strided_rows  # noqa: E402
 
 #: (batch, heads, queries, keys, head size): SDXL's, SD 1.5's, Flux's, a ragged one, a text encoder's
@@ -53,6 +53,11 @@ def error(mine: Any, true: Any) -> float:
     return float((mine.double() - true).norm() / true.norm())
 
 
+def needs_frontend() -> None:
+    if frontend_version() is None:
+        pytest.skip("nvidia-cudnn-frontend is not installed")
+
+
 #: float32 is for the efficient kernel alone
 CASES = [(name, shape, dtype) for name in KERNELS for shape in SHAPES for dtype in (torch.bfloat16, torch.float16)]
 CASES += [("efficient", shape, torch.float32) for shape in SHAPES]
@@ -67,6 +72,8 @@ def test_a_kernel_is_as_exact_as_plain_torch(name: str, shape: tuple[int, ...], 
         out = functional.scaled_dot_product_attention(*plain)
     theirs = [out, *torch.autograd.grad(out, plain, g)]
     scale = q.shape[-1] ** -0.5
+    if name == "cudnn-fixed-order":
+        needs_frontend()
     try:
         mine, lse = KERNELS[name].forward(q, k, v, False, scale)
     except RuntimeError as refusal:
@@ -87,6 +94,42 @@ def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, 
         runs.append([out, *torch.autograd.grad(out, leaves, g)])
     for other in runs[1:]:
         assert all(torch.equal(one, two) for one, two in zip(runs[0], other, strict=True))
+
+
+SELF_ATTENTION = [(1, 20, 1024, 1024, 64), (1, 24, 4608, 4608, 128), (1, 38, 4429, 4429, 64)]
+
+
+@pytest.mark.parametrize("shape", SELF_ATTENTION, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_cudnn_in_a_fixed_order_is_the_choice_where_bits_repeat(
+    shape: tuple[int, ...], dtype: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_frontend()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_chosen", {})
+    q, k, v, g = inputs(shape, dtype, layout="columns")
+    assert choice.kernel_for(q, k, False, True) is KERNELS["cudnn-fixed-order"]
+    assert choice.kernel_for(q, k, False, False) is not KERNELS["cudnn-fixed-order"]
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    runs = [torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g) for _ in range(5)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        runs.append(torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g))
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        for other in runs[1:]:
+            assert all(torch.equal(one, two) for one, two in zip(runs[0], other, strict=True))
+
+
+def test_what_needs_too_large_a_workspace_is_computed_by_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_frontend()
+    monkeypatch.setattr(fixed_order, "MAX_WORKSPACE", 1 << 20)
+    q, k, v, g = inputs((1, 20, 1024, 1024, 64))
+    out, lse = KERNELS["cudnn-fixed-order"].forward(q, k, v, False, 0.125)
+    with pytest.raises(RuntimeError, match="more than"):
+        KERNELS["cudnn-fixed-order"].backward(g, q, k, v, sequence_first(out), lse, False, 0.125)
+    assert set(choice.measure(q, k, False, True)) == {"flash", "efficient"}
 
 
 @pytest.mark.parametrize("queries", ["heads", "sequence", "columns"])
@@ -112,6 +155,8 @@ def test_cudnn_survives_every_pair_of_layouts(queries: str, grad: str, monkeypat
 @pytest.mark.parametrize("shape", [(2, 20, 1024, 1024, 64), (2, 10, 1024, 77, 64), (1, 38, 640, 640, 64)], ids=str)
 @pytest.mark.parametrize("name", list(KERNELS))
 def test_columns_of_a_wider_matrix_are_read_where_they_are(name: str, shape: tuple[int, ...]) -> None:
+    if name == "cudnn-fixed-order":
+        needs_frontend()
     *columns, g = inputs(shape, layout="columns")
     *rows, _ = inputs(shape)
     assert strided_rows(columns[0]) is columns[0] and strided_rows(rows[0]) is rows[0]

@@ -34,7 +34,7 @@ from inweave.training.choices import capture_problems, choice_problems, describe
 from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.kernels import choices_to_keep, step_kernels
+from inweave.training.kernels import choices_to_keep, deterministic_hints, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.memory.speed import recording_pays
 from inweave.training.optim.adamw import Optimizer, make_optimizer
@@ -141,7 +141,8 @@ class Step:
         against = self.capture_problems, self.compile_problems
         sizes, recorded = len(self.task.order.sizes), self.graphs.enabled
         text = describe_choices(self.config, steps, sizes=sizes, recorded=recorded, compiled=compiled, against=against)
-        return [("speed", text)]
+        hints = deterministic_hints(self._dtype) if self.config.deterministic else []
+        return [("speed", each) for each in (text, *hints)]
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
         """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""

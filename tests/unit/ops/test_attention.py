@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from inweave.ops.attention import MeasuredAttention, attention, choice  # noqa: E402
-from inweave.ops.attention.kernels import KERNELS, strided_rows  # noqa: E402
-from inweave.training.kernels import step_kernels  # noqa: E402
+from inweave.ops.attention import MeasuredAttention, attention, choice, fixed_order  # noqa: E402
+from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
+from inweave.training.kernels import deterministic_hints, step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
 
 
@@ -141,7 +141,7 @@ def test_choices_are_remembered_beside_those_of_others(tmp_path: Path, monkeypat
     monkeypatch.setattr(choice, "_chosen", {"this GPU": "cudnn"})
     choice._store()
     assert choice._stored() == {"another GPU": "efficient", "this GPU": "cudnn"}
-    assert set(KERNELS) == {"cudnn", "flash", "efficient"}
+    assert set(KERNELS) == {"cudnn", "flash", "efficient", "cudnn-fixed-order"}
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a file"))
     (tmp_path / "a file").write_text("")
     choice._store()  # nowhere to write: another measurement next time
@@ -182,3 +182,43 @@ def test_bits_that_have_to_repeat_are_never_those_of_a_kernel_whose_do_not(monke
 
     monkeypatch.setattr(choice, "measure", short)
     assert choice._fastest(q, q, False, True) is None
+
+
+def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is only for repeated bits is left out where they need not repeat, and one whose bits differ where they have to."""
+    runs: list[int] = []
+
+    def another_order(*inputs: Any) -> tuple[Any, ...]:
+        runs.append(1)
+        return tuple(grad + 1e-3 * len(runs) for grad in PLAIN.backward(*inputs))
+
+    kernels = {"plain": PLAIN, "fixed": PLAIN._replace(slow=True), "any": Kernel(PLAIN.forward, another_order)}
+    monkeypatch.setattr(choice, "KERNELS", kernels)
+    monkeypatch.setattr(choice, "_milliseconds", lambda _: 1.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    q, k, _ = (tensor.detach() for tensor in inputs(torch.float32))
+    assert set(choice.measure(q, k, False, False)) == {"plain", "any"}
+    assert set(choice.measure(q, k, False, True)) == {"plain", "fixed"}
+
+
+def test_without_its_package_cudnn_computes_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed_order, "frontend_version", lambda: None)
+    monkeypatch.setattr("inweave.training.kernels.frontend_version", lambda: None)
+    fixed_order._frontend.cache_clear()
+    q, k, v = (tensor.detach().bfloat16() for tensor in inputs(torch.float32))
+    out, lse = PLAIN.forward(q, k, v, False, 0.25)
+    with pytest.raises(RuntimeError, match="needs nvidia-cudnn-frontend, which is not installed"):
+        KERNELS["cudnn-fixed-order"].backward(out, q, k, v, out, lse, False, 0.25)
+    assert "inweave[deterministic]" in deterministic_hints(torch.bfloat16)[0]
+    assert not deterministic_hints(torch.float32)
+    monkeypatch.setattr("inweave.training.kernels.frontend_version", lambda: "1.32.0")
+    assert not deterministic_hints(torch.bfloat16)
+
+
+def test_choices_are_made_for_a_machine_and_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    names = []
+    for version in (None, "1.32.0"):
+        monkeypatch.setattr(choice, "frontend_version", lambda version=version: version)
+        names.append(choice._machine.__wrapped__(0))
+    assert names[1] == f"{names[0]}, frontend 1.32.0"

@@ -1,7 +1,16 @@
 """Attention by the fastest of the libraries' kernels, measured per shape."""
 
 from inweave.ops.attention.choice import machine_name, recorded_choices
+from inweave.ops.attention.fixed_order import MAX_WORKSPACE, frontend_version
 from inweave.ops.attention.function import MeasuredAttention, attention
 from inweave.ops.attention.kernels import ALL
 
-__all__ = ["ALL", "MeasuredAttention", "attention", "machine_name", "recorded_choices"]
+__all__ = [
+    "ALL",
+    "MAX_WORKSPACE",
+    "MeasuredAttention",
+    "attention",
+    "frontend_version",
+    "machine_name",
+    "recorded_choices",
+]

@@ -1,10 +1,10 @@
 """Which kernel computes attention of a shape: the fastest one, measured once per machine.
 
-    key      GPU, torch, cuDNN, dtype, (batch, heads, queries, keys, size), causal, deterministic
+    key      GPU, torch, cuDNN and its frontend, dtype, (batch, heads, queries, keys, size), causal, deterministic
     time     forward and backward pass together on random numbers, without the time of the host: the device is kept busy until
              everything is queued, as in a recorded step
-    bits     where they have to be the same every time, a kernel whose gradients differ between runs is left out: cuDNN 9 has
-             no such backward pass, whatever torch's switch says
+    bits     where they have to be the same every time, a kernel whose gradients differ between runs is left out: torch's call of
+             cuDNN, whatever torch's switch says; cuDNN itself has such a backward pass (`fixed_order`)
     stored   ~/.cache/inweave/attention.json, key -> kernel, so that a second run makes the same choice and has the same bits
     record   of one run: what it used is part of its checkpoints, and comes before what this machine has stored
 
@@ -26,6 +26,7 @@ import torch
 from inweave.errors import InweaveError
 from inweave.files.documents import read_json
 from inweave.files.writing import write_atomic
+from inweave.ops.attention.fixed_order import frontend_version
 from inweave.ops.attention.kernels import ALL, KERNELS, PLAIN, Kernel, deterministic_calls, sequence_first
 
 _RUNS, _REPEATS = 10, 6
@@ -99,7 +100,9 @@ def _key(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) ->
 
 @cache
 def _machine(index: int) -> str:
-    return f"{torch.cuda.get_device_name(index)}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
+    libraries = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
+    frontend = f", frontend {version}" if (version := frontend_version()) else ""
+    return f"{torch.cuda.get_device_name(index)}, {libraries}{frontend}"
 
 
 def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) -> dict[str, float]:
@@ -113,6 +116,8 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
     scale = q.shape[-1] ** -0.5
     times = {}
     for name, kernel in KERNELS.items():
+        if kernel.slow and not deterministic:
+            continue
 
         def gradients(kernel: Kernel = kernel) -> tuple[torch.Tensor, ...]:
             out, lse = kernel.forward(queries, keys, values, causal, scale)

@@ -10,7 +10,8 @@ reads out of bounds where the gradient of the output is laid out like that and q
 around attention have, so a copy is rare. Queries, keys and values may be columns of a wider matrix, one product's result.
 
 `causal` means that query i sees keys 0 to i. Deterministic backward passes are a property of the call: the libraries read torch's
-global switch when they are called, so it is set for the moment of the call. Flash and the efficient kernel obey it.
+global switch when they are called, so it is set for the moment of the call. Flash and the efficient kernel obey it; cuDNN has a
+backward pass of its own for that (`fixed_order`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.deterministic
 
+from inweave.ops.attention.fixed_order import fixed_order_backward
+
 _ATEN = torch.ops.aten
 _PADDED_ROWS = 32  # the efficient kernel's statistics have a multiple of this many rows
 
@@ -30,10 +33,14 @@ Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Kernel(NamedTuple):
-    """``forward(q, k, v, causal, scale) -> out, lse``; ``backward(g, q, k, v, out, lse, causal, scale) -> dq, dk, dv``."""
+    """``forward(q, k, v, causal, scale) -> out, lse``; ``backward(g, q, k, v, out, lse, causal, scale) -> dq, dk, dv``.
+
+    ``slow``: where bits need not repeat, another kernel of the table is always as fast.
+    """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Pair]
     backward: Callable[..., Triple]
+    slow: bool = False
 
 
 def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -181,6 +188,7 @@ KERNELS = {
     "cudnn": Kernel(_cudnn_forward, _cudnn_backward),
     "flash": Kernel(_flash_forward, _flash_backward),
     "efficient": Kernel(_efficient_forward, _efficient_backward),
+    "cudnn-fixed-order": Kernel(_cudnn_forward, fixed_order_backward, slow=True),
 }
 #: the formula in plain torch: what other devices use, and what the kernels are compared with
 PLAIN = Kernel(_plain_forward, _plain_backward)

@@ -3,6 +3,7 @@
     a step      = weights + 8 bytes per trainable parameter (fp32 master weight, gradient) + optimizer state
                   + 2 bytes per trainable parameter on a GPU, for its copy in the model's precision of 16 bits
                   + batch size * activation memory of one example
+                  + with `deterministic`, where cuDNN computes attention in a fixed order: 2 bytes per score of the largest attention
     caching     = weights + what the VAE needs to encode one image
     total       = the larger of the two + what CUDA and its libraries reserve
 
@@ -25,6 +26,7 @@ from inweave.layers.fused import DEVICES
 from inweave.models.blueprint import Blueprint
 from inweave.models.families.base import ENCODERS
 from inweave.models.model import Model
+from inweave.ops.attention import MAX_WORKSPACE, frontend_version
 from inweave.ops.device import DTYPES, choose_device
 from inweave.training.config.schema import TrainConfig
 from inweave.training.memory.checkpointing import apply_checkpointing
@@ -117,7 +119,8 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
     per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
     trained = int(parameters * per_parameter)
-    activations = measured.activations * config.batch_size
+    scores = 2 * measured.scores * config.batch_size if config.deterministic and copies and frontend_version() else 0
+    activations = measured.activations * config.batch_size + (scores if scores <= MAX_WORKSPACE else 0)
     vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)

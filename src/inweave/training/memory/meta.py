@@ -36,7 +36,8 @@ _META = torch.device("meta")
 class Measured:
     """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
-    ``operations``: additions and multiplications of one example, forward; ``launches``: operations that make a tensor there.
+    ``operations``: additions and multiplications of one example, forward; ``launches``: operations that make a tensor there;
+    ``scores``: of one example, in the attention that has most: heads * queries * keys.
     """
 
     weights: Mapping[str, int]
@@ -45,6 +46,7 @@ class Measured:
     encoding: int
     operations: int = 0
     launches: int = 0
+    scores: int = 0
 
 
 def measure(
@@ -75,7 +77,7 @@ def measure(
     encoding = _peak(lambda: _encode(model, side), everything)
     counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
-    return Measured(weights, parameters, activations, encoding, counter.operations, counter.launches)
+    return Measured(weights, parameters, activations, encoding, counter.operations, counter.launches, counter.scores)
 
 
 def measure_network(
@@ -97,7 +99,8 @@ def measure_network(
             value = loss()
         torch.autograd.backward(value)
 
-    return Measured(weights, parameters, _peak(step, [network]), 0, counter.operations, counter.launches)
+    peak = _peak(step, [network])
+    return Measured(weights, parameters, peak, 0, counter.operations, counter.launches, counter.scores)
 
 
 def _bytes(network: nn.Module) -> int:
@@ -177,12 +180,13 @@ def _peak(work: Callable[[], None], networks: Iterable[nn.Module]) -> int:
 
 
 class WorkCounter(TorchDispatchMode):
-    """Counts additions and multiplications, and operations that make a tensor: views of others launch nothing."""
+    """Counts additions and multiplications, operations that make a tensor (views of others launch nothing), and scores of attention."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._flops = FlopCounterMode(display=False)
         self.launches = 0
+        self.scores = 0
 
     @property
     def operations(self) -> int:
@@ -199,6 +203,9 @@ class WorkCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operation(*args, **(kwargs or {}))
+        if operation is torch.ops.aten._scaled_dot_product_flash_attention.default:
+            query, key, *_ = args
+            self.scores = max(self.scores, query.shape[:3].numel() * key.shape[2])
         known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         outputs = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
         self.launches += any(tensor.untyped_storage()._cdata not in known for tensor in outputs)

@@ -23,6 +23,7 @@ from inweave.bench.models import published_blueprint as published  # noqa: E402
 from inweave.errors import MemoryBudgetError  # noqa: E402
 from inweave.layers import AdapterSpec, inject  # noqa: E402
 from inweave.models.open import open_model  # noqa: E402
+from inweave.ops.attention import MAX_WORKSPACE  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
@@ -221,6 +222,29 @@ def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     assert fused.weights == plain.weights and fused.operations == plain.operations
     share = fused.activations / plain.activations
     assert {"off": 0.6, "selective": 0.75, "full": 0.7}[mode] < share < {"off": 0.85, "selective": 1, "full": 1}[mode]
+
+
+def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN stores them in 16 bits: SDXL's largest attention has 10 heads of 4,096 tokens at 1024 pixels, 1,024 at 512."""
+    module = "inweave.training.memory.estimate"
+    blueprint, settings = published("sdxl"), config(gradient_checkpointing="off", resolution=512)
+    checkpoint = partial(apply_checkpointing, mode="off", recompute_in=FusedAttention)
+    measured = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=False, fused=True)
+    assert measured.scores == 10 * 1024**2
+    monkeypatch.setattr(f"{module}.measure", lambda *_, **__: measured)
+    monkeypatch.setattr(f"{module}.choose_device", torch.device)
+
+    def activations(version: str | None, **changes: Any) -> int:
+        monkeypatch.setattr(f"{module}.frontend_version", lambda: version)
+        number: int = estimate(blueprint, config(device="cuda", **changes))["activation_bytes"]
+        return number
+
+    for batch in (1, 2):
+        plain = activations("1.32.0", batch_size=batch)
+        assert activations("1.32.0", batch_size=batch, deterministic=True) == plain + 2 * batch * measured.scores
+        assert activations(None, batch_size=batch, deterministic=True) == plain
+    many = MAX_WORKSPACE // (2 * measured.scores) + 1  # another kernel computes what needs more than cuDNN may use
+    assert activations("1.32.0", batch_size=many, deterministic=True) == many * measured.activations
 
 
 def test_sdxl_takes_what_is_published() -> None:

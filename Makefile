@@ -113,7 +113,8 @@ gpu-bundle: $(VENV)/.base
 	$(PIP) download --quiet --only-binary=:all: --platform manylinux2014_x86_64 --python-version 312 -d $(BUNDLE) pydantic
 	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_28_x86_64 --python-version 312 -d $(BUNDLE) \
 		"nvidia-cudnn-frontend>=1.32,<2"
-	python3 tools/slim_wheel.py $(BUNDLE)/nvidia_cudnn_frontend-*.whl '^cudnn/(?!engines/|frost/|sdpa/)[^/]+/|^cudnn/sdpa/.*/kernels/'
+	python3 tools/slim_wheel.py $(BUNDLE)/nvidia_cudnn_frontend-*.whl \
+		'^include/|^cudnn/(?!engines/|frost/|sdpa/)[^/]+/|^cudnn/sdpa/.*(/kernels/|sm[0-9]{2}|/api_dsl|/qat/|/compact_gqa/)'
 	$(PIP) download --quiet --no-deps --only-binary=:all: --platform any -d $(PEERS) "torchao>=0.18,<0.19"
 	$(PIP) download --quiet --no-deps --only-binary=:all: --platform manylinux_2_24_x86_64 --python-version 312 -d $(PEERS) \
 		"bitsandbytes>=0.50,<0.51"

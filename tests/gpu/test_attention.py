@@ -101,15 +101,17 @@ SELF_ATTENTION = [(1, 20, 1024, 1024, 64), (1, 24, 4608, 4608, 128), (1, 38, 442
 
 @pytest.mark.parametrize("shape", SELF_ATTENTION, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_cudnn_in_a_fixed_order_is_the_choice_where_bits_repeat(
-    shape: tuple[int, ...], dtype: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+def test_cudnn_in_a_fixed_order_repeats_its_bits_eagerly_and_recorded(
+    shape: tuple[int, ...], dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_frontend()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_chosen", {})
     q, k, v, g = inputs(shape, dtype, layout="columns")
-    assert choice.kernel_for(q, k, False, True) is KERNELS["cudnn-fixed-order"]
-    assert choice.kernel_for(q, k, False, False) is not KERNELS["cudnn-fixed-order"]
+    assert "cudnn-fixed-order" in choice.measure(q, k, False, True)
+    assert "cudnn-fixed-order" not in choice.measure(q, k, False, False)
+    monkeypatch.setattr(choice, "_chosen", {})
+    monkeypatch.setattr(choice, "_stored", dict)
+    monkeypatch.setattr(choice, "_store", lambda: None)
+    monkeypatch.setattr(choice, "_fastest", lambda *_: "cudnn-fixed-order")
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     runs = [torch.autograd.grad(attention(*leaves, deterministic=True), leaves, g) for _ in range(5)]
     graph = torch.cuda.CUDAGraph()

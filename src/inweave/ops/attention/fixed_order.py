@@ -77,7 +77,9 @@ def fixed_order_backward(
     workspace = torch.empty(max(1, plan.workspace), dtype=torch.uint8, device=q.device)
     handle = _handle(q.device.index)
     frontend.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
-    plan.execute(dict(zip(plan.names, (*tensors, *grads), strict=True)), workspace, handle=handle)
+    # addresses: a tensor would be handed over by DLPack, which makes other streams wait, and none may while a graph is recorded
+    addresses = (each.data_ptr() for each in (*tensors, *grads))
+    plan.execute(dict(zip(plan.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
     return grads[0], grads[1], grads[2]
 
 

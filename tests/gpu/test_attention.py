@@ -96,6 +96,22 @@ def test_deterministic_attention_has_the_same_bits_every_time(shape: tuple[int, 
         assert all(torch.equal(one, two) for one, two in zip(runs[0], other, strict=True))
 
 
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_causal_attention_of_a_kernel_is_as_exact_as_plain_torch(name: str) -> None:
+    if name == "cudnn-fixed-order":
+        needs_frontend()
+    q, k, v, g = inputs((1, 12, 160, 160, 64))
+    true = exact(q, k, v, g, causal=True)
+    plain = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    with sdpa_kernel([SDPBackend.MATH]):
+        out = functional.scaled_dot_product_attention(*plain, is_causal=True)
+    theirs = [out, *torch.autograd.grad(out, plain, g)]
+    mine, lse = KERNELS[name].forward(q, k, v, True, 0.125)
+    mine = [mine, *KERNELS[name].backward(g, q, k, v, sequence_first(mine), lse, True, 0.125)]
+    for one, other, truth in zip(mine, theirs, true, strict=True):
+        assert error(one, truth) <= 2 * error(other, truth) + 1e-6
+
+
 SELF_ATTENTION = [(1, 20, 1024, 1024, 64), (1, 24, 4608, 4608, 128), (1, 38, 4429, 4429, 64)]
 
 

@@ -7,7 +7,8 @@ does (`pip install nvidia-cudnn-frontend`), with the cuDNN that torch has loaded
 On one H200, backward pass of 24 heads of 128 and 4,608 tokens (Flux): 1,437 us, in any order 1,266, flash in a fixed order 4,051.
 
 A graph of cuDNN belongs to a layout, and is built when that comes for the first time: before a CUDA graph is recorded, whose memory
-the workspace then belongs to.
+the workspace then belongs to. It is built in a thread of its own: the package keeps some failed attempts, with the functions that
+called it and all their tensors, until garbage is collected; a graph that is recorded before would wait for the stream of those.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import importlib
 import importlib.metadata
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -27,6 +29,7 @@ _INPUTS = ("q", "k", "v", "out", "g", "lse")
 MAX_WORKSPACE = 2 << 30
 
 _handles = threading.local()  # cuDNN's handles serve one thread at a time
+_builder = ThreadPoolExecutor(1, "inweave-cudnn")
 
 
 class _Layout(NamedTuple):
@@ -77,7 +80,7 @@ def fixed_order_backward(
     workspace = torch.empty(max(1, plan.workspace), dtype=torch.uint8, device=q.device)
     handle = _handle(q.device.index)
     frontend.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
-    # addresses: a tensor would be handed over by DLPack, which makes other streams wait, and none may while a graph is recorded
+    # addresses: the package has no tensor to keep
     addresses = (each.data_ptr() for each in (*tensors, *grads))
     plan.execute(dict(zip(plan.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
     return grads[0], grads[1], grads[2]
@@ -109,12 +112,17 @@ def _handle(device: int) -> Any:
 
 @lru_cache(maxsize=512)
 def _plan(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Plan:
+    return _builder.submit(_build, device, layouts, causal, scale).result()
+
+
+def _build(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Plan:
     frontend = _frontend()
     types = {torch.bfloat16: frontend.data_type.BFLOAT16, torch.float16: frontend.data_type.HALF}
     single = frontend.data_type.FLOAT
     if layouts[0].dtype not in types:
         raise RuntimeError(f"attention in a fixed order is for bfloat16 and float16, not for {layouts[0].dtype}")
     types[torch.float32] = single
+    torch.cuda.set_device(device)  # of the thread that builds
     try:
         graph = frontend.pygraph(
             io_data_type=types[layouts[0].dtype],

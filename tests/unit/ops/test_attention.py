@@ -192,7 +192,7 @@ def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         runs.append(1)
         return tuple(grad + 1e-3 * len(runs) for grad in PLAIN.backward(*inputs))
 
-    kernels = {"plain": PLAIN, "fixed": PLAIN._replace(slow=True), "any": Kernel(PLAIN.forward, another_order)}
+    kernels = {"plain": PLAIN, "fixed": PLAIN._replace(repeats_only=True), "any": Kernel(PLAIN.forward, another_order)}
     monkeypatch.setattr(choice, "KERNELS", kernels)
     monkeypatch.setattr(choice, "_milliseconds", lambda _: 1.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)

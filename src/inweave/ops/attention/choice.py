@@ -116,7 +116,7 @@ def measure(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool)
     scale = q.shape[-1] ** -0.5
     times = {}
     for name, kernel in KERNELS.items():
-        if kernel.slow and not deterministic:
+        if kernel.repeats_only and not deterministic:
             continue
 
         def gradients(kernel: Kernel = kernel) -> tuple[torch.Tensor, ...]:

@@ -35,12 +35,12 @@ Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class Kernel(NamedTuple):
     """``forward(q, k, v, causal, scale) -> out, lse``; ``backward(g, q, k, v, out, lse, causal, scale) -> dq, dk, dv``.
 
-    ``slow``: where bits need not repeat, another kernel of the table is always as fast.
+    ``repeats_only``: only for bits that have to repeat, because a call takes the host longer.
     """
 
     forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Pair]
     backward: Callable[..., Triple]
-    slow: bool = False
+    repeats_only: bool = False
 
 
 def sequence_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ KERNELS = {
     "cudnn": Kernel(_cudnn_forward, _cudnn_backward),
     "flash": Kernel(_flash_forward, _flash_backward),
     "efficient": Kernel(_efficient_forward, _efficient_backward),
-    "cudnn-fixed-order": Kernel(_cudnn_forward, fixed_order_backward, slow=True),
+    "cudnn-fixed-order": Kernel(_cudnn_forward, fixed_order_backward, repeats_only=True),
 }
 #: the formula in plain torch: what other devices use, and what the kernels are compared with
 PLAIN = Kernel(_plain_forward, _plain_backward)

@@ -9,8 +9,8 @@
     eager        max(operations / rate, launches * 45 us)   Python launches while the device computes: the slower one counts
 
 The rate is 0.58 of a GPU's in large products, which small and uneven operations reach (0.4 on a CPU). Against an SDXL UNet on an H200
-(1024 pixels, rank 32 on attention): recorded, batch 1 and 4, 51 and 140 ms predicted, 51.4 and 140 measured; with full checkpointing 71 and
-196 predicted, 72.9 and 191 measured. Eager, four one by one and two by two with full checkpointing: 1.32 and 0.93 s predicted, 1.33 to
+(1024 pixels, rank 32 on attention): recorded, batch 1 and 4, 51 and 140 ms predicted, 50.5 and 143 measured; with full checkpointing 71 and
+196 predicted, 72.2 and 193 measured. Eager, four one by one and two by two with full checkpointing: 1.32 and 0.93 s predicted, 1.33 to
 1.67 and 1.15 to 1.38 measured on two hosts.
 
 A plan has to be the same on every process and in every run of one configuration, so it takes the rate from a table; the

@@ -4,6 +4,7 @@
                   + 2 bytes per trainable parameter on a GPU, for its copy in the model's precision of 16 bits
                   + batch size * activation memory of one example
                   + with `deterministic`, where cuDNN computes attention in a fixed order: 2 bytes per score of the largest attention
+                  that takes no more than `MAX_WORKSPACE`
     caching     = weights + what the VAE needs to encode one image
     total       = the larger of the two + what CUDA and its libraries reserve
 
@@ -119,8 +120,10 @@ def sum_up(measurements: Measurements, config: TrainConfig, *, staged: bool) -> 
     copies = choose_device(config.device).type in DEVICES and measurements.dtype(config).itemsize == 2
     per_parameter = 8 + _STATE_BYTES.get(config.optimizer, 8.0) + (4 if config.ema_decay else 0) + (2 if copies else 0)
     trained = int(parameters * per_parameter)
-    scores = 2 * measured.scores * config.batch_size if config.deterministic and copies and frontend_version() else 0
-    activations = measured.activations * config.batch_size + (scores if scores <= MAX_WORKSPACE else 0)
+    activations = measured.activations * config.batch_size
+    if config.deterministic and copies and frontend_version():
+        workspaces = (2 * scores * config.batch_size for scores in measured.scores)
+        activations += max((size for size in workspaces if size <= MAX_WORKSPACE), default=0)
     vae = (weights["vae"] if staged else sum(weights.values())) + measured.encoding
     caching = max(vae, encoders if staged else 0)
     training = working + trained + activations + (0 if config.cache_latents else measured.encoding)

@@ -37,7 +37,7 @@ class Measured:
     """Bytes; ``activations``: of one example, at the peak; ``encoding``: of one image in the VAE.
 
     ``operations``: additions and multiplications of one example, forward; ``launches``: operations that make a tensor there;
-    ``scores``: of one example, in the attention that has most: heads * queries * keys.
+    ``scores``: of one example in each attention, heads * queries * keys, without repetitions.
     """
 
     weights: Mapping[str, int]
@@ -46,7 +46,7 @@ class Measured:
     encoding: int
     operations: int = 0
     launches: int = 0
-    scores: int = 0
+    scores: frozenset[int] = frozenset()
 
 
 def measure(
@@ -77,7 +77,9 @@ def measure(
     encoding = _peak(lambda: _encode(model, side), everything)
     counter = WorkCounter()
     activations = _peak(lambda: _step(model, config, (side, chunks), counter, backward=backward), everything)
-    return Measured(weights, parameters, activations, encoding, counter.operations, counter.launches, counter.scores)
+    return Measured(
+        weights, parameters, activations, encoding, counter.operations, counter.launches, frozenset(counter.scores)
+    )
 
 
 def measure_network(
@@ -100,7 +102,7 @@ def measure_network(
         torch.autograd.backward(value)
 
     peak = _peak(step, [network])
-    return Measured(weights, parameters, peak, 0, counter.operations, counter.launches, counter.scores)
+    return Measured(weights, parameters, peak, 0, counter.operations, counter.launches, frozenset(counter.scores))
 
 
 def _bytes(network: nn.Module) -> int:
@@ -186,7 +188,7 @@ class WorkCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._flops = FlopCounterMode(display=False)
         self.launches = 0
-        self.scores = 0
+        self.scores: set[int] = set()
 
     @property
     def operations(self) -> int:
@@ -205,7 +207,7 @@ class WorkCounter(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         if operation is torch.ops.aten._scaled_dot_product_flash_attention.default:
             query, key, *_ = args
-            self.scores = max(self.scores, query.shape[:3].numel() * key.shape[2])
+            self.scores.add(query.shape[:3].numel() * key.shape[2])
         known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         outputs = (t for t in tree_leaves(result) if isinstance(t, torch.Tensor))
         self.launches += any(tensor.untyped_storage()._cdata not in known for tensor in outputs)

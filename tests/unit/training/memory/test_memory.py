@@ -230,7 +230,8 @@ def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pyte
     blueprint, settings = published("sdxl"), config(gradient_checkpointing="off", resolution=512)
     checkpoint = partial(apply_checkpointing, mode="off", recompute_in=FusedAttention)
     measured = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=False, fused=True)
-    assert measured.scores == 10 * 1024**2
+    largest, second, *_ = sorted(measured.scores, reverse=True)
+    assert (largest, second) == (10 * 1024**2, 20 * 256**2)
     monkeypatch.setattr(f"{module}.measure", lambda *_, **__: measured)
     monkeypatch.setattr(f"{module}.choose_device", torch.device)
 
@@ -241,10 +242,12 @@ def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pyte
 
     for batch in (1, 2):
         plain = activations("1.32.0", batch_size=batch)
-        assert activations("1.32.0", batch_size=batch, deterministic=True) == plain + 2 * batch * measured.scores
+        assert activations("1.32.0", batch_size=batch, deterministic=True) == plain + 2 * batch * largest
         assert activations(None, batch_size=batch, deterministic=True) == plain
-    many = MAX_WORKSPACE // (2 * measured.scores) + 1  # another kernel computes what needs more than cuDNN may use
-    assert activations("1.32.0", batch_size=many, deterministic=True) == many * measured.activations
+    many = (
+        MAX_WORKSPACE // (2 * largest) + 1
+    )  # another kernel computes what needs more than cuDNN may use, and cuDNN the rest
+    assert activations("1.32.0", batch_size=many, deterministic=True) == many * (measured.activations + 2 * second)
 
 
 def test_sdxl_takes_what_is_published() -> None:

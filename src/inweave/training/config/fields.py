@@ -228,8 +228,8 @@ class Settings(CheckedModel):
     )
     deterministic: bool = _memory(
         False,
-        "give the same bits in every run on the same GPU, and after resuming; slower: the fastest attention kernels add gradients "
-        "in any order (least so with inweave[deterministic]), and attention with a mask takes more memory",
+        "give the same bits in every run on the same GPU, and after resuming; slower, least so with inweave[deterministic]: the fastest "
+        "attention kernels add gradients in any order, and attention with a mask takes more memory",
     )
     quantize: Literal["off", "fp8"] = _memory(
         "off",

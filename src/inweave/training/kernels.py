@@ -18,7 +18,7 @@ import torch
 from torch.backends import cudnn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from inweave.ops.attention import ALL, MeasuredAttention, frontend_version, machine_name
+from inweave.ops.attention import ALL, MeasuredAttention, frontend_problem, machine_name
 
 _FAST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -42,18 +42,20 @@ def step_kernels(device: torch.device, *, deterministic: bool) -> Iterator[None]
 
 def deterministic_hints(dtype: torch.dtype) -> list[str]:
     """What would make a run on a GPU with `deterministic` faster; ``dtype``: of its activations."""
-    if dtype == torch.float32 or frontend_version() is not None:
+    if dtype == torch.float32 or torch.version.hip is not None or (problem := frontend_problem()) is None:
         return []
     return [
-        "deterministic = true: gradients of attention take up to three times as long in a fixed order; cuDNN takes 1.1 to 1.7 times as "
-        'long, if its Python package is installed: pip install "inweave[deterministic]"'
+        "deterministic = true: gradients of attention take two to three times as long in a fixed order; with cuDNN's Python package they "
+        f"take 1.1 to 1.7 times as long, but {problem}"
     ]
 
 
-def choices_to_keep(recorded: Mapping[str, str], device: torch.device) -> tuple[dict[str, str], list[str]]:
+def choices_to_keep(
+    recorded: Mapping[str, str], device: torch.device, *, deterministic: bool
+) -> tuple[dict[str, str], list[str]]:
     """(the choices for attention that a resumed run keeps, what there is to say about others); ``recorded``: its checkpoint's."""
     choices = {key: name for key, name in recorded.items() if name in ALL}
-    machines, here = {key.partition(": ")[0] for key in choices}, machine_name(device)
+    machines, here = {key.partition(": ")[0] for key in choices}, machine_name(device, deterministic)
     before = "attention of the steps that are done was computed"
     rounding = "results differ from a straight run by rounding"
     notes = []

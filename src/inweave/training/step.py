@@ -146,7 +146,7 @@ class Step:
 
     def keep_attention(self, recorded: Mapping[str, str]) -> list[str]:
         """Compute attention by the kernels of the resumed run's checkpoint; returns what to say where that cannot be."""
-        self.attention, notes = choices_to_keep(recorded, self.task.device)
+        self.attention, notes = choices_to_keep(recorded, self.task.device, deterministic=self.config.deterministic)
         return notes
 
     # one update

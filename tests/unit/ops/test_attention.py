@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from inweave.ops.attention import MeasuredAttention, attention, choice, fixed_order  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
-from inweave.training.kernels import deterministic_hints, step_kernels  # noqa: E402
+from inweave.training.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
 
 
@@ -201,24 +205,105 @@ def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(choice.measure(q, k, False, True)) == {"plain", "fixed"}
 
 
-def test_without_its_package_cudnn_computes_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_order, "frontend_version", lambda: None)
-    monkeypatch.setattr("inweave.training.kernels.frontend_version", lambda: None)
-    fixed_order._frontend.cache_clear()
+@pytest.fixture
+def fresh_frontend() -> Iterator[None]:
+    fixed_order.frontend_problem.cache_clear()
+    yield
+    fixed_order.frontend_problem.cache_clear()
+
+
+def fake_package(monkeypatch: pytest.MonkeyPatch, version: str | None, **functions: Any) -> None:
+    monkeypatch.setattr(fixed_order, "frontend_version", lambda: version)
+    monkeypatch.setitem(sys.modules, "cudnn", SimpleNamespace(**functions))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+
+
+def missing_library() -> int:
+    raise AssertionError("Found 2 libcudnn.so.x")  # the package asserts where it is imported
+
+
+UNUSABLE = {
+    "which is not installed": (None, {}, 'pip install "inweave\\[deterministic\\]"'),
+    "which cannot be imported": ("1.32.0", {"backend_version": missing_library}, "AssertionError: Found 2 libcudnn"),
+    "another module of its name": ("1.32.0", {}, "AttributeError"),
+    "with another cuDNN": ("1.32.0", {"backend_version": lambda: 90100}, "cuDNN 90100, and torch has 91900"),
+}
+
+
+@pytest.mark.parametrize(("version", "functions", "text"), UNUSABLE.values(), ids=UNUSABLE)
+def test_a_package_that_cannot_be_used_is_left_out(
+    version: str | None,
+    functions: dict[str, Any],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    fresh_frontend: None,
+) -> None:
+    """It is refused like a shape, the log says why, and choices are not those that were made where it can be used."""
+    fake_package(monkeypatch, version, **functions)
     q, k, v = (tensor.detach().bfloat16() for tensor in inputs(torch.float32))
     out, lse = PLAIN.forward(q, k, v, False, 0.25)
-    with pytest.raises(RuntimeError, match="needs nvidia-cudnn-frontend, which is not installed"):
+    with pytest.raises(RuntimeError, match=f"needs nvidia-cudnn-frontend.*{text}"):
         KERNELS["cudnn-fixed-order"].backward(out, q, k, v, out, lse, False, 0.25)
-    assert "inweave[deterministic]" in deterministic_hints(torch.bfloat16)[0]
+    assert re.search(text, deterministic_hints(torch.bfloat16)[0])
     assert not deterministic_hints(torch.float32)
-    monkeypatch.setattr("inweave.training.kernels.frontend_version", lambda: "1.32.0")
-    assert not deterministic_hints(torch.bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    assert "frontend" not in choice._machine.__wrapped__(0, True)
+
+
+def test_a_package_that_can_be_used_needs_no_hint(monkeypatch: pytest.MonkeyPatch, fresh_frontend: None) -> None:
+    fake_package(monkeypatch, "1.32.0", backend_version=lambda: 91900)
+    assert fixed_order.frontend_problem() is None and not deterministic_hints(torch.bfloat16)
+
+
+def test_whatever_cudnns_package_raises_is_a_refusal(monkeypatch: pytest.MonkeyPatch, fresh_frontend: None) -> None:
+    """Its exceptions have no kind in common; a kernel that refuses raises RuntimeError, and others are measured."""
+
+    def execute(*_: Any, **__: Any) -> None:
+        raise ValueError("the variant pack is missing a buffer")
+
+    fake_package(monkeypatch, "1.32.0", backend_version=lambda: 91900, set_stream=lambda **_: None)
+    monkeypatch.setattr(fixed_order, "_plan", lambda *_: fixed_order._Plan(execute, tuple("qkvogldef"), 0))
+    monkeypatch.setattr(fixed_order, "_handle", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    q, k, v = (tensor.detach().bfloat16() for tensor in inputs(torch.float32))
+    out, lse = PLAIN.forward(q, k, v, False, 0.25)
+    with pytest.raises(RuntimeError, match="missing a buffer"):
+        fixed_order.fixed_order_backward(out, q, k, v, out, lse, False, 0.25)
+
+
+def test_cudnns_graphs_live_as_long_as_cuda_graphs_may_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed_order, "_build", lambda *key: object())
+    fixed_order._plan.cache_clear()
+    try:
+        plans = [fixed_order._plan(0, (), False, float(number)) for number in range(600)]
+        assert all(fixed_order._plan(0, (), False, float(number)) is plan for number, plan in enumerate(plans))
+    finally:
+        fixed_order._plan.cache_clear()
+
+
+def test_a_resumed_run_notices_the_package_only_where_bits_have_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(choice, "frontend_version", lambda: "1.32.0")
+    monkeypatch.setattr(choice, "frontend_problem", lambda: "not installed")
+    choice._machine.cache_clear()
+    device = torch.device("cuda", 0)
+    recorded = {f"{choice.machine_name(device, on)}: bfloat16 1x1x8x8x8": "flash" for on in (False, True)}
+    monkeypatch.setattr(choice, "frontend_problem", lambda: None)  # it was installed since
+    choice._machine.cache_clear()
+    try:
+        assert choices_to_keep(recorded, device, deterministic=False) == (recorded, [])
+        choices, notes = choices_to_keep(recorded, device, deterministic=True)
+        assert choices == recorded and "frontend 1.32.0: results differ" in notes[0]
+    finally:
+        choice._machine.cache_clear()
 
 
 def test_choices_are_made_for_a_machine_and_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    monkeypatch.setattr(choice, "frontend_version", lambda: "1.32.0")
     names = []
-    for version in (None, "1.32.0"):
-        monkeypatch.setattr(choice, "frontend_version", lambda version=version: version)
-        names.append(choice._machine.__wrapped__(0))
+    for problem in ("it is not installed", None):
+        monkeypatch.setattr(choice, "frontend_problem", lambda problem=problem: problem)
+        names.append(choice._machine.__wrapped__(0, True))
     assert names[1] == f"{names[0]}, frontend 1.32.0"
+    assert choice._machine.__wrapped__(0, False) == names[0]

@@ -1,7 +1,7 @@
 """Attention by the fastest of the libraries' kernels, measured per shape."""
 
 from inweave.ops.attention.choice import machine_name, recorded_choices
-from inweave.ops.attention.fixed_order import MAX_WORKSPACE, frontend_version
+from inweave.ops.attention.fixed_order import MAX_WORKSPACE, frontend_problem, frontend_version
 from inweave.ops.attention.function import MeasuredAttention, attention
 from inweave.ops.attention.kernels import ALL
 
@@ -10,6 +10,7 @@ __all__ = [
     "MAX_WORKSPACE",
     "MeasuredAttention",
     "attention",
+    "frontend_problem",
     "frontend_version",
     "machine_name",
     "recorded_choices",

@@ -1,6 +1,6 @@
 """Which kernel computes attention of a shape: the fastest one, measured once per machine.
 
-    key      GPU, torch, cuDNN and its frontend, dtype, (batch, heads, queries, keys, size), causal, deterministic
+    key      GPU, torch, cuDNN, dtype, (batch, heads, queries, keys, size), causal, deterministic, and then cuDNN's frontend if it works
     time     forward and backward pass together on random numbers, without the time of the host: the device is kept busy until
              everything is queued, as in a recorded step
     bits     where they have to be the same every time, a kernel whose gradients differ between runs is left out: torch's call of
@@ -26,7 +26,7 @@ import torch
 from inweave.errors import InweaveError
 from inweave.files.documents import read_json
 from inweave.files.writing import write_atomic
-from inweave.ops.attention.fixed_order import frontend_version
+from inweave.ops.attention.fixed_order import frontend_problem, frontend_version
 from inweave.ops.attention.kernels import ALL, KERNELS, PLAIN, Kernel, deterministic_calls, sequence_first
 
 _RUNS, _REPEATS = 10, 6
@@ -58,9 +58,9 @@ def recorded_choices(record: dict[str, str]) -> Iterator[None]:
         _record = before
 
 
-def machine_name(device: torch.device) -> str:
+def machine_name(device: torch.device, deterministic: bool) -> str:
     """What choices on this device are made for; the first part of their keys."""
-    return _machine(device.index or 0) if device.type == "cuda" else device.type
+    return _machine(device.index or 0, deterministic) if device.type == "cuda" else device.type
 
 
 def _choose(key: str, measure: Callable[[], str | None] | None, fallback: str) -> str:
@@ -95,13 +95,14 @@ def _key(q: torch.Tensor, k: torch.Tensor, causal: bool, deterministic: bool) ->
     shape = "x".join(str(size) for size in (*q.shape[:3], k.shape[2], q.shape[3]))
     dtype = str(q.dtype).removeprefix("torch.")
     flags = ("", " causal")[causal] + ("", " deterministic")[deterministic]
-    return f"{_machine(q.device.index or 0)}: {dtype} {shape}{flags}"
+    return f"{_machine(q.device.index or 0, deterministic)}: {dtype} {shape}{flags}"
 
 
 @cache
-def _machine(index: int) -> str:
+def _machine(index: int, deterministic: bool) -> str:
     libraries = f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"  # type: ignore[no-untyped-call]
-    frontend = f", frontend {version}" if (version := frontend_version()) else ""
+    usable = deterministic and frontend_problem() is None  # for nothing else: other choices stay when it is installed
+    frontend = f", frontend {frontend_version()}" if usable else ""
     return f"{torch.cuda.get_device_name(index)}, {libraries}{frontend}"
 
 

@@ -1,5 +1,5 @@
 """cuDNN's backward pass of attention in a fixed order: the same bits every time. torch never asks cuDNN for it; NVIDIA's own package
-does (`pip install nvidia-cudnn-frontend`), with the cuDNN that torch has loaded.
+does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN: where it finds another one first, in LD_LIBRARY_PATH, it is not used.
 
     default        parts of dq = scale * ds k are added to memory in whatever order they are done
     fixed order    ds is stored, and dq is one product with it: batch * heads * queries * keys numbers of 16 bits, up to `MAX_WORKSPACE`
@@ -9,6 +9,7 @@ On one H200, backward pass of 24 heads of 128 and 4,608 tokens (Flux): 1,437 us,
 A graph of cuDNN belongs to a layout, and is built when that comes for the first time: before a CUDA graph is recorded, whose memory
 the workspace then belongs to. It is built in a thread of its own: the package keeps some failed attempts, with the functions that
 called it and all their tensors, until garbage is collected; a graph that is recorded before would wait for the stream of those.
+It is kept as long as the process lives: a recorded CUDA graph launches its kernels, and cannot keep them itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import importlib.metadata
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +58,21 @@ def frontend_version() -> str | None:
         return None
 
 
+@cache
+def frontend_problem() -> str | None:
+    """Why NVIDIA's package cannot be used with this torch, and what to do; None where it can."""
+    if (version := frontend_version()) is None:
+        return f'{_DISTRIBUTION} is not installed: pip install "inweave[deterministic]"'
+    try:
+        frontend_cudnn: int = importlib.import_module("cudnn").backend_version()
+    except Exception as problem:  # it asserts, too, and another module may have the name
+        return f"{_DISTRIBUTION} {version} cannot be used ({type(problem).__name__}: {problem}): install it again"
+    torch_cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if frontend_cudnn != torch_cudnn:
+        return f"{_DISTRIBUTION} finds cuDNN {frontend_cudnn}, and torch has {torch_cudnn}: remove the other one from LD_LIBRARY_PATH"
+    return None
+
+
 def fixed_order_backward(
     g: torch.Tensor,
     q: torch.Tensor,
@@ -78,11 +94,18 @@ def fixed_order_backward(
         )
     grads = tuple(_sequence_first_like(each) for each in (q, k, v))
     workspace = torch.empty(max(1, plan.workspace), dtype=torch.uint8, device=q.device)
-    handle = _handle(q.device.index)
-    frontend.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
     # addresses: the package has no tensor to keep
     addresses = (each.data_ptr() for each in (*tensors, *grads))
-    plan.execute(dict(zip(plan.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
+    try:
+        handle = _handle(q.device.index)
+        frontend.set_stream(handle=handle, stream=torch.cuda.current_stream(q.device).cuda_stream)
+        plan.execute(dict(zip(plan.names, addresses, strict=True)), workspace.data_ptr(), handle=handle)
+    except RuntimeError:
+        raise
+    except Exception as refusal:  # the package has exceptions of its own, which are no common kind
+        raise RuntimeError(
+            f"cuDNN cannot compute attention of {tuple(q.shape)} in a fixed order: {refusal}"
+        ) from refusal
     return grads[0], grads[1], grads[2]
 
 
@@ -91,14 +114,10 @@ def _sequence_first_like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((batch, rows, heads, size)).transpose(1, 2)
 
 
-@cache
 def _frontend() -> Any:
-    if frontend_version() is None:
-        raise RuntimeError(f"attention in a fixed order needs {_DISTRIBUTION}, which is not installed")
-    try:
-        return importlib.import_module("cudnn")
-    except (ImportError, OSError) as problem:
-        raise RuntimeError(f"{_DISTRIBUTION} is installed, but cannot be imported: {problem}") from problem
+    if problem := frontend_problem():
+        raise RuntimeError(f"attention in a fixed order needs {_DISTRIBUTION}; {problem}")
+    return importlib.import_module("cudnn")
 
 
 def _handle(device: int) -> Any:
@@ -110,7 +129,7 @@ def _handle(device: int) -> Any:
     return handles[device]
 
 
-@lru_cache(maxsize=512)
+@cache
 def _plan(device: int, layouts: tuple[_Layout, ...], causal: bool, scale: float) -> _Plan:
     return _builder.submit(_build, device, layouts, causal, scale).result()
 

@@ -8,28 +8,24 @@
 Only where nothing else may happen: torch's own forward of nn.Linear without hooks, a frozen weight of the input's dtype,
 LoRA without Tucker core, blocks, magnitude and acting dropout, and no autocast. Everything else takes the general path.
 
-In inference the stacked, rounded factors are kept until the adapters, their strengths or their values change. Values are
-known by their version counters, which every in-place operation advances, but neither a write through `.data` nor a replayed
-CUDA graph does. So nothing is kept for factors that are views of a larger buffer, and nothing once a layer has computed with
-gradients: what is being trained is read again in every forward pass.
-
-A GPU waits for the hundreds of layers that are called one after the other, so what every call checks is read from dictionaries:
-torch finds a parameter as an attribute of its module last.
+In inference what a pass has found is kept for the next ones (`inweave.layers.plan`).
 
 In a training step the factors are float32 and their rounded copies are all made at once, at its start (`Branch.rounded`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from inweave.layers.branch import Branch
 from inweave.layers.lora import LoraBranch
+from inweave.layers.plan import Acting, InferencePlan, may_be_kept, product, source_of
 from inweave.ops.fp8 import Fp8Linear
 from inweave.ops.kinds import LayerKind, LinearKind, registered_kind
 from inweave.ops.linear import Rounded, Weight, lora_linear
@@ -38,24 +34,7 @@ from inweave.ops.linear import Rounded, Weight, lora_linear
 DEVICES = frozenset({"cuda"})
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-
-class Stack(NamedTuple):
-    """Rounded factors of all adapters that act on a layer, and what they were made from."""
-
-    down: torch.Tensor
-    up: torch.Tensor
-    scale: float
-    source: list[tuple[torch.Tensor, int, int]]  # factor, address, version
-    scales: list[float]  # one per adapter
-
-    def is_of(self, factors: list[torch.Tensor], scales: list[float], dtype: torch.dtype) -> bool:
-        """Whether these factors, unchanged, are what it was made from."""
-        if self.down.dtype is not dtype or self.scales != scales or len(self.source) != len(factors):
-            return False
-        for factor, (source, address, version) in zip(factors, self.source, strict=True):
-            if factor is not source or factor.data_ptr() != address or factor._version != version:
-                return False
-        return True
+Loras = tuple[tuple[LoraBranch, float], ...]
 
 
 def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
@@ -69,21 +48,31 @@ def is_plain_linear(base: nn.Module, kind: LayerKind) -> bool:
 
 
 class FusedLinear:
-    """The operation for one module and whatever adapters act on it; ``stack``: what is kept of them for inference."""
+    """The operation for one module and whatever adapters act on it; ``plan``: what is kept of them for inference."""
 
     def __init__(self, base: nn.Module) -> None:
         self.base = base
-        self.stack: Stack | None = None
+        self.plan: InferencePlan | None = None
         self.may_train = False  # it has computed with gradients
 
-    def output(self, x: torch.Tensor, acting: tuple[tuple[Branch, float], ...], training: bool) -> torch.Tensor | None:
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "plan": None}  # a copy of the layer has other parameters
+
+    def output(self, x: torch.Tensor, acting: Acting, training: bool) -> torch.Tensor | None:
         """The layer's output; None where the general path has to be taken. At least one adapter acts."""
+        # a compiled block would be compiled again for another plan, or another value of may_train: neither is read there
+        gradients = torch.is_grad_enabled()
+        if not gradients and not is_compiling():
+            plan = self.plan
+            if plan is not None and plan.kinds is DEVICES and not (plan.are_copies and self.may_train):
+                y = plan.output(x, acting, training)
+                if y is not None:
+                    return y
         kind, dtype = x.device.type, x.dtype
         if kind not in DEVICES:
             return None
-        gradients = torch.is_grad_enabled()
         if gradients:
-            self.may_train = True  # not read before: a compiled block would be compiled again for the other value
+            self.may_train = True
         base = self.base
         weight, bias = base._parameters.get("weight"), base._parameters.get("bias")
         if (
@@ -97,26 +86,51 @@ class FusedLinear:
         for branch, _ in acting:
             if not is_plain_lora(branch, training):
                 return None
-        loras = cast("tuple[tuple[LoraBranch, float], ...]", acting)
+        loras = cast("Loras", acting)
         if weight is None:
             if gradients and isinstance(base, Fp8Linear):
                 return _with_gradients(x, base.quantized, bias, loras)
             return self._added(x, loras)
         if gradients:
             return _with_gradients(x, weight, bias, loras)
-        down, up, scale = self._inference_factors(x, loras)
-        shape = x.shape
-        rows = x if len(shape) == 2 else x.reshape(-1, shape[-1])
-        y = functional.linear(rows, weight, bias)
-        y.addmm_(functional.linear(rows, down), up.t(), alpha=scale)
-        return y if len(shape) == 2 else y.view(*shape[:-1], y.shape[-1])
+        down, up, scale = _inference_factors(loras, dtype)
+        if not is_compiling():
+            self.plan = self._new_plan(x, loras, down, up, scale)
+        return product(x, weight, bias, down.t(), up.t(), scale)
 
-    def _added(self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]) -> torch.Tensor | None:
+    def _new_plan(
+        self, x: torch.Tensor, acting: Loras, down: torch.Tensor, up: torch.Tensor, scale: float
+    ) -> InferencePlan | None:
+        """For the next passes, of what this one computes with; None where nothing may be kept."""
+        are_copies = down is not acting[0][0].down or up is not acting[0][0].up
+        factors = [factor for branch, _ in acting for factor in (branch.down, branch.up)]
+        if (are_copies and self.may_train) or any(branch.rounded for branch, _ in acting):
+            return None
+        if not may_be_kept(factors, are_copies):
+            return None
+        parameters = self.base._parameters
+        return InferencePlan(
+            base=self.base.__dict__,
+            weight=cast("nn.Parameter", parameters["weight"]),
+            bias=parameters.get("bias"),
+            acting=acting,
+            sources=tuple(source_of(branch) for branch, _ in acting),
+            memory=tuple(factor.detach() for factor in factors),
+            kinds=DEVICES,
+            device=x.device,
+            dtype=x.dtype,
+            down=down.detach().t(),
+            up=up.detach().t(),
+            scale=scale,
+            are_copies=are_copies,
+        )
+
+    def _added(self, x: torch.Tensor, acting: Loras) -> torch.Tensor | None:
         """On a layer that was quantized since (`inweave.ops.fp8`): its own output, and the LoRAs added in place, by a product.
 
         Not where a compiler fuses the addition with what follows, or where selective checkpointing has stored that output.
         """
-        if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        if is_compiling() or is_in_torch_dispatch_mode():
             return None
         rows = x.reshape(-1, x.shape[-1])
         down, up, scale = _stacked(acting)
@@ -124,38 +138,18 @@ class FusedLinear:
         hidden = functional.linear(rows, down.to(x.dtype))
         return y.addmm_(hidden, up.to(x.dtype).T, alpha=scale).view(*x.shape[:-1], y.shape[-1])
 
-    def _inference_factors(
-        self, x: torch.Tensor, acting: tuple[tuple[LoraBranch, float], ...]
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """(down, up, scale) in the dtype of ``x``."""
-        dtype = x.dtype
-        factors: list[torch.Tensor] = [branch._parameters[role] for branch, _ in acting for role in ("down", "up")]  # type: ignore[misc]
-        if len(acting) == 1:
-            ((branch, strength),) = acting
-            down, up = factors
-            if down.dtype is dtype and up.dtype is dtype:
-                return down, up, strength * branch.scale
-            down_copy, up_copy = rounded_copies(branch, dtype)
-            if down_copy is not None and up_copy is not None:
-                return down_copy.values, up_copy.values, strength * branch.scale
-        if not torch.compiler.is_compiling() and not self.may_train:
-            scales = _scales(acting)
-            if self.stack is not None and self.stack.is_of(factors, scales, dtype):
-                return self.stack.down, self.stack.up, self.stack.scale
-            if all(map(_has_versions, factors)):
-                down, up, scale = _stacked(acting)
-                source = [(factor, factor.data_ptr(), factor._version) for factor in factors]
-                # copies: where nothing is rounded, a stack of one would hold the parameter itself
-                self.stack = Stack(down.to(dtype, copy=True), up.to(dtype, copy=True), scale, source, scales)
-                return self.stack.down, self.stack.up, self.stack.scale
-        self.stack = None
-        down, up, scale = _stacked(acting)
-        return down.to(dtype), up.to(dtype), scale
+
+def _inference_factors(acting: Loras, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(down, up, scale) in this dtype: the factors of one LoRA themselves where they have it."""
+    down, up, scale = _stacked(acting)
+    if len(acting) == 1 and not (down.dtype is dtype and up.dtype is dtype):
+        down_copy, up_copy = rounded_copies(acting[0][0], dtype)
+        if down_copy is not None and up_copy is not None:
+            return down_copy.values, up_copy.values, scale
+    return down.to(dtype), up.to(dtype), scale
 
 
-def _with_gradients(
-    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, acting: tuple[tuple[LoraBranch, float], ...]
-) -> torch.Tensor:
+def _with_gradients(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, acting: Loras) -> torch.Tensor:
     if len(acting) > 1:
         return lora_linear(x, weight, bias, *_stacked(acting))
     ((branch, strength),) = acting
@@ -202,11 +196,11 @@ def is_plain_lora(branch: Branch, training: bool) -> bool:
     )
 
 
-def _scales(acting: tuple[tuple[LoraBranch, float], ...]) -> list[float]:
+def _scales(acting: Loras) -> list[float]:
     return [strength * branch.scale for branch, strength in acting]
 
 
-def _stacked(acting: tuple[tuple[LoraBranch, float], ...]) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _stacked(acting: Loras) -> tuple[torch.Tensor, torch.Tensor, float]:
     """The factors side by side, in the widest dtype that they have, with a gradient."""
     if len(acting) == 1:
         ((branch, strength),) = acting
@@ -216,8 +210,3 @@ def _stacked(acting: tuple[tuple[LoraBranch, float], ...]) -> tuple[torch.Tensor
     scales = _scales(acting)
     largest = max(map(abs, scales)) or 1.0
     return down, torch.cat([up * (scale / largest) for up, scale in zip(ups, scales, strict=True)], 1), largest
-
-
-def _has_versions(factor: torch.Tensor) -> bool:
-    """Whether every change of a factor can be seen: see the module's docstring."""
-    return not factor.is_inference() and factor.untyped_storage().nbytes() == factor.numel() * factor.itemsize

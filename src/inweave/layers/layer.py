@@ -27,7 +27,7 @@ An adapter's own parameters are `<module>.adapters.<name>.down`, `.up`, or `.w1_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -111,13 +111,14 @@ class LoraLayer(nn.Module):
     # forward
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self._fused is not None and self._acting and not args and not kwargs:
-            fused = self._fused.output(x, self._acting, self.training)
-            if fused is not None:
-                return fused
+        fused, acting = self._fused, self._acting
+        if fused is not None and acting and not args and not kwargs:
+            y = fused.output(x, acting, self.training)
+            if y is not None:
+                return y
         plain: torch.Tensor = self.base(x, *args, **kwargs)
         result = plain
-        for branch, strength in self._acting:
+        for branch, strength in acting:
             dropped = branch.dropout and not self.kind.embedding
             inputs = dropout(x, branch.dropout, self.training, branch.row_seeds, branch.layer_number) if dropped else x
             dtype = x.dtype if x.is_floating_point() else plain.dtype
@@ -210,8 +211,12 @@ class LoraLayer(nn.Module):
         # by name: a sum has the same bits in whatever order adapters were activated
         self._live = () if stopped else tuple(name for name in sorted(self.active) if self.strengths[name] != 0)
         self._acting = tuple((self.branch(name), self.strengths[name]) for name in self._live)
+        self._drop_plan()
+
+    def _drop_plan(self) -> None:
+        """Forget what is kept of the adapters for inference, and with it their memory."""
         if isinstance(self._fused, FusedLinear):
-            self._fused.stack = None
+            self._fused.plan = None
 
     def _require_known(self, names: Iterable[str]) -> None:
         unknown = [name for name in names if name not in self.adapters]
@@ -288,6 +293,12 @@ class LoraLayer(nn.Module):
     def train(self, mode: bool = True) -> LoraLayer:
         self.base.train(mode)
         return super().train(mode)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> LoraLayer:
+        """What `.to`, `.half`, `.cpu` and their like do."""
+        self._drop_plan()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def __getattr__(self, name: str) -> Any:
         """`in_features`, `kernel_size`, ... are the base's."""

@@ -89,7 +89,7 @@ def test_one_and_several_adapters_give_what_the_general_path_gives(
             torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
 
 
-def test_kept_stack_follows_every_change() -> None:
+def test_kept_factors_follow_every_change() -> None:
     model = network("a", "b").requires_grad_(False)
     layer, x = layers(model)[0], torch.randn(3, WIDTH, dtype=torch.float64)
 
@@ -102,7 +102,7 @@ def test_kept_stack_follows_every_change() -> None:
         with torch.no_grad():
             y = layer(x)
         torch.testing.assert_close(y, expected(), rtol=1e-12, atol=1e-12)
-        return layer._fused.stack
+        return layer._fused.plan
 
     first = check()
     assert first is not None and check() is first, "kept while nothing changes"
@@ -179,17 +179,17 @@ def test_nothing_is_kept_of_what_may_be_trained() -> None:
         before = layer(x)
         buffer.mul_(2)
         after = layer(x)
-    assert layer._fused.stack is None and not torch.equal(before, after)
+    assert layer._fused.plan is None and not torch.equal(before, after)
 
     other = network("a", "b")
     layer = layers(other)[0]
     with torch.no_grad():
         layer(x)
-    assert layer._fused.stack is not None
+    assert layer._fused.plan is not None
     layer(x).sum().backward()
     with torch.no_grad():
         layer(x)
-    assert layer._fused.stack is None
+    assert layer._fused.plan is None
 
 
 def test_factors_of_another_dtype_are_rounded_once() -> None:
@@ -198,7 +198,7 @@ def test_factors_of_another_dtype_are_rounded_once() -> None:
     branch = layer.branch("a").float()
     with torch.no_grad():
         first_output = layer(x)
-        assert layer._fused.stack is not None and layer._fused.stack.down.dtype == torch.bfloat16
+        assert layer._fused.plan is not None and layer._fused.plan.down.dtype == torch.bfloat16
         branch.bfloat16()
         assert torch.equal(layer(x), first_output)
 

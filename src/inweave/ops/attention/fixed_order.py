@@ -1,5 +1,5 @@
 """cuDNN's backward pass of attention in a fixed order: the same bits every time. torch never asks cuDNN for it; NVIDIA's own package
-does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN: where it finds another one first, in LD_LIBRARY_PATH, it is not used.
+does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN: where it finds another version first, as in LD_LIBRARY_PATH, it is not used.
 
     default        parts of dq = scale * ds k are added to memory in whatever order they are done
     fixed order    ds is stored, and dq is one product with it: batch * heads * queries * keys numbers of 16 bits, up to `MAX_WORKSPACE`
@@ -69,7 +69,10 @@ def frontend_problem() -> str | None:
         return f"{_DISTRIBUTION} {version} cannot be used ({type(problem).__name__}: {problem}): install it again"
     torch_cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if frontend_cudnn != torch_cudnn:
-        return f"{_DISTRIBUTION} finds cuDNN {frontend_cudnn}, and torch has {torch_cudnn}: remove the other one from LD_LIBRARY_PATH"
+        return (
+            f"{_DISTRIBUTION} finds cuDNN {frontend_cudnn}, and torch has {torch_cudnn}: remove the other one "
+            "from LD_LIBRARY_PATH, or from this Python's packages (nvidia/cudnn)"
+        )
     return None
 
 

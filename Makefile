@@ -107,6 +107,7 @@ PEERS  := $(BUNDLE)/peers
 GPU_WHEELS := diffusers peft importlib_metadata zipp pytest pluggy iniconfig typer rich shellingham annotated-doc \
 	markdown-it-py mdurl pygments click pytest-xdist execnet
 
+# of cuDNN's frontend the graph API travels, without headers and the kernels of other GPUs
 gpu-bundle: $(VENV)/.base
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
 	$(PIP) download --quiet --no-deps -c constraints.txt -d $(BUNDLE) $(GPU_WHEELS)

@@ -16,7 +16,7 @@ write. Copies would not, so none is kept of factors that are views of a larger b
 (what is being trained is read again in every pass), or while a CUDA graph is being recorded, which computes nothing yet.
 
 The memory of the factors is held as long as the plan, so that no other tensor can come to lie at their address. A plan is dropped
-when adapters change or the layer is moved, and it is neither copied nor pickled with its layer.
+when adapters change or the layer is moved, and a copy of the layer starts without one.
 """
 
 from __future__ import annotations

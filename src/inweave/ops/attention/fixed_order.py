@@ -1,10 +1,11 @@
-"""cuDNN's backward pass of attention in a fixed order: the same bits every time. torch never asks cuDNN for it; NVIDIA's own package
-does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN: where it finds another version first, as in LD_LIBRARY_PATH, it is not used.
+"""cuDNN's deterministic backward pass of attention: it adds in a fixed order and gives the same bits every time. torch never asks cuDNN for
+it; NVIDIA's own package does (`pip install nvidia-cudnn-frontend`), with torch's cuDNN. A package that finds another cuDNN first, as in
+LD_LIBRARY_PATH, is not used.
 
     default        parts of dq = scale * ds k are added to memory in whatever order they are done
     fixed order    ds is stored, and dq is one product with it: batch * heads * queries * keys numbers of 16 bits, up to `MAX_WORKSPACE`
 
-On one H200, backward pass of 24 heads of 128 and 4,608 tokens (Flux): 1,437 us, in any order 1,266, flash in a fixed order 4,051.
+On one H200, both passes of 24 heads of 128 and 4,608 tokens (Flux): 1,987 us, in any order 1,813 (`inweave bench kernels`).
 
 A graph of cuDNN belongs to a layout, and is built when that comes for the first time: before a CUDA graph is recorded, whose memory
 the workspace then belongs to. It is built in a thread of its own: the package keeps some failed attempts, with the functions that

@@ -42,16 +42,17 @@ from inweave.bench.models import random_batch, random_model
 from inweave.bench.step import GIB, RATE, RandomTask, StepCase, fresh_memory, peak_bytes, step_config
 from inweave.bench.timing import quantiles, wall_seconds
 from inweave.layers import fused, lora_layers
-from inweave.models import fused_feed_forward, fused_joint
-from inweave.models.fused_blocks import fuse_blocks
+from inweave.models.fused import feed_forward as fused_feed_forward
+from inweave.models.fused import joint as fused_joint
+from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.siblings import stack_siblings
 from inweave.ops.activation import function as activation
 from inweave.ops.attention import MeasuredAttention
 from inweave.ops.fp8 import quantize
 from inweave.ops.linear import dispatch
-from inweave.training import kernels
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.distributed.world import World
+from inweave.training.execution import kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.optim.flat import FlatParameters

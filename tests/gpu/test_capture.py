@@ -25,7 +25,7 @@ from tests.gpu.test_training import apart, differing, settings  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.ops.attention import choice  # noqa: E402
-from inweave.training.capture import StepGraphs  # noqa: E402
+from inweave.training.execution.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
 #: transformers 5.17, older than what inweave supports, makes a causal mask for CLIP while a graph is recorded and none in eager code, so

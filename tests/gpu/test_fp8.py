@@ -23,7 +23,7 @@ from torch._inductor.utils import run_and_get_code  # noqa: E402
 
 import inweave  # noqa: E402
 from inweave.layers import lora_layers  # noqa: E402
-from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks  # noqa: E402
 from inweave.ops.activation import gelu_matrix, gelu_matrix_gradients  # noqa: E402
 from inweave.ops.fp8 import (  # noqa: E402
     Fp8Linear,
@@ -35,8 +35,8 @@ from inweave.ops.fp8 import (  # noqa: E402
     traced_rows,
 )
 from inweave.ops.fp8.reference import quantize_rows as reference  # noqa: E402
-from inweave.training.compilation import inductor_options  # noqa: E402
-from inweave.training.kernels import step_kernels  # noqa: E402
+from inweave.training.execution.compilation import inductor_options  # noqa: E402
+from inweave.training.execution.kernels import step_kernels  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
 if problems := device_problems(torch.device("cuda")):

@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 from tests.unit.models.test_fused_blocks import gradients, network  # noqa: E402
 from tests.unit.ops import test_activation, test_norm, test_residual  # noqa: E402
 
-from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks  # noqa: E402
 from inweave.ops.activation import tanh_gelu  # noqa: E402
 from inweave.ops.activation import triton as activation  # noqa: E402
 from inweave.ops.norm import group_norm  # noqa: E402

@@ -26,10 +26,10 @@ from tests.unit.ops.test_rotary import (  # noqa: E402
     packed_inputs,
 )
 
-from inweave.models.fused_blocks import fuse_blocks  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks  # noqa: E402
 from inweave.ops.rotary import join_projections  # noqa: E402
 from inweave.ops.rotary import triton as kernels  # noqa: E402
-from inweave.training.kernels import step_kernels  # noqa: E402
+from inweave.training.execution.kernels import step_kernels  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 #: Flux.1's double and single blocks, Stable Diffusion 3.5 Large's and Medium's, at 1024 pixels

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from inweave.serve.app import create_app
-from inweave.serve.page_files import Page, PageFiles
+from inweave.serve.http.page_files import Page, PageFiles
 from inweave.serve.settings import ServeSettings
 
 PAGE = Page().folder

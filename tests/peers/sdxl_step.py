@@ -21,13 +21,13 @@ from inweave.bench.models import random_batch
 from inweave.bench.step import RandomTask, without_cudnn_attention
 from inweave.layers import lora_layers
 from inweave.models import bundled
-from inweave.models.fused_blocks import fuse_blocks
+from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.models.siblings import stack_siblings
 from inweave.training.adapters.attach import NAME, attach_adapters
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.kernels import step_kernels
+from inweave.training.execution.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 import inweave
 from inweave.layers import lora_layers
-from inweave.training.compilation import CompiledBlocks
+from inweave.training.execution.compilation import CompiledBlocks
 from inweave.training.memory.checkpointing import apply_checkpointing
 from tests.peers.tiny_models import pipeline
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from inweave.serve import connections, security
-from inweave.serve.security import Security
+from inweave.serve.http import connections, security
+from inweave.serve.http.security import Security
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
 from tests.support import figure, sized

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from inweave.serve import security
 from inweave.serve.app import create_app
-from inweave.serve.checker_process import check_picture
+from inweave.serve.http import security
+from inweave.serve.sandbox.process import check_picture
 from inweave.serve.settings import ServeSettings
 from tests.serve.test_security import ask
 from tests.serve.worker import SMALL, Worker
@@ -107,7 +107,7 @@ def test_bombs_take_no_memory(worker: Worker) -> None:
     good = text(encoded(Image.new("RGB", (2048, 2048))))
     body = {"operation": "image_transform", "prompt": "x", "steps": 1}
     worker.http.post("/v1/jobs", json=body | {"image": text(b"x")})  # starts the process
-    (pid, *_) = worker.child_pids("inweave.serve.checker_process")
+    (pid, *_) = worker.child_pids("inweave.serve.sandbox.process")
 
     def peak_growth(image: str, refusal: bool) -> tuple[float, float]:
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak starts again

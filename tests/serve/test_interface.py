@@ -9,7 +9,7 @@ import jsonschema_rs
 from prometheus_client.parser import text_string_to_metric_families
 
 from inweave.serve.app import create_app
-from inweave.serve.requests import ImageRequest
+from inweave.serve.jobs.image_request import ImageRequest
 from inweave.serve.settings import ServeSettings
 from tests.serve.worker import Worker
 

@@ -16,7 +16,7 @@ import pytest
 from inweave.errors import ConfigError, ConflictError, MissingError
 from inweave.library import Library
 from inweave.library.walk import walk
-from inweave.serve.scanning import scan_library
+from inweave.serve.sandbox.library_scan import scan_library
 from tests.support import lora_pair, sized, stopwatch, write
 
 

@@ -22,8 +22,8 @@ from inweave.library import Entry
 from inweave.library.entry import Facts
 from inweave.models import embedded
 from inweave.serve.app import create_app
-from inweave.serve.checker import Checker
-from inweave.serve.conversions import MAX_KEPT, ConversionStore
+from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.conversions import MAX_KEPT, ConversionStore
 from inweave.serve.settings import ServeSettings
 from tests.bad_files import BAD
 from tests.serve.worker import Worker

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from inweave import pipeline
-from inweave.serve import streams
+from inweave.serve.api import event_streams as streams
 from tests.serve.worker import SMALL, Worker
 from tests.support import figure
 
@@ -222,7 +222,7 @@ def test_the_web_process_never_loads_torch(worker: Worker) -> None:
         return Path(f"/proc/{pid}/maps").read_text()
 
     assert "libtorch" in libraries(worker.model_pids()[0])
-    for pid in (worker.process.pid, *worker.child_pids("inweave.serve.checker_process")):
+    for pid in (worker.process.pid, *worker.child_pids("inweave.serve.sandbox.process")):
         assert "python" in libraries(pid) and "libtorch" not in libraries(pid)
 
 

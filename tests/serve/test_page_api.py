@@ -9,7 +9,7 @@ import random
 
 from PIL import Image, PngImagePlugin
 
-from inweave.serve.ordering import priorities_after_move
+from inweave.serve.jobs.ordering import priorities_after_move
 from tests.serve.worker import Worker
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from inweave.cli.serve import _device, _variant
 from inweave.errors import ConfigError
-from inweave.serve.rbee import contract_fields, device_label
-from inweave.serve.requests import ImageRequest
+from inweave.serve.api.rbee.events import contract_fields, device_label
+from inweave.serve.jobs.image_request import ImageRequest
 from tests.serve.worker import Worker
 
 

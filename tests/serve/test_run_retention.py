@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inweave.serve.jobs import Submission
-from inweave.serve.run_retention import expire_runs
-from inweave.serve.store import JobStore
+from inweave.serve.jobs.job import Submission
+from inweave.serve.jobs.store import JobStore
+from inweave.serve.storage.run_retention import expire_runs
 
 
 class Clock:

@@ -9,9 +9,9 @@ import pytest
 
 from inweave.errors import MemoryBudgetError
 from inweave.models import embedded
-from inweave.serve.contract import RunnerSettings, RunRequest
-from inweave.serve.jobs import Event
-from inweave.serve.runner import Runner, model_bytes
+from inweave.serve.engine.contract import RunnerSettings, RunRequest
+from inweave.serve.engine.runner import Runner, model_bytes
+from inweave.serve.jobs.job import Event
 
 
 @pytest.fixture

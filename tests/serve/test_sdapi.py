@@ -13,8 +13,8 @@ import webuiapi
 from PIL import Image
 
 from inweave.errors import ConfigError
-from inweave.serve.sdapi_fields import ignored_fields, image_fields
-from inweave.serve.sdapi_images import MaskSettings, crop_region, fill_masked, prepare_inpainting
+from inweave.serve.api.a1111.fields import ignored_fields, image_fields
+from inweave.serve.api.a1111.images import MaskSettings, crop_region, fill_masked, prepare_inpainting
 from tests.serve.worker import Worker
 
 BODY = {"prompt": "a red apple", "steps": 1, "width": 64, "height": 64, "seed": 1}

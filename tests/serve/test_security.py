@@ -12,8 +12,8 @@ import pytest
 
 from inweave.errors import ConfigError
 from inweave.serve.app import create_app
-from inweave.serve.failures import public
-from inweave.serve.security import OPEN_PATHS
+from inweave.serve.http.security import OPEN_PATHS
+from inweave.serve.jobs.failures import public
 from inweave.serve.settings import ServeSettings
 from tests.support import figure
 

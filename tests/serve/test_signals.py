@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from inweave.serve import signals
-from inweave.serve.signals import JobSignals
+from inweave.serve.jobs import signals
+from inweave.serve.jobs.signals import JobSignals
 
 
 def test_a_cancellation_that_comes_with_the_event_is_not_dropped() -> None:

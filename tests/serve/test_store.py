@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from inweave.errors import BusyError, ConflictError, MissingError, RequestError
-from inweave.serve.jobs import FINAL, MAX_ATTEMPTS, Event, Failure, Submission
-from inweave.serve.store import JobStore
+from inweave.serve.jobs.job import FINAL, MAX_ATTEMPTS, Event, Failure, Submission
+from inweave.serve.jobs.store import JobStore
 from tests.support import sized
 
 

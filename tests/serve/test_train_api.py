@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors.numpy import load, save_file
 
 from inweave.errors import ConflictError, MissingError
-from inweave.serve import datasets
-from inweave.serve.datasets import DatasetStore
-from inweave.serve.jobs import Job
-from inweave.serve.runs import TrainingRuns, add_to_library
+from inweave.serve.jobs.job import Job
+from inweave.serve.jobs.training_runs import TrainingRuns, add_to_library
+from inweave.serve.storage import datasets
+from inweave.serve.storage.datasets import DatasetStore
 from inweave.training.data.buckets import BucketRules, assign
 from tests.serve.worker import Worker
 from tests.support import sized
@@ -119,7 +119,7 @@ def test_crops_are_those_of_the_trainer_and_the_check_says_what_a_run_needs(work
     assert {row["bucket"] for row in larger.json()["pictures"]} >= {"64x64"}
 
     if sized(0, 1):
-        (planner,) = worker.child_pids("inweave.serve.planner_process")
+        (planner,) = worker.child_pids("inweave.serve.planner.process")
         os.kill(planner, signal.SIGKILL)
     body = {"dataset": dataset, "settings": {"steps": 7, "rank": 2}}
     answer = worker.http.post("/v1/train/check", json=body)

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from inweave.serve import training
-from inweave.serve.contract import RunnerSettings, RunRequest
-from inweave.serve.jobs import Event
+from inweave.serve.engine import training_job as training
+from inweave.serve.engine.contract import RunnerSettings, RunRequest
+from inweave.serve.jobs.job import Event
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from inweave.errors import MissingError, RequestError
-from inweave.serve.errors import GoneError
-from inweave.serve.uploads import UploadStore
+from inweave.serve.jobs.errors import GoneError
+from inweave.serve.storage.uploads import UploadStore
 from tests.serve.worker import SMALL, Worker
 
 
@@ -197,7 +197,7 @@ def test_uploads_and_their_ends_survive_a_restart(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_what_expired_is_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inweave.serve.uploads.TOMBSTONES", 2)
+    monkeypatch.setattr("inweave.serve.storage.uploads.TOMBSTONES", 2)
     uploads = store(tmp_path, Clock(), max_count=1)
     names = [uploads.add(picture()).id for _ in range(4)]
     assert availability(uploads, names[2:]) == [False, True]

@@ -85,7 +85,7 @@ class Worker:
 
     def model_pids(self) -> list[int]:
         """The processes that hold a model."""
-        return self.child_pids("inweave.serve.model_process")
+        return self.child_pids("inweave.serve.engine.model_process")
 
     def child_pids(self, module: str) -> list[int]:
         """The processes of this worker that run a module."""

@@ -29,17 +29,17 @@ from inweave.bench.report import Row
 from inweave.bench.timing import Rates, capture, quantiles, wall_seconds
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
-from inweave.models.fused_blocks import fuse_blocks
+from inweave.models.fused.blocks import fuse_blocks
 from inweave.models.model import Model
 from inweave.models.siblings import stack_siblings
 from inweave.training.adapters.attach import attach_adapters
 from inweave.training.adapters.targets import trained_networks
-from inweave.training.capture import StepGraphs
-from inweave.training.compilation import repeated_blocks
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
-from inweave.training.kernels import step_kernels
+from inweave.training.execution.capture import StepGraphs
+from inweave.training.execution.compilation import repeated_blocks
+from inweave.training.execution.kernels import step_kernels
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.optim.flat import FlatParameters

@@ -229,7 +229,7 @@ def _duration(seconds: float) -> str:
 
 
 def _import(path: Path, overrides: dict[str, Any], settings: list[str], without: list[str], as_json: bool) -> None:
-    from inweave.training.config.importers.detect import import_config, import_text
+    from inweave.training.importers.detect import import_config, import_text
 
     names = [name.strip() for text in without for name in text.split(",") if name.strip()]
     with reporting_errors(as_json):

@@ -3,7 +3,7 @@
     attention          queries, keys and values of one stream
     cross attention    keys and values of all blocks of a UNet: the text is the same tensor for all of them
 
-`stack_siblings` finds them in a network with adapters whose blocks are fused (`inweave.models.fused_blocks`), which call `project`.
+`stack_siblings` finds them in a network with adapters whose blocks are fused (`inweave.models.fused.blocks`), which call `project`.
 """
 
 from __future__ import annotations

@@ -16,26 +16,23 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from inweave.errors import BusyError, ConfigError, InweaveError
-from inweave.serve import (
-    dataset_routes,
-    lora_routes,
-    native,
-    openai,
-    page_files,
-    picture_routes,
-    queue_routes,
-    sdapi,
-    sdapi_lists,
-    sdapi_state,
-    sessions,
-    train_routes,
-    upload_routes,
-)
-from inweave.serve.errors import StorageError
-from inweave.serve.failures import code_of, message_of, public, status_of
-from inweave.serve.interface import describe_interface
-from inweave.serve.sdapi_options import SdOptions
-from inweave.serve.security import Security
+from inweave.serve.api.a1111 import generate as sdapi
+from inweave.serve.api.a1111 import lists as sdapi_lists
+from inweave.serve.api.a1111 import progress as sdapi_state
+from inweave.serve.api.a1111.options import SdOptions
+from inweave.serve.api.native import datasets as dataset_routes
+from inweave.serve.api.native import images as picture_routes
+from inweave.serve.api.native import jobs as native
+from inweave.serve.api.native import loras as lora_routes
+from inweave.serve.api.native import queue as queue_routes
+from inweave.serve.api.native import training as train_routes
+from inweave.serve.api.native import uploads as upload_routes
+from inweave.serve.api.openai import images as openai
+from inweave.serve.api.openapi import describe_interface
+from inweave.serve.http import page_files, sessions
+from inweave.serve.http.security import Security
+from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.failures import code_of, message_of, public, status_of
 from inweave.serve.service import MismatchError, Service
 from inweave.serve.settings import ServeSettings, model_name
 from inweave.version import __version__

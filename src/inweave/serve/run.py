@@ -11,7 +11,7 @@ import uvicorn
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.serve.app import create_app
-from inweave.serve.connections import TimedProtocol, allow_many_connections
+from inweave.serve.http.connections import TimedProtocol, allow_many_connections
 from inweave.serve.service import Service
 from inweave.serve.settings import ServeSettings
 

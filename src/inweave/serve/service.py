@@ -24,21 +24,21 @@ from inweave.library import Entry, Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.models.variants import find_variant
-from inweave.serve.checker import Checker
-from inweave.serve.conversions import ConversionStore
-from inweave.serve.datasets import DatasetStore
-from inweave.serve.dispatcher import Dispatcher, DispatchSettings, Resolved
-from inweave.serve.errors import StorageError
-from inweave.serve.jobs import Job, Submission
-from inweave.serve.planner import Planner
-from inweave.serve.requests import ImageRequest, decode_base64, png_size
-from inweave.serve.run_retention import expire_runs
-from inweave.serve.runs import TrainingRuns, add_to_library, free_name
-from inweave.serve.scanning import scan_library
+from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
+from inweave.serve.jobs.errors import StorageError
+from inweave.serve.jobs.image_request import ImageRequest, decode_base64, png_size
+from inweave.serve.jobs.job import Job, Submission
+from inweave.serve.jobs.signals import JobSignals
+from inweave.serve.jobs.store import JobStore
+from inweave.serve.jobs.training_runs import TrainingRuns, add_to_library, free_name
+from inweave.serve.planner.client import Planner
+from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.conversions import ConversionStore
+from inweave.serve.sandbox.library_scan import scan_library
 from inweave.serve.settings import ServeSettings, model_name
-from inweave.serve.signals import JobSignals
-from inweave.serve.store import JobStore
-from inweave.serve.uploads import PREFIX, UploadStore
+from inweave.serve.storage.datasets import DatasetStore
+from inweave.serve.storage.run_retention import expire_runs
+from inweave.serve.storage.uploads import PREFIX, UploadStore
 
 log = logging.getLogger("inweave.serve")
 SWEEP_SECONDS = 60.0

@@ -23,7 +23,7 @@ from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
-from inweave.training.kernels import step_kernels
+from inweave.training.execution.kernels import step_kernels
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate

@@ -28,13 +28,13 @@ import torch
 from inweave.errors import ConfigError, FormatError, MemoryBudgetError
 from inweave.layers import fused, lora_layers
 from inweave.ops.attention import recorded_choices
-from inweave.training.capture import StepGraphs
 from inweave.training.checkpoint.facts import COUNTERS
-from inweave.training.choices import capture_problems, choice_problems, describe_choices
-from inweave.training.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.config.schema import TrainConfig
 from inweave.training.distributed.world import World
-from inweave.training.kernels import choices_to_keep, deterministic_hints, step_kernels
+from inweave.training.execution.capture import StepGraphs
+from inweave.training.execution.choices import capture_problems, choice_problems, describe_choices
+from inweave.training.execution.compilation import CompiledBlocks, choose, compile_problems, saves_time
+from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels
 from inweave.training.memory.oom import oom_hint, out_of_memory
 from inweave.training.memory.speed import recording_pays
 from inweave.training.optim.adamw import Optimizer, make_optimizer

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
 from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
-from inweave.models.fused_complex import FusedQwenAttention, FusedZImageAttention  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
+from inweave.models.fused.complex import FusedQwenAttention, FusedZImageAttention  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
 
 

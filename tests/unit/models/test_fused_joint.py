@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
-from inweave.models.fused_joint import FusedFluxAttention, FusedJointAttention, _normalized  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
+from inweave.models.fused.joint import FusedFluxAttention, FusedJointAttention, _normalized  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from tests.peers import tiny_models  # noqa: E402
 

@@ -16,14 +16,14 @@ pytest.importorskip("diffusers")
 
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.layers.siblings import SharedSiblings  # noqa: E402
-from inweave.models import fused_joint  # noqa: E402
-from inweave.models.fused_blocks import fuse_blocks, restore_blocks  # noqa: E402
+from inweave.models.fused import joint as fused_joint  # noqa: E402
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks  # noqa: E402
 from inweave.models.siblings import stack_siblings  # noqa: E402
 from inweave.ops.fp8 import linear as fp8  # noqa: E402
 from inweave.ops.linear import function  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.adapters.order import side_by_side  # noqa: E402
-from inweave.training.compilation import CompiledBlocks  # noqa: E402
+from inweave.training.execution.compilation import CompiledBlocks  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.memory.quantization import quantize_denoiser  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402

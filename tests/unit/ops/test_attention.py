@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from inweave.ops.attention import MeasuredAttention, attention, choice, fixed_order  # noqa: E402
 from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
-from inweave.training.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
+from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
 from inweave.training.memory.checkpointing import _STORED  # noqa: E402
 
 

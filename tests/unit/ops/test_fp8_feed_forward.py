@@ -17,7 +17,7 @@ from tests.unit.ops.test_fp8 import Graphs, numbers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from inweave.models.fused_blocks import fuse_blocks, restore_blocks
+from inweave.models.fused.blocks import fuse_blocks, restore_blocks
 from inweave.ops.activation import tanh_gelu
 from inweave.ops.fp8 import Fp8Linear, frozen_feed_forward, quantize, quantize_linear
 from inweave.training.memory import checkpointing

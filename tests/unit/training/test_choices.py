@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from inweave.training.choices import capture_problems, choice_problems, describe_choices  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.execution.choices import capture_problems, choice_problems, describe_choices  # noqa: E402
 from tests.unit.training.tiny import tiny  # noqa: E402
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

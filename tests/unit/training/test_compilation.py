@@ -16,9 +16,9 @@ from torch._dynamo.utils import counters
 
 from inweave.errors import ConfigError
 from inweave.models.families import FAMILIES, family_named
-from inweave.training import compilation
-from inweave.training.compilation import COMPILE_SECONDS, CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.data.batches import Order
+from inweave.training.execution import compilation
+from inweave.training.execution.compilation import COMPILE_SECONDS, CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.loop import Run
 from tests.unit.training.tiny import WIDTH, TinyTask, config, file_bits, log, make_run, state_bits
 

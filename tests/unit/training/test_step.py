@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from inweave.training.choices import optimizer_problem
 from inweave.training.distributed.world import World
+from inweave.training.execution.choices import optimizer_problem
 from inweave.training.loop import Run
 from inweave.training.tasks.base import Tensors, generators_for
 from tests.unit.training.tiny import state_bits, tiny

@@ -200,7 +200,7 @@ class Family(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]  # training settings that differ from the defaults
     timesteps: ClassVar[str] = "uniform"  # how training samples them where neither user nor preset says
     #: seconds that compiled blocks save per example of the model's own size, in a step that is recorded, on one H200;
-    #: 0: nothing, or nothing that was measured (see `inweave.training.compilation`)
+    #: 0: nothing, or nothing that was measured (see `inweave.training.execution.compilation`)
     compile_saving: ClassVar[float] = 0.0
     long_text: ClassVar[int] = 3  # chunks of a caption beyond which padding the others of its batch costs time
     masks_padding: ClassVar[bool] = False  # whether a mask hides padding from the denoiser

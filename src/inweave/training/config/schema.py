@@ -20,8 +20,6 @@ from pydantic import PrivateAttr, model_validator
 from inweave.checked import did_you_mean, for_message
 from inweave.errors import ConfigError
 from inweave.training.config.fields import CLEARED_BY_NONE, Settings
-from inweave.training.config.importers.kohya import KOHYA
-from inweave.training.config.importers.translate import Translation, known_names, translate
 from inweave.training.config.presets import ADAPTIVE, KINDS, OPTIMIZER_PRESETS, PRESETS
 from inweave.training.config.toml import (
     at_most,
@@ -38,6 +36,8 @@ from inweave.training.config.validation import (
     objective_hint,
     validate_into,
 )
+from inweave.training.importers.kohya.settings import KOHYA
+from inweave.training.importers.translate import Translation, known_names, translate
 
 _LENGTH = frozenset({"steps", "epochs"})
 

@@ -68,7 +68,7 @@ def measure(
     trained = trained_networks(model, config)
     parameters = _attach(trained, config, checkpoint)
     if fused:
-        from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks
+        from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks
 
         for network in trained.values():
             fuse_blocks(network)

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from inweave.training.choices import capture_problems
 from inweave.training.config.schema import TrainConfig
+from inweave.training.execution.choices import capture_problems
 
 PASSES = {"off": 2.0, "selective": 2.3, "full": 2.8}
 KERNELS = {"off": 1.5, "selective": 1.85, "full": 2.1}

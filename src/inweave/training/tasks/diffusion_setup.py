@@ -20,7 +20,6 @@ from inweave.models.open import open_model
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex
 from inweave.training.adapters.targets import check_selection, trained_networks
-from inweave.training.choices import choice_problems
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import arrange
 from inweave.training.data.buckets import Placement
@@ -37,6 +36,7 @@ from inweave.training.data.report import DatasetReport, check_dataset
 from inweave.training.data.types import Dataset, Example
 from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
+from inweave.training.execution.choices import choice_problems
 from inweave.training.memory.meta import blank
 from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.quantization import quantize_problems
@@ -148,7 +148,7 @@ class LoadedDiffusionModel:
         return shard_model(self.model, self.task.networks, world)
 
     def fuse_blocks(self) -> None:
-        from inweave.models.fused_blocks import fuse_blocks  # imports diffusers' networks, for seconds
+        from inweave.models.fused.blocks import fuse_blocks  # imports diffusers' networks, for seconds
         from inweave.models.siblings import stack_siblings
 
         self.model.release_weaver()  # it would write where convolutions had their weights before

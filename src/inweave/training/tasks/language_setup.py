@@ -17,13 +17,13 @@ from inweave.models.open import hub_folder, hub_id
 from inweave.ops.device import DTYPES, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.adapters.targets import check_selection
-from inweave.training.choices import choice_problems
 from inweave.training.config.fields import names_where
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import total_steps
 from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
 from inweave.training.distributed.world import World
+from inweave.training.execution.choices import choice_problems
 from inweave.training.memory.estimate import LanguageModelSpec
 from inweave.training.memory.meta import Measured, measure_network
 from inweave.training.memory.oom import oom_hint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from inweave.training.config.importers.detect import Imported
+from inweave.training.importers.detect import Imported
 
 KOHYA = """
 [model]

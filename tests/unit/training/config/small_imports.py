@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import Imported, import_config
 from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.detect import Imported, import_config
 
 GUI: dict[str, Any] = {
     "LoRA_type": "Standard", "adaptive_noise_scale": 0, "additional_parameters": "", "block_dims": "", "caption_extension": ".txt",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import import_config, import_text
+from inweave.training.importers.detect import import_config, import_text
 
 
 def test_sections_may_repeat_a_key_and_off_is_not_unsupported(tmp_path: Path) -> None:

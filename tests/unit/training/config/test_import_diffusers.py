@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import Imported, import_text
+from inweave.training.importers.detect import Imported, import_text
 
 DOG = '--instance_data_dir="dog" --instance_prompt="a photo of sks dog"'
 

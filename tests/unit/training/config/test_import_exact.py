@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from inweave.training.config.fields import setting_facts
-from inweave.training.config.importers.defaults import defaults, trainers
-from inweave.training.config.importers.detect import import_text
 from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.defaults import defaults, trainers
+from inweave.training.importers.detect import import_text
 from tests.unit.training.config.small_imports import GUI, ONE, SHELL, TUNER, gui, imported, toolkit
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError, FormatError, InweaveError
-from inweave.training.config.importers.ai_toolkit import AI_TOOLKIT as TOOLKIT_DIALECT
-from inweave.training.config.importers.detect import import_config, import_table
-from inweave.training.config.importers.kohya import KOHYA as KOHYA_DIALECT
-from inweave.training.config.importers.onetrainer import ONE_TRAINER as ONE_TRAINER_DIALECT
-from inweave.training.config.importers.simpletuner import SIMPLE_TUNER as TUNER_DIALECT
 from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.ai_toolkit.settings import AI_TOOLKIT as TOOLKIT_DIALECT
+from inweave.training.importers.detect import import_config, import_table
+from inweave.training.importers.kohya.settings import KOHYA as KOHYA_DIALECT
+from inweave.training.importers.onetrainer.settings import ONE_TRAINER as ONE_TRAINER_DIALECT
+from inweave.training.importers.simpletuner.settings import SIMPLE_TUNER as TUNER_DIALECT
 from tests.support import stopwatch
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 from tests.unit.training.config.small_imports import ONE, TOOLKIT, TUNER, imported
@@ -106,7 +106,7 @@ def test_weird_values_never_end_in_a_traceback(
     kind: str, index: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each setting in its turn, and all at once; parsing is passed over, for no file could hold some of these."""
-    import inweave.training.config.importers.detect as importing
+    import inweave.training.importers.detect as importing
 
     names = [name.replace("*", "x") for name in (*DIALECTS[kind].plain, *DIALECTS[kind].readers)]
     for chosen in (*([name] for name in [*names, "model_type"]), names):
@@ -122,7 +122,7 @@ def test_weird_values_never_end_in_a_traceback(
 def test_what_every_weird_value_is_put_into_can_be_imported(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import inweave.training.config.importers.detect as importing
+    import inweave.training.importers.detect as importing
 
     options = {"optimizer": "adamw", "lr_scheduler": "constant"} if kind == "SimpleTuner" else {}
     monkeypatch.setattr(importing, "_recognize", lambda table: (kind, {**WHOLE[kind], **options}))

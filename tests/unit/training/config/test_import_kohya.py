@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import import_config
 from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.detect import import_config
 from tests.unit.training.config.other_trainers import KOHYA, accounted, write_text
 
 

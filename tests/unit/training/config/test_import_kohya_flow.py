@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import Imported, import_config, import_text
+from inweave.training.importers.detect import Imported, import_config, import_text
 
 FLUX = "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw "
 SD3 = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 "

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import import_config
-from inweave.training.config.importers.files import leaves_of
+from inweave.training.importers.detect import import_config
+from inweave.training.importers.files import leaves_of
 from tests.unit.training.config.other_trainers import ONE_TRAINER, accounted, write_text
 from tests.unit.training.config.small_imports import ONE, imported
 

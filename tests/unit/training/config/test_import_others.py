@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import import_config, import_text
 from inweave.training.config.schema import TrainConfig
+from inweave.training.importers.detect import import_config, import_text
 from tests.unit.training.config.small_imports import ONE, SHELL, TOOLKIT, TUNER, imported, refusal, toolkit
 
 

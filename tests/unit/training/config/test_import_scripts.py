@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import Imported, import_text
+from inweave.training.importers.detect import Imported, import_text
 
 POWERSHELL = """
 # settings

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from inweave.training.config.importers.detect import import_config
-from inweave.training.config.importers.files import leaves_of
+from inweave.training.importers.detect import import_config
+from inweave.training.importers.files import leaves_of
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, accounted, write_text
 from tests.unit.training.config.small_imports import TOOLKIT, toolkit
 
@@ -81,7 +81,7 @@ def test_ai_toolkit_in_json_and_with_little_in_it(tmp_path: Path) -> None:
 
 def test_merge_keys_mean_what_yaml_says() -> None:
     yaml = pytest.importorskip("yaml")
-    from inweave.training.config.importers.yaml_loader import BoundedLoader
+    from inweave.training.importers.yaml_loader import BoundedLoader
 
     text = "x: &x {a: 1, b: 2}\ny: &y {b: 3, c: 4}\nz: &z {<<: [*x, *y], c: 5}\nw: {d: 1, <<: *z, a: 7}\n=: 1\n"
     assert yaml.load(text, BoundedLoader) == yaml.safe_load(text)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError, InweaveError
-from inweave.training.config.importers.detect import import_config
+from inweave.training.importers.detect import import_config
 from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 
 

@@ -117,7 +117,7 @@ def test_toml_there_and_back(
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    program = "import sys, inweave.training.config.schema, inweave.training.config.importers.detect; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
+    program = "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from inweave.training.config.importers.kohya import KOHYA
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.types import Rule
+from inweave.training.importers.kohya.settings import KOHYA
 from tests.unit.training.config.configs import of, problems
 
 #: (their name, their value, what it sets here)

@@ -1,0 +1,1 @@
+"""diffusers' blocks with fewer passes over memory."""

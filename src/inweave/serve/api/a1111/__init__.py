@@ -1,0 +1,1 @@
+"""AUTOMATIC1111's API, `/sdapi/v1/...`."""

@@ -1,0 +1,42 @@
+"""The `info` of A1111's answers: a text that holds JSON."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from inweave.generate.infotext import SAMPLER_LABELS, infotext
+from inweave.serve.jobs.job import Job
+
+
+def generation_info(job: Job, warnings: list[str], batch_size: int) -> dict[str, Any]:
+    """The JSON text that A1111 sends beside the pictures."""
+    result = job.result or {"images": [], "loras": [], "warnings": [], "model": {"name": job.model}}
+    images = result["images"]
+    first = images[0]["settings"] if images else {**job.request["config"]}
+    seeds = [image["seed"] for image in images]
+    records = [
+        {"config": image["settings"], "loras": result["loras"], "model": result["model"], "inputs": {}}
+        for image in images
+    ]
+    extra: dict[str, Any] = {}
+    if result["loras"]:
+        extra["Lora hashes"] = ", ".join(f"{lora['name']}: {lora['autov3']}" for lora in result["loras"])
+        extra["LoRA modules"] = {lora["name"]: lora["modules"] for lora in result["loras"]}
+    if every := [*warnings, *result["warnings"], *job.request.get("warnings", [])]:
+        extra["Warnings"] = every
+    prompt, negative = first.get("prompt", ""), first.get("negative_prompt", "")
+    return {
+        "prompt": prompt, "all_prompts": [prompt] * len(images), "negative_prompt": negative,
+        "all_negative_prompts": [negative] * len(images), "seed": seeds[0] if seeds else first.get("seed", -1),
+        "all_seeds": seeds, "subseed": -1, "all_subseeds": [-1] * len(images), "subseed_strength": 0,
+        "width": first.get("width"), "height": first.get("height"),
+        "sampler_name": SAMPLER_LABELS.get(first.get("sampler", ""), first.get("sampler")), "cfg_scale": first.get("guidance"),
+        "steps": first.get("steps"), "batch_size": batch_size, "restore_faces": False, "face_restoration_model": None,
+        "sd_model_name": job.model, "sd_model_hash": None, "sd_vae_name": None, "sd_vae_hash": None,
+        "seed_resize_from_w": -1, "seed_resize_from_h": -1, "denoising_strength": first.get("strength"),
+        "extra_generation_params": extra, "index_of_first_image": 0, "infotexts": [infotext(record) for record in records],
+        "styles": [], "job_timestamp": time.strftime("%Y%m%d%H%M%S", time.localtime(job.created)),
+        "clip_skip": first.get("clip_skip", 1), "is_using_inpainting_conditioning": False, "version": "inweave",
+        "interrupted": job.state == "cancelled",
+    }  # fmt: skip

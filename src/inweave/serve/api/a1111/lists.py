@@ -1,0 +1,132 @@
+"""What A1111's clients ask before they generate: options, models, LoRAs, samplers, the text in a picture, and empty lists."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from inweave.errors import ConfigError
+from inweave.generate.infotext import SAMPLER_LABELS, SCHEDULE_LABELS, from_infotext
+from inweave.serve.api.a1111.options import SdOptions
+from inweave.serve.api.json_body import json_body
+from inweave.serve.api.native.jobs import service_of
+from inweave.serve.jobs.image_request import decode_base64
+
+router = APIRouter(prefix="/sdapi/v1")
+
+
+@router.get("/options")
+async def options(request: Request) -> dict[str, Any]:
+    current: SdOptions = request.app.state.sd_options
+    return {
+        "sd_model_checkpoint": current.model, "sd_checkpoint_hash": "", "sd_vae": "Automatic",
+        "samples_format": "png", "CLIP_stop_at_last_layers": current.clip_skip or 1, "live_previews_enable": True,
+    }  # fmt: skip
+
+
+@router.post("/options")
+async def change_options(request: Request) -> None:
+    """Change the checkpoint or CLIP's layer; other settings are named in the warnings of later answers."""
+    body = await json_body(request)
+    if not isinstance(body, Mapping):
+        raise ConfigError("expected a JSON object")
+    request.app.state.sd_options = request.app.state.sd_options.set(body, service_of(request))
+
+
+@router.get("/sd-models")
+async def sd_models(request: Request) -> list[dict[str, Any]]:
+    return [
+        {"title": name, "model_name": name, "hash": None, "sha256": None, "filename": name, "config": None}
+        for name in service_of(request).models
+    ]
+
+
+@router.get("/loras")
+async def loras(request: Request) -> list[dict[str, Any]]:
+    entries = await asyncio.to_thread(service_of(request).library.entries)
+    return [
+        {"name": e.name, "alias": e.facts.alias or e.name, "path": e.path, "metadata": e.facts.metadata}
+        for e in entries
+    ]
+
+
+@router.post("/refresh-loras")
+async def refresh_loras(request: Request) -> None:
+    await service_of(request).scan()
+
+
+@router.post("/refresh-checkpoints")
+async def refresh_checkpoints() -> None:
+    return None
+
+
+@router.get("/samplers")
+async def samplers() -> list[dict[str, Any]]:
+    return [{"name": label, "aliases": [name], "options": {}} for name, label in SAMPLER_LABELS.items()]
+
+
+@router.get("/schedulers")
+async def schedulers() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "label": label,
+            "aliases": [],
+            "default_rho": 7.0 if name == "karras" else -1,
+            "need_inner_model": False,
+        }
+        for name, label in SCHEDULE_LABELS.items()
+    ]
+
+
+@router.post("/png-info")
+async def png_info(request: Request) -> dict[str, Any]:
+    body = await json_body(request)
+    if not isinstance(body, Mapping) or not isinstance(body.get("image"), str):
+        raise ConfigError("image: expected a picture in base64")
+    service = service_of(request)
+    content = decode_base64(body["image"], "image", service.settings.body_bytes)
+    texts = await service.checker.record(content)
+    info = texts.get("parameters", "")
+    return {"info": info, "items": texts, "parameters": from_infotext(info) if info else {}}
+
+
+@router.get("/memory")
+async def memory() -> dict[str, Any]:
+    total, free = (os.sysconf("SC_PAGE_SIZE") * os.sysconf(name) for name in ("SC_PHYS_PAGES", "SC_AVPHYS_PAGES"))
+    ram = {"free": free, "used": total - free, "total": total}
+    return {"ram": ram, "cuda": {"error": "not measured by the web process"}}
+
+
+@router.get("/sd-vae")
+@router.get("/upscalers")
+@router.get("/latent-upscale-modes")
+@router.get("/hypernetworks")
+@router.get("/face-restorers")
+@router.get("/realesrgan-models")
+@router.get("/prompt-styles")
+@router.get("/script-info")
+@router.get("/extensions")
+@router.get("/artists")
+@router.get("/artist-categories")
+async def nothing() -> list[Any]:
+    return []
+
+
+@router.get("/embeddings")
+async def embeddings() -> dict[str, Any]:
+    return {"loaded": {}, "skipped": {}}
+
+
+@router.get("/scripts")
+async def scripts() -> dict[str, Any]:
+    return {"txt2img": [], "img2img": []}
+
+
+@router.get("/cmd-flags")
+async def cmd_flags() -> dict[str, Any]:
+    return {"api": True}

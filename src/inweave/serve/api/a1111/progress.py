@@ -1,0 +1,136 @@
+"""How far A1111's clients can see into the queue: progress, previews, tasks, interruption.
+
+A task is a job under the name that a client gave it with `force_task_id`, or under its own id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from inweave.errors import ConfigError, MissingError
+from inweave.serve.api.json_body import json_body
+from inweave.serve.api.native.jobs import client_of, service_of
+from inweave.serve.jobs.job import Job
+from inweave.serve.service import Service
+
+router = APIRouter()
+MAX_TASKS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a running job is."""
+
+    step: int = 0
+    steps: int = 0
+    eta: float = 0.0
+    preview: str | None = None
+    preview_number: int = -1
+
+    @property
+    def share(self) -> float:
+        return self.step / self.steps if self.steps else 0.0
+
+
+async def _moment(service: Service, job: Job) -> Moment:
+    events = await asyncio.to_thread(service.store.events, job.id)
+    at = next((each.data for each in reversed(events) if each.type in ("progress", "preview")), None)
+    seen = next((each for each in reversed(events) if each.type == "preview"), None)
+    return Moment(
+        at["step"] if at else 0, at["total"] if at else 0, at["eta"] if at else 0.0,
+        seen.data["image"] if seen else None, seen.number if seen else -1,
+    )  # fmt: skip
+
+
+def remember_task(request: Request, task: str, job: Job) -> None:
+    """The name a client gave a job; the oldest names are forgotten first."""
+    tasks: dict[str, str] = request.app.state.tasks
+    tasks.pop(task, None)
+    tasks[task[:200]] = job.id
+    while len(tasks) > MAX_TASKS:
+        tasks.pop(next(iter(tasks)))
+
+
+@router.post("/internal/progress")
+async def task_progress(request: Request) -> dict[str, Any]:
+    """The progress of one task: {id_task, id_live_preview, live_preview}."""
+    service = service_of(request)
+    body = await json_body(request)
+    if not isinstance(body, Mapping) or not isinstance(body.get("id_task"), str):
+        raise ConfigError("id_task: expected the name of a task")
+    answer: dict[str, Any] = {
+        "active": False, "queued": False, "completed": False, "progress": None, "eta": None, "live_preview": None,
+        "id_live_preview": -1, "textinfo": "Waiting...",
+    }  # fmt: skip
+    name = body["id_task"][:200]
+    try:
+        job = await asyncio.to_thread(service.store.job, request.app.state.tasks.get(name, name))
+    except MissingError:
+        return answer
+    answer |= {"active": job.state == "running", "queued": job.state == "queued", "completed": job.final}
+    if job.state == "queued":
+        position = await asyncio.to_thread(service.store.position, job)
+        waiting = await asyncio.to_thread(service.store.count, "queued")
+        answer["textinfo"] = f"In queue: {(position or 0) + 1}/{waiting}"
+    if job.state == "running":
+        at = await _moment(service, job)
+        answer |= {"progress": at.share, "eta": at.eta, "textinfo": None, "id_live_preview": at.preview_number}
+        show = body.get("live_preview", True) is not False
+        if show and at.preview is not None and body.get("id_live_preview") != at.preview_number:
+            answer["live_preview"] = f"data:image/png;base64,{at.preview}"
+    return answer
+
+
+@router.get("/internal/pending-tasks")
+async def pending_tasks(request: Request) -> dict[str, Any]:
+    """The tasks that wait, in the order they will run."""
+    service = service_of(request)
+    jobs = await asyncio.to_thread(service.store.jobs, states=("queued",), limit=1000)
+    names = {job: task for task, job in request.app.state.tasks.items()}
+    waiting = sorted(jobs, key=lambda job: (-job.priority, job.number))
+    return {
+        "size": await asyncio.to_thread(service.store.count, "queued"),
+        "tasks": [names.get(job.id, job.id) for job in waiting],
+    }
+
+
+@router.get("/sdapi/v1/progress")
+async def progress(request: Request, skip_current_image: bool = False) -> dict[str, Any]:
+    service = service_of(request)
+    jobs = await asyncio.to_thread(service.store.jobs, states=("running", "queued"), limit=200)
+    running = next((job for job in jobs if job.state == "running"), None)
+    state: dict[str, Any] = {
+        "skipped": False, "interrupted": False, "stopping_generation": False, "job": running.id if running else "",
+        "job_count": len(jobs), "job_timestamp": "0", "job_no": 0, "sampling_step": 0, "sampling_steps": 0,
+    }  # fmt: skip
+    share, eta, image = 0.0, 0.0, None
+    if running is not None:
+        at = await _moment(service, running)
+        share, eta = at.share, at.eta
+        image = None if skip_current_image else at.preview
+        state |= {"sampling_step": at.step, "sampling_steps": at.steps}
+        state |= {"interrupted": running.cancel, "stopping_generation": running.cancel}
+        state["job_timestamp"] = time.strftime("%Y%m%d%H%M%S", time.localtime(running.started or running.created))
+    return {"progress": share, "eta_relative": eta, "state": state, "current_image": image, "textinfo": None}
+
+
+@router.post("/sdapi/v1/interrupt")
+async def interrupt(request: Request) -> dict[str, Any]:
+    """Cancel the caller's newest job; nobody else's."""
+    service = service_of(request)
+    jobs = await asyncio.to_thread(service.store.jobs, states=("running", "queued"), limit=1000)
+    mine = next((job for job in jobs if job.client == f"sdapi {client_of(request)}"), None)
+    if mine is not None:
+        await service.abandon(mine.id)
+    return {}
+
+
+@router.post("/sdapi/v1/skip")
+async def skip(request: Request) -> None:
+    await interrupt(request)

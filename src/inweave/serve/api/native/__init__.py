@@ -1,0 +1,1 @@
+"""The native API, `/v1/...`: jobs, queue, LoRAs, datasets, uploads, images, training, metrics."""

@@ -1,0 +1,101 @@
+"""What made a picture.
+
+POST /v1/pictures/settings     the bytes of a picture of inweave, AUTOMATIC1111, ComfyUI or InvokeAI
+
+{settings, loras, model, warnings}    settings: fields of an image job. loras: each that the picture names, and the id of
+                                      the file of the library that it is (by hash, else by name), or null.
+                                      warnings: one line for each thing that is missing or means nothing here
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from inweave.errors import ConfigError, InweaveError
+from inweave.generate.prompt import parse
+from inweave.library import Entry
+from inweave.models.sampler_names import sampler_name, schedule_name
+from inweave.serve.api.native.jobs import service_of
+from inweave.serve.jobs.failures import message_of
+from inweave.serve.service import Service
+
+router = APIRouter(prefix="/v1/pictures")
+
+
+@router.post("/settings", openapi_extra={"requestBody": {"content": {"application/octet-stream": {
+    "schema": {"type": "string", "format": "binary"}}}}})  # fmt: skip
+async def picture_settings(request: Request) -> dict[str, Any]:
+    service = service_of(request)
+    content = await request.body()
+    if not content:
+        raise ConfigError("the body is empty: send the bytes of a picture")
+    source = await service.checker.settings(content)
+    config = _canonical(source["config"])
+    warnings = [str(line) for line in source["warnings"]]
+    warnings += [
+        f"{name}: the picture was made from another image, which it does not hold" for name in source["inputs"]
+    ]
+    loras = [await _resolved(service, reference, digest, warnings) for reference, digest in _references(source)]
+    name = source["model"].get("name")
+    if name and name not in service.models:
+        warnings.append(f"model {str(name)[:200]}: not served here")
+    return {"settings": config, "loras": loras, "model": source["model"], "warnings": warnings}
+
+
+def _canonical(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with samplers and schedules by the names of `/v1/capabilities`."""
+    canonical = dict(config)
+    if isinstance(config.get("sampler"), str):
+        canonical["sampler"], schedule = sampler_name(config["sampler"])
+        if schedule is not None:
+            canonical.setdefault("schedule", schedule)
+    if isinstance(canonical.get("schedule"), str):
+        canonical["schedule"] = schedule_name(canonical["schedule"])
+    return canonical
+
+
+def _references(source: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Every LoRA of the list and of the prompt, and its hash where the picture tells it."""
+    hashes: Mapping[str, str] = source["hashes"]
+    references: dict[str, str | None] = {}
+    for choice in source["config"].get("loras") or ():
+        label = choice.get("name") or choice.get("hash") if isinstance(choice, Mapping) else str(choice)
+        if label:
+            references[str(label)] = (choice.get("hash") if isinstance(choice, Mapping) else None) or hashes.get(label)
+    for tag in parse(str(source["config"].get("prompt", ""))).tags:
+        references.setdefault(tag.name, hashes.get(tag.name))
+    return list(references.items())
+
+
+async def _resolved(service: Service, reference: str, digest: str | None, warnings: list[str]) -> dict[str, Any]:
+    """The file that a picture means: that of its name and hash, else of its hash, else of its name."""
+    by_name, problem = await _lookup(service, reference)
+    entry = by_name
+    if digest is not None and not (by_name and _has_hash(by_name, digest)):
+        entry, _ = await _lookup(service, digest)
+        if entry is None and by_name is not None:
+            entry = by_name
+            if by_name.contents is not None:
+                warnings.append(f"LoRA {reference}: a file of that name is here, but not the one that made the picture")
+    if entry is None:
+        warnings.append(problem)
+        return {"reference": reference, "id": None, "name": reference}
+    return {"reference": reference, "id": entry.id, "name": entry.name}
+
+
+async def _lookup(service: Service, reference: str) -> tuple[Entry | None, str]:
+    try:
+        return await asyncio.to_thread(service.library.find, reference), ""
+    except InweaveError as error:
+        return None, message_of(error)
+
+
+def _has_hash(entry: Entry, digest: str) -> bool:
+    contents = entry.contents
+    return contents is not None and digest.lower() in (
+        contents.sha256, contents.autov1, contents.autov2, contents.autov3,
+    )  # fmt: skip

@@ -1,0 +1,66 @@
+"""What a run can be told: the settings with what a model prefers, and presets by purpose, made from that.
+
+preset      steps, of the model's own    rank, of the model's own
+quick       a quarter                    the same
+subject     three quarters               the same; captions are never left out, so that the trigger word is learned
+style       all                          the same
+thorough    twice as many                twice
+
+Every preset saves and samples five times on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inweave.models.families import FAMILIES
+from inweave.models.variants import find_variant
+from inweave.serve.api.native.training_requests import RESERVED
+from inweave.training.config.fields import setting_facts
+from inweave.training.config.presets import PRESETS
+from inweave.training.config.schema import TrainConfig
+
+_PURPOSES: dict[str, tuple[str, float, float, dict[str, Any]]] = {
+    "style": ("a style: how things are drawn", 1.0, 1.0, {}),
+    "subject": ("a person, a character or a thing, called by its trigger word", 0.75, 1.0, {"caption_dropout": 0.0}),
+    "quick": ("a first look, in a quarter of the time", 0.25, 1.0, {}),
+    "thorough": ("more to learn: twice the steps, twice the rank", 2.0, 2.0, {}),
+}
+SAVES = 5
+
+
+def own_settings(base: str | None) -> dict[str, Any]:
+    """What the trainer chooses for a base where nothing is set."""
+    name = base if base in PRESETS else None
+    if name is None and base is not None and (variant := find_variant(base)) is not None:
+        family = next(family for family in FAMILIES if variant in family.variants)
+        name = variant.name if variant.name in family.presets else family.name
+    return dict(PRESETS.get(name or "", {}))
+
+
+def purposes(own: dict[str, Any]) -> list[dict[str, Any]]:
+    """The presets: settings that differ from the model's own."""
+    presets = []
+    for name, (description, length, size, more) in _PURPOSES.items():
+        steps = max(round(own.get("steps", 2000) * length), SAVES)
+        rank = round(own.get("rank", 16) * size)
+        every = -(-steps // SAVES)
+        settings = {"steps": steps, "rank": rank, "save_every": every, "sample_every": every, **more}
+        presets.append({"name": name, "description": description, "settings": settings})
+    return presets
+
+
+def setting_table(own: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every setting of a request, with its schema, its description and what applies where it is left out."""
+    properties: dict[str, Any] = TrainConfig.model_json_schema()["properties"]
+    table = []
+    for name, schema in properties.items():
+        if name not in RESERVED:
+            limits = {
+                key: value for key, value in schema.items() if key in ("type", "enum", "anyOf", "minimum", "maximum")
+            }
+            table.append({
+                "name": name, "group": setting_facts(name)["group"], "description": schema.get("description", ""),
+                "default": own.get(name, schema.get("default")), "schema": limits,
+            })  # fmt: skip
+    return table

@@ -1,0 +1,1 @@
+"""OpenAI's image API, `/v1/images/...` and `/v1/models`."""

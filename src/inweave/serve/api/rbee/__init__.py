@@ -1,0 +1,1 @@
+"""rbee's event stream and worker contract."""

@@ -1,0 +1,189 @@
+"""What runs jobs: a request in, events out. It knows models and LoRA files, and nothing of queues, processes or HTTP.
+
+    runner = Runner(RunnerSettings(device="cuda:0"))
+    result = runner.run(RunRequest(...), emit=print, cancelled=lambda: False)
+
+The result of a request never depends on what ran before: every request has its own stack of LoRAs, woven in exactly and
+taken out exactly. Models stay loaded within ``memory_bytes``; the one that was idle longest makes room for the next.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.generate.config import GenerateConfig, LoraChoice
+from inweave.generate.denoise import Progress
+from inweave.generate.find import LoraFinder
+from inweave.generate.pipeline import Pipeline, pipeline
+from inweave.generate.record import png_text
+from inweave.generate.result import Result
+from inweave.models.embedded import NAME as EMBEDDED
+from inweave.ops.device import choose_device
+from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
+from inweave.serve.jobs.job import Event
+
+
+class LoraTable(LoraFinder):
+    """A finder that knows the files of one request and opens nothing else."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        super().__init__()
+        self._files = {reference: Path(path) for reference, path in files.items()}
+
+    def files(self) -> list[Path]:
+        return list(self._files.values())
+
+    def find(self, choice: LoraChoice) -> Path:
+        if choice.label not in self._files:
+            raise ConfigError(f"LoRA {choice.label}: not in the library")
+        return self._files[choice.label]
+
+
+class Runner:
+    """Runs one request at a time."""
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        self.settings = settings
+        self._models: OrderedDict[str, Pipeline] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # of every model that was ever loaded
+
+    @property
+    def device(self) -> str | None:
+        """Where it works; None where this machine has no such device, which the first model that is loaded reports."""
+        try:
+            return str(choose_device(self.settings.device))
+        except ConfigError:
+            return None
+
+    def run(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+        """Run a request to its end; returns its result, raises `CancelledError` or the reason why it failed."""
+        if request.kind == "train":
+            from inweave.serve.engine.training_job import run_training
+
+            self._models.clear()  # a run plans with all the memory there is
+            return run_training(request, emit, cancelled, self.settings)
+        return self._generate(request, emit, cancelled)
+
+    def load(self, model: str, emit: Emit | None = None) -> Pipeline:
+        """The model, loaded now or before."""
+        pipe = self._models.get(model)
+        if pipe is None:
+            if emit is not None:
+                emit(Event("loading", {"model": model}))
+            self._make_room(self._sizes.get(model) or 2 * stored_bytes(model))
+            pipe = pipeline(
+                model, device=self.settings.device, dtype=self.settings.dtype, parts=self.settings.parts.get(model)
+            )
+            self._sizes[model] = model_bytes(pipe)
+            self._refuse_too_large(model)
+            self._make_room(self._sizes[model])
+            self._models[model] = pipe
+        self._models.move_to_end(model)
+        return pipe
+
+    def _make_room(self, size: int) -> None:
+        """Drop the models that were idle longest until ``size`` more bytes fit; without a budget only one model stays."""
+        budget = self.settings.memory_bytes or 0
+        while self._models and sum(self._sizes[name] for name in self._models) + size > budget:
+            self._models.popitem(last=False)
+
+    def _refuse_too_large(self, model: str) -> None:
+        """A model whose weights alone are larger than the budget; the originals of merged weights may not be needed."""
+        budget, weights = self.settings.memory_bytes, self._sizes[model] // 2
+        if budget is not None and weights > budget:
+            raise MemoryBudgetError(
+                f"the model has {weights / 2**30:.2g} GB of weights, and loaded models may take {budget / 2**30:.2g} GB"
+            )
+
+    def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
+        pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
+        pipe.finder = LoraTable(request.loras)
+        config = GenerateConfig(**request.config)
+        started = time.perf_counter()
+
+        def report(at: Progress) -> None:
+            steps, total = at.image * at.total + at.step, at.total * at.images
+            data = {
+                "step": steps, "total": total, "percent": round(100 * steps / total, 2), "eta": round(at.eta, 3),
+                "index": at.image, "count": at.images,
+            }  # fmt: skip
+            if at.preview is None:
+                emit(Event("progress", data))
+            else:
+                emit(Event("preview", data, (encode_png(at.preview),)))
+
+        result = pipe(
+            config,
+            init=_decode(request.inputs.get("init")),
+            mask=_decode(request.inputs.get("mask")),
+            progress=report,
+            preview_every=request.preview_every,
+            preview_first=request.preview_first,
+            cancelled=cancelled,
+            on_mismatch=request.on_mismatch,
+        )
+        for number, image in enumerate(result.images):
+            record = result.records[number]
+            data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
+            emit(Event("image", data, (encode_png(image, record),)))
+        return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
+
+
+def _summary(result: Result, model_modules: int, seconds: float) -> dict[str, Any]:
+    changed = sum(lora.modules for lora in result.loras) or 1
+    return {
+        "images": [
+            {"index": number, "seed": record["config"]["seed"], "settings": record["config"], "width": image.width,
+             "height": image.height}
+            for number, (record, image) in enumerate(zip(result.records, result.images, strict=True))
+        ],
+        "loras": [
+            {**lora.as_dict(), "strength": lora.unet if lora.unet == lora.te else None, "modules_in_file": lora.file_modules, "modules_in_model": model_modules,
+             "apply_seconds": round(lora.plan_seconds + result.swap_seconds * lora.modules / changed, 6)}
+            for lora in result.loras
+        ],
+        "warnings": result.warnings,
+        "model": result.records[0]["model"] if result.records else {"name": EMBEDDED},
+        "seconds": round(seconds, 4),
+    }  # fmt: skip
+
+
+def encode_png(image: Image.Image, record: Mapping[str, Any] | None = None) -> bytes:
+    """A picture as PNG, with the settings that made it."""
+    content = io.BytesIO()
+    image.save(content, format="PNG", pnginfo=png_text(record) if record is not None else None)
+    return content.getvalue()
+
+
+def _decode(content: bytes | None) -> Image.Image | None:
+    """A picture that the web process has checked and encoded anew."""
+    if content is None:
+        return None
+    image = Image.open(io.BytesIO(content), formats=("PNG",))
+    image.load()
+    return image
+
+
+def stored_bytes(model: str) -> int:
+    """The size of a model's files, before anything is known of it; 0 where they are not on this disk."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.rglob("*.safetensors") if path.is_dir() else []
+    return sum(file.stat().st_size for file in files)
+
+
+def model_bytes(pipe: Pipeline) -> int:
+    """What a loaded model holds: its weights, and the originals that let LoRAs be taken out exactly."""
+    weights = sum(
+        tensor.numel() * tensor.element_size()
+        for network in pipe.model.networks.values()
+        for tensor in (*network.parameters(), *network.buffers())
+    )
+    return 2 * weights

@@ -1,0 +1,1 @@
+"""Jobs as data: requests, the durable queue, result files, states, failures."""

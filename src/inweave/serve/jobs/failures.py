@@ -1,0 +1,107 @@
+"""Errors as the outside may see them: a code, a sentence, no path, no address, no traceback.
+
+code              HTTP    error
+invalid_request   400     ConfigError, RequestError
+not_found         404     MissingError
+conflict          409     ConflictError, MergeStateError
+gone              410     GoneError
+unsupported_media_type    415  MediaTypeError
+unreadable_file   422     FormatError
+lora_mismatch     422     TargetError
+busy              429     BusyError
+out_of_memory     500     MemoryBudgetError, the device's own
+internal          500     everything else; the log has the traceback
+"""
+
+from __future__ import annotations
+
+import re
+
+from inweave.errors import (
+    BusyError,
+    CancelledError,
+    ConfigError,
+    ConflictError,
+    FormatError,
+    InweaveError,
+    MemoryBudgetError,
+    MergeStateError,
+    MissingError,
+    RequestError,
+    TargetError,
+)
+from inweave.serve.jobs.errors import GoneError, MediaTypeError, StorageError
+from inweave.serve.jobs.job import Failure
+
+_CODES: tuple[tuple[type[InweaveError], str, int], ...] = (
+    (GoneError, "gone", 410),
+    (MediaTypeError, "unsupported_media_type", 415),
+    (MissingError, "not_found", 404),
+    (ConflictError, "conflict", 409),
+    (BusyError, "busy", 429),
+    (MergeStateError, "conflict", 409),
+    (ConfigError, "invalid_request", 400),
+    (RequestError, "invalid_request", 400),
+    (FormatError, "unreadable_file", 422),
+    (TargetError, "lora_mismatch", 422),
+    (MemoryBudgetError, "out_of_memory", 500),
+    (StorageError, "storage", 507),
+    (CancelledError, "cancelled", 409),
+)
+#: a path with at least one folder in front of its last part, posix or Windows
+_PATH = re.compile(r"(?:(?<![\w.:/])~?/|\b[A-Za-z]:[\\/])(?:[^\s/\\'\"<>|:;,()]+[/\\])*([^\s/\\'\"<>|:;,()]*)")
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
+
+
+class JobFailed(InweaveError):
+    """A job failed for a reason that no error of ours stands for: a crash, a time-out, a bug."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.code = failure.code
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What a client is told of an error."""
+    return Failure(code_of(error), message_of(error))
+
+
+def code_of(error: BaseException) -> str:
+    if isinstance(error, JobFailed):
+        return error.code
+    for kind, code, _ in _CODES:
+        if isinstance(error, kind):
+            return code
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    return "internal"
+
+
+def status_of(error: BaseException) -> int:
+    """The HTTP status of an error."""
+    for kind, _, status in _CODES:
+        if isinstance(error, kind):
+            return status
+    return 500
+
+
+def message_of(error: BaseException) -> str:
+    """The message of our own errors, without paths; of others only what they mean for the client."""
+    if isinstance(error, InweaveError):
+        return public(str(error))
+    if code_of(error) == "out_of_memory":
+        return "the device has too little free memory for this request; ask for fewer or smaller images"
+    return "an internal error; the log of the worker has the details"
+
+
+def public(text: str) -> str:
+    """``text`` with every path cut to its last part, and without memory addresses."""
+    return _ADDRESS.sub("...", _PATH.sub(lambda match: match[1] or "...", text))
+
+
+def error_of(failure: Failure) -> InweaveError:
+    """The error that another process reported."""
+    for kind, code, _ in _CODES:
+        if code == failure.code:
+            return kind(failure.message)
+    return JobFailed(failure)

@@ -1,0 +1,141 @@
+"""Training runs on disk: what a job that was paused, failed or is to be extended continues from.
+
+    <data>/training/<run>/<name>-000050.safetensors     the adapter of a checkpoint, ready to be used
+    <data>/training/<run>/<name>-state/step-000050/     what training resumes from
+    <data>/training/<run>/<name>.jsonl, samples/        what the run has reported so far
+
+A run is named after its first job. A job that resumes or extends it has that name in its request.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from filecmp import cmp
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import ConfigError, ConflictError, FormatError, MissingError
+from inweave.formats.files import read_header
+from inweave.serve.jobs.job import Job, Submission
+
+CHUNK = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The adapter of one step."""
+
+    step: int
+    path: Path
+
+    @property
+    def bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+def run_of(job: Job) -> str:
+    """The name of the run that a job belongs to."""
+    return str(job.request.get("run", job.id))
+
+
+def resumed_request(job: Job) -> dict[str, Any]:
+    """The request of a job like this one: what did not reach its end is resumed, what did is trained anew."""
+    request = {name: value for name, value in job.request.items() if name != "run"}
+    return request if job.state == "done" else {**request, "run": run_of(job)}
+
+
+def checkpoints_in(folder: Path, name: str) -> list[Checkpoint]:
+    """The adapters that a run has written so far, oldest first; each has its name only once it is complete."""
+    pattern = re.compile(re.escape(name) + r"-(\d{6,})\.safetensors")
+    paths = folder.iterdir() if folder.is_dir() else ()
+    matches = [(match, path) for path in paths if (match := pattern.fullmatch(path.name))]
+    return sorted((Checkpoint(int(match[1]), path) for match, path in matches), key=lambda each: each.step)
+
+
+class TrainingRuns:
+    """The runs of a worker, below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def nowhere(self) -> Path:
+        """A folder for the plan of a run that has none: it is never made."""
+        return self._folder / "none"
+
+    def folder(self, job: Job) -> Path:
+        """Where a train job writes."""
+        return self._folder / run_of(job)
+
+    def checkpoints(self, job: Job) -> list[Checkpoint]:
+        """The adapters of a job's run; none where they have expired."""
+        return checkpoints_in(self.folder(job), job.request["config"]["name"])
+
+    def checkpoint(self, job: Job, step: int) -> Checkpoint:
+        """The adapter of one step, or `MissingError`."""
+        for each in self.checkpoints(job):
+            if each.step == step:
+                return each
+        steps = ", ".join(str(each.step) for each in self.checkpoints(job)) or "none"
+        raise MissingError(f"job {job.id} has no checkpoint of step {step}; it has {steps}")
+
+    def extend(self, job: Job, steps: int) -> Submission:
+        """A job that trains the run of a finished or paused one up to ``steps`` steps."""
+        if job.expired or not job.final:
+            raise ConflictError(
+                f"job {job.id} is {'expired' if job.expired else job.state}; only runs that ended can be extended"
+            )
+        if not any(self.folder(job).glob("*-state/step-*")):
+            raise ConflictError(
+                f"job {job.id}: its checkpoints are gone; train a new LoRA that starts from its last one (start_from)"
+            )
+        done = int((job.result or {}).get("steps", 0))
+        if steps <= done:
+            raise ConfigError(f"steps: {done} are done, so more than that are needed, got {steps}")
+        config = {name: value for name, value in job.request["config"].items() if name != "epochs"} | {"steps": steps}
+        request = {**job.request, "config": config, "run": run_of(job)}
+        return Submission(job.kind, job.model, request, {}, job.priority, job.client)
+
+
+def add_to_library(source: Path, folder: Path, stem: str) -> Path:
+    """A copy of an adapter in a folder of the library; where one with the same tensors is there already, that one.
+
+    A job that is killed after this, and run again, writes the same tensors with another time in the metadata.
+    """
+    for known in sorted(folder.glob(f"{stem}*.safetensors")):
+        if cmp(source, known, shallow=False) or _same_tensors(source, known):
+            return known
+    target = free_name(folder, stem)
+    hidden = folder / f".{target.name}.part"
+    try:
+        shutil.copyfile(source, hidden)
+        return hidden.replace(target)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _same_tensors(one: Path, other: Path) -> bool:
+    """Whether two files differ in their metadata alone."""
+    try:
+        headers = [read_header(path) for path in (one, other)]
+    except FormatError:
+        return False
+    if headers[0].spans != headers[1].spans:
+        return False
+    with one.open("rb") as first, other.open("rb") as second:
+        first.seek(headers[0].data_start)
+        second.seek(headers[1].data_start)
+        while content := first.read(CHUNK):
+            if content != second.read(len(content)):
+                return False
+        return not second.read(1)
+
+
+def free_name(folder: Path, stem: str) -> Path:
+    """Where a LoRA called ``stem`` can be written: with a number where there is one of that name."""
+    target, number = folder / f"{stem}.safetensors", 2
+    while target.exists():
+        target, number = folder / f"{stem}-{number}.safetensors", number + 1
+    return target

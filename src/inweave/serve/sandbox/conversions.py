@@ -1,0 +1,77 @@
+"""LoRAs in other dialects, kept long enough to be downloaded.
+
+data/converted/ID/adapter.safetensors     or adapter.zip: a PEFT adapter is two files
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import MissingError
+from inweave.library import Entry
+from inweave.serve.sandbox.client import Checker
+
+KEEP_SECONDS = 3600.0
+MAX_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A file that was written, and what browsers save it as."""
+
+    path: Path
+    name: str
+    created: float
+
+
+class ConversionStore:
+    """The files that were converted since the worker started; the oldest make room."""
+
+    def __init__(self, folder: Path, checker: Checker) -> None:
+        self._folder, self._checker = folder, checker
+        self._files: dict[str, Converted] = {}
+
+    async def create(self, entry: Entry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
+        """Convert a file in another process; what it says of it, and where it can be downloaded."""
+        identifier = secrets.token_hex(16)
+        target = self._folder / identifier
+        await asyncio.to_thread(target.mkdir, parents=True)
+        try:
+            report = await self._checker.convert(
+                str(entry.file), str(target), f"LoRA {entry.name}", to=to, base=base, drop=drop
+            )
+        except BaseException:
+            await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)
+            raise
+        path = target / report["file"]
+        name = f"{entry.name}-{to}{path.suffix}"
+        self._files[identifier] = Converted(path, name, time.monotonic())
+        await asyncio.to_thread(self.expire)
+        return {**report, "id": identifier, "file": name, "url": f"/v1/conversions/{identifier}"}
+
+    def file(self, identifier: str) -> tuple[Path, str]:
+        """(where it is, what browsers save it as)."""
+        converted = self._files.get(identifier)
+        if converted is None or not converted.path.is_file():
+            raise MissingError("this conversion is not here anymore; convert the LoRA again")
+        return converted.path, converted.name
+
+    def expire(self) -> None:
+        """Remove what is old, and what is too much."""
+        oldest = time.monotonic() - KEEP_SECONDS
+        by_age = sorted(self._files.items(), key=lambda each: each[1].created, reverse=True)
+        for place, (identifier, converted) in enumerate(by_age):
+            if place >= MAX_KEPT or converted.created < oldest:
+                del self._files[identifier]
+                shutil.rmtree(converted.path.parent, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove what an earlier process left."""
+        self._files.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)

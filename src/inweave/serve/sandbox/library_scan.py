@@ -1,0 +1,39 @@
+"""The index of the library, brought up to date in a process of its own: a hostile file can end that one, not this one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from inweave.files.paths import is_folder
+from inweave.library import Library
+from inweave.serve.engine.child_process import end_process
+
+log = logging.getLogger("inweave.serve")
+MAX_SCANS = 20
+
+
+async def scan_library(library: Library, database: Path, *, examine: bool = False) -> None:
+    """Look at the folders; ``examine`` also reads whole files, which takes as long as the disk needs."""
+    missing = [folder for folder in library.folders if not is_folder(folder)]
+    for folder in missing:  # a disk that is not mounted now: the others are looked at all the same
+        await asyncio.to_thread(library.hide, folder)
+    present = [folder for folder in library.folders if folder not in missing]
+    folders = [argument for folder in present for argument in ("--folder", str(folder))]
+    command = [
+        sys.executable, "-P", "-m", "inweave", "library", "scan", "--json", "--database", str(database), *folders,
+        *(["--examine"] if examine else []),
+    ]  # fmt: skip
+    for _ in range(MAX_SCANS):  # a file that ends the process once is tried again, then passed over
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            code = await process.wait()
+        finally:
+            await asyncio.shield(end_process(process))
+        if code >= 0:
+            break
+        log.error("the scan of the library ended unexpectedly (signal %d)", -code)

@@ -1,0 +1,1 @@
+"""Datasets, uploads and training runs on disk."""

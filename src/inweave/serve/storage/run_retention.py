@@ -1,0 +1,36 @@
+"""How long the folders of training runs stay: as long as a job that may continue them, and within a size.
+
+A run goes with its last job. Of runs that ended, those that ended last stay within ``keep_bytes``, and the very last one
+whatever its size: a run takes gigabytes, and its job, which takes none, should not expire for it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from inweave.serve.jobs.job import Job
+from inweave.serve.jobs.store import JobStore
+from inweave.serve.jobs.training_runs import run_of
+
+
+def expire_runs(store: JobStore, folder: Path, keep_bytes: int) -> None:
+    """Remove the folders of runs that no job continues, and of those that are too much."""
+    if not folder.is_dir():
+        return
+    folders = list(folder.iterdir())  # before the jobs: a run that begins meanwhile is not seen at all
+    runs: dict[str, list[Job]] = {}
+    for job in store.jobs(kind="train", limit=1_000_000):
+        runs.setdefault(run_of(job), []).append(job)
+    ended = []
+    for path in folders:
+        jobs = runs.get(path.name)
+        if jobs is None:
+            shutil.rmtree(path, ignore_errors=True)
+        elif all(job.final for job in jobs):
+            ended.append((max(job.finished or 0.0 for job in jobs), path))
+    total = 0
+    for place, (_, path) in enumerate(sorted(ended, reverse=True)):
+        total += sum(file.lstat().st_size for file in path.rglob("*") if file.is_file())
+        if total > keep_bytes and place > 0:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""Pictures that clients send once and name in many jobs.
+
+    uploads.sqlite3      one row per upload: its size, when it was last used, whether it has expired
+    uploads/<id>.png     the picture, already checked and encoded anew
+
+An upload is kept for ``keep_seconds`` after its last use, among the ``max_count`` that were used last, within
+``max_bytes``. Afterwards its row says that it expired, so that its id answers 410 and not 404. A job copies what it
+names, so it never depends on an upload again. One process opens the store at a time; see `job_files.own_folder`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inweave.errors import MissingError, RequestError
+from inweave.files.writing import write_atomic
+from inweave.serve.jobs.errors import GoneError, StorageError
+from inweave.serve.jobs.image_request import png_size
+
+PREFIX = "upload-"  # base64 has no dash: an id is never mistaken for a picture
+#: uploads that expired; beyond this many, the oldest are unknown again
+TOMBSTONES = 10_000
+_ID = re.compile(rf"{PREFIX}[0-9a-f]{{24}}")
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS uploads (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    width INTEGER NOT NULL,
+    height INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,
+    created REAL NOT NULL,
+    used REAL NOT NULL,
+    expired INTEGER NOT NULL DEFAULT 0
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A picture that jobs may name by its id."""
+
+    id: str
+    width: int
+    height: int
+    bytes: int
+    created: float
+    expires: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id, "width": self.width, "height": self.height, "bytes": self.bytes, "created": self.created,
+            "expires": self.expires, "url": f"/v1/uploads/{self.id}", "file": f"/v1/uploads/{self.id}/file",
+        }  # fmt: skip
+
+
+class UploadStore:
+    """The uploads of a worker. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_seconds: float,
+        max_count: int,
+        max_bytes: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``folder``: that of the worker."""
+        self._files = folder / "uploads"
+        self._files.mkdir(parents=True, exist_ok=True)
+        self._keep_seconds, self._max_count, self._max_bytes, self._clock = keep_seconds, max_count, max_bytes, clock
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(folder / "uploads.sqlite3", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.executescript(_SCHEMA)
+        known = {f"{name}.png" for (name,) in self._db.execute("SELECT id FROM uploads WHERE expired = 0")}
+        for path in self._files.iterdir():  # of a process that died in between
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def add(self, png: bytes) -> Upload:
+        """Keep a checked picture; the ones used longest ago make room."""
+        if len(png) > self._max_bytes:
+            raise RequestError(
+                f"the picture takes {len(png):,} bytes; all uploads together may take {self._max_bytes:,}"
+            )
+        name, now = f"{PREFIX}{secrets.token_hex(12)}", self._clock()
+        width, height = png_size(png)
+        with self._lock:
+            write_atomic(self._file(name), [png], error=StorageError)
+            try:
+                self._db.execute(
+                    "INSERT INTO uploads (id, width, height, bytes, created, used) VALUES (?, ?, ?, ?, ?, ?)",
+                    (name, width, height, len(png), now, now),
+                )
+            except BaseException:
+                self._file(name).unlink(missing_ok=True)
+                raise
+            self._expire()
+            return self._find(name)
+
+    def find(self, name: str) -> Upload:
+        """The upload of an id; `MissingError` for one that never was, `GoneError` for one that expired."""
+        with self._lock:
+            return self._find(name)
+
+    def read(self, name: str) -> bytes:
+        """The picture, as PNG; its time begins anew."""
+        with self._lock:
+            self._find(name)
+            self._db.execute("UPDATE uploads SET used = ? WHERE id = ?", (self._clock(), name))
+            try:
+                return self._file(name).read_bytes()
+            except FileNotFoundError:
+                self._forget(name)
+                raise GoneError(f"upload {name} has expired; send the picture again") from None
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._find(name)
+            self._forget(name)
+
+    def expire(self) -> None:
+        """Remove what is old, and what is too much."""
+        with self._lock:
+            self._expire()
+
+    def _expire(self) -> None:
+        query = "SELECT id, used, bytes FROM uploads WHERE expired = 0 ORDER BY used DESC, number DESC"
+        limit, total = self._clock() - self._keep_seconds, 0
+        for place, (name, used, size) in enumerate(self._db.execute(query).fetchall()):
+            total += size
+            if used < limit or total > self._max_bytes or place >= self._max_count:
+                self._forget(name)
+        self._db.execute(
+            "DELETE FROM uploads WHERE expired = 1 AND number <= (SELECT max(number) FROM uploads) - ?", (TOMBSTONES,)
+        )
+
+    def _forget(self, name: str) -> None:
+        self._db.execute("UPDATE uploads SET expired = 1, bytes = 0 WHERE id = ?", (name,))
+        self._file(name).unlink(missing_ok=True)
+
+    def _find(self, name: str) -> Upload:
+        row = None
+        if _ID.fullmatch(name):
+            query = "SELECT id, width, height, bytes, created, used, expired FROM uploads WHERE id = ?"
+            row = self._db.execute(query, (name,)).fetchone()
+        if row is None:
+            raise MissingError(f"there is no upload {name[:100]}; upload the picture first")
+        _, width, height, size, created, used, expired = row
+        if expired or used < self._clock() - self._keep_seconds:
+            raise GoneError(f"upload {name} has expired; send the picture again")
+        return Upload(name, width, height, size, created, used + self._keep_seconds)
+
+    def _file(self, name: str) -> Path:
+        return self._files / f"{name}.png"

@@ -1,0 +1,1 @@
+"""How a training step runs: recorded as CUDA graphs, compiled, with which kernels."""

@@ -1,0 +1,184 @@
+"""The denoiser's repeated blocks, compiled: one block is traced and fused by torch.compile, and all blocks like it share that.
+
+    blocks     those the library lists as repeated: a UNet's transformer blocks, all blocks of a transformer
+    per size   every size of a batch is compiled by itself, when it comes first; kernels are cached by torch, between runs too
+               (TORCHINDUCTOR_CACHE_DIR; by default torchinductor_<user> in the folder for temporary files)
+    eager      validation and samples: their sizes, without gradients, would have to be compiled too
+    recorded   a compiled block is recorded in a CUDA graph like any other (`inweave.training.execution.capture`)
+
+`auto` compiles where it pays:   saved seconds > seconds of compiling
+
+    saved      = `Family.compile_saving`, seconds per example of the model's own size * share of that size * examples of the run
+    compiling  = COMPILE_SECONDS * sizes of batches
+
+Compiled sums are rounded in another order. So the choice belongs to the run: a resumed one keeps it, unless the setting is
+"on" or "off". What cannot be compiled runs eagerly, and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from inweave.training.config.schema import TrainConfig
+from inweave.training.data.batches import Order
+
+#: to compile all blocks of a denoiser for one size of a batch, forward and backward; measured on one H200: 15 to 40
+COMPILE_SECONDS = 30.0
+#: versions of a block that torch keeps before it gives up: kinds of block times sizes of a batch
+MOST_VERSIONS = 1024
+DENOISER = "unet"  # the component, whichever class it has
+
+
+def compile_problems(networks: Mapping[str, nn.Module], config: TrainConfig, device: torch.device) -> list[str]:
+    """Why the blocks of this run cannot be compiled; empty if they can."""
+    problems = []
+    if DENOISER not in networks:
+        problems.append("only the blocks of a denoiser that is trained are compiled, and this run trains none")
+    elif not repeated_blocks(networks[DENOISER]):
+        problems.append(f"{type(networks[DENOISER]).__name__} lists no repeated blocks")
+    if config.shard:
+        problems.append("shard: the base is gathered by hooks on the host")
+    if config.gradient_checkpointing == "selective":
+        problems.append(
+            'gradient_checkpointing = "selective" chooses among single operations, and a compiled block has none; set "off", '
+            'where compiled blocks recompute what is cheap by themselves, or "full"'
+        )
+    return [*problems, *device_problems(device)]
+
+
+def device_problems(device: torch.device) -> list[str]:
+    """What torch.compile lacks for this device."""
+    if device.type != "cuda":
+        return [f"device {device}: blocks are compiled for CUDA devices"]
+    problems = []
+    if (capability := torch.cuda.get_device_capability(device)) < (7, 0):
+        problems.append(f"compute capability {capability[0]}.{capability[1]}: Triton needs 7.0 or more")
+    if find_spec("triton") is None:
+        problems.append("Triton is not installed")
+    compiler = os.environ.get("CC")
+    if not any(map(shutil.which, [compiler] if compiler else ["gcc", "clang", "cc"])):
+        missing = f"CC={compiler} is not there" if compiler else "there is none"
+        problems.append(f"Triton needs a C compiler, and {missing}; install gcc")
+    return problems
+
+
+def saves_time(model: Any, order: Order, config: TrainConfig, steps: int) -> bool:
+    """Whether compiling saves a run of so many steps more time than it takes; a family without a number saves nothing."""
+    family = getattr(model, "family", None)
+    if family is None:
+        return False
+    share = ((config.resolution or model.size) / model.size) ** 2
+    examples = steps * config.gradient_accumulation * config.batch_size
+    return bool(family.compile_saving * share * examples > COMPILE_SECONDS * len(order.sizes))
+
+
+def repeated_blocks(network: nn.Module) -> list[nn.Module]:
+    """The blocks diffusers lists as repeated, or else those it never splits over devices (Stable Diffusion 3)."""
+    names = getattr(network, "_repeated_blocks", None) or getattr(network, "_no_split_modules", None) or ()
+    # a fused block (`inweave.models.fused.blocks`) is a subclass of the one that is listed
+    return [module for module in network.modules() if any(kind.__name__ in names for kind in type(module).__mro__)]
+
+
+def inductor_options(*, deterministic: bool) -> dict[str, Any]:
+    """Kernels that add up rows are also made so that they hold a whole row, and the faster of the two is used.
+
+    By itself Inductor holds rows of up to 1,024 numbers, and reads longer ones twice: the layer norms of transformers take 1.6 times
+    as long. Where bits have to repeat nothing is timed: how a kernel splits a sum would differ from run to run.
+
+    Kernels that come from Inductor's cache with its own launcher have lost the lock that finding the faster one again needs, so that a
+    second run failed to compile (torch 2.11 to 2.13); Triton's launcher loads them anew. A recorded step launches nothing anyway.
+    """
+    return {"deterministic": True} if deterministic else {"triton.multi_kernel": 1, "use_static_cuda_launcher": False}
+
+
+class CompiledBlocks:
+    """The blocks of one run; eager until `start`. ``backend``: torch.compile's; ``deterministic``: see `inductor_options`."""
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], backend: str = "inductor", *, deterministic: bool = False
+    ) -> None:
+        self.blocks = repeated_blocks(networks[DENOISER]) if DENOISER in networks else []
+        self.active = False
+        self.compiling = False  # a size that is new: whatever fails may be the compiler
+        self.problem: str | None = None  # why compiling was given up
+        self.seconds = 0.0  # spent on first steps of a size
+        self._backend = backend
+        self._deterministic = deterministic
+        self._calls: list[Callable[..., Any] | None] = []
+        self._sizes: set[Hashable] = set()
+        self._events: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        """Compile the blocks when they are next called."""
+        options = inductor_options(deterministic=self._deterministic) if self._backend == "inductor" else None
+        for block in self.blocks:
+            block.compile(backend=self._backend, dynamic=False, options=options)
+        self._calls = [block._compiled_call_impl for block in self.blocks]
+        self.active = True
+
+    def stop(self, problem: str) -> None:
+        """Run eagerly from now on."""
+        self._set([None] * len(self.blocks))
+        self.active = self.compiling = False
+        self.problem = " ".join(problem.split())[:300]
+        text = f"the blocks cannot be compiled and run eagerly: {self.problem}"
+        self._events.append({"event": "compile failed", "text": text})
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Inside the block of code nothing is compiled."""
+        self._set([None] * len(self._calls))
+        try:
+            yield
+        finally:
+            if self.active:
+                self._set(self._calls)
+
+    @contextmanager
+    def call(self, size: Hashable) -> Iterator[None]:
+        """Around a step on a batch of this size: the first of a size compiles."""
+        if not self.active:
+            yield
+            return
+        import torch._dynamo.config as limits
+
+        start = time.perf_counter()
+        self.compiling = size not in self._sizes
+        with limits.patch(recompile_limit=MOST_VERSIONS, accumulated_recompile_limit=MOST_VERSIONS):
+            yield
+        if self.compiling:
+            self.compiling = False
+            self._sizes.add(size)
+            seconds = time.perf_counter() - start
+            self.seconds += seconds
+            text = f"{len(self.blocks)} blocks were compiled for a size of batch, its first step took {seconds:.1f} s"
+            self._events.append({"event": "compile", "text": text})
+
+    def new_events(self) -> list[dict[str, Any]]:
+        """What there is to log, once."""
+        events, self._events = self._events, []
+        return events
+
+    def _set(self, calls: list[Callable[..., Any] | None]) -> None:
+        for block, call in zip(self.blocks, calls, strict=False):  # nothing to set before `start`
+            block._compiled_call_impl = call
+
+
+def choose(setting: str, problems: Sequence[str], *, saves: bool, before: bool | None) -> tuple[bool, list[str]]:
+    """(whether to compile, what to say about it); ``before``: the choice of the run that is resumed."""
+    preferred = {"off": False, "on": True}.get(setting, saves if before is None else before)
+    chosen = preferred and not problems
+    if before is None or chosen == before:
+        return chosen, []
+    was, now = ("compiled", "eager") if before else ("eager", "compiled")
+    reason = f" ({'; '.join(problems)})" if preferred and problems else ""
+    return chosen, [f"the blocks were {was} and are {now} now{reason}: results differ from a straight run by rounding"]

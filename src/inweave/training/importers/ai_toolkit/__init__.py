@@ -1,0 +1,1 @@
+"""ai-toolkit's YAML and JSON configurations."""

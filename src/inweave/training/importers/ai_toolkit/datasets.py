@@ -1,0 +1,100 @@
+"""ai-toolkit's datasets: its folders, each trained at each of its resolutions.
+
+flip_x       every image twice, once flipped: a random flip of as many repeats
+caption_ext  the extension of captions; caption_type is an older name, which counts where both are set
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from inweave.checked import for_message
+from inweave.training.importers.datasets import Folder
+from inweave.training.importers.defaults import defaults
+from inweave.training.importers.translate import SPEED, OtherSettings, Translation, parse_resolutions
+from inweave.training.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
+
+_OPTIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "caption_dropout_rate": ("caption_dropout_rate", parse_number), "shuffle_tokens": ("shuffle_caption", parse_bool),
+    "token_dropout_rate": ("caption_tag_dropout_rate", parse_number), "keep_tokens": ("keep_tokens", parse_int),
+    "flip_x": ("flip_aug", parse_bool), "random_crop": ("random_crop", parse_bool), "buckets": ("enable_bucket", parse_bool),
+    "bucket_tolerance": ("bucket_reso_steps", parse_int), "caption_ext": ("caption_extension", str),
+}  # fmt: skip
+_DATA_HARMLESS = (
+    "cache_", "num_workers", "prefetch", "type", "shrink_video", "do_i2v", "fps", "debug", "fast_image", "persistent",
+    "full_size_control", "replay_", "gpu_", "control_transparent", "random_triggers_max", "auto_frame", "do_audio",
+)  # fmt: skip
+_NEUTRAL = {"network_weight": 1.0, "loss_multiplier": 1.0, "scale": 1.0, "num_frames": 1, "guidance_type": "targeted"}
+
+
+def read_folders(settings: OtherSettings, out: Translation) -> list[Folder]:
+    """The folders of the datasets, with their options under the names of a dataset file."""
+    by_index: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name.startswith("datasets."):
+            _, index, key = name.split(".", 2) if name.count(".") > 1 else ("", "", "")
+            by_index.setdefault(index, {})[key] = value
+    folders = []
+    for index, entries in by_index.items():
+        at = f"datasets.{index}"
+        table = {
+            **defaults("ai_toolkit", "dataset"),
+            **{key: value for key, value in entries.items() if value is not None},
+        }
+        path = table.get("folder_path") or table.get("dataset_path")
+        if not isinstance(path, str) or not path:
+            continue
+        if path.endswith((".json", ".jsonl")):
+            out.refuse(f"{at}.dataset_path", f"{for_message(path)}: a dataset is a folder")
+        try:
+            folders.append(_folder(at, path, table, out))
+        except ValueError as error:
+            out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
+    if len({bool(folder.options.get("flip_aug")) for folder in folders}) > 1:
+        for folder in folders:  # a share of the run, which counts steps
+            folder.repeats *= 2 if folder.options.get("flip_aug") else 1
+    return folders
+
+
+def _folder(at: str, path: str, table: dict[str, Any], out: Translation) -> Folder:
+    options: dict[str, Any] = {}
+    for key, value in table.items():
+        where = f"{at}.{key}"
+        if key in _OPTIONS:
+            name, parse = _OPTIONS[key]
+            options[name] = parse(value)
+            out.mapping[where] = "dataset"
+        elif key in (
+            "folder_path",
+            "dataset_path",
+            "resolution",
+            "num_repeats",
+            "is_reg",
+            "default_caption",
+            "caption_type",
+        ):
+            out.mapping[where] = "dataset"
+        elif key == "alpha_mask" and parse_bool(value):
+            options["alpha_mask"] = True
+            out.put(where, "masked_loss", True)
+        elif key == "square_crop" and parse_bool(value):
+            options["enable_bucket"] = False
+        elif key == "trigger_word" and value:
+            out.put(where, "trigger", value)
+        elif key.startswith(_DATA_HARMLESS):
+            out.note(where, SPEED)
+        elif is_off(value) or value == _NEUTRAL.get(key):
+            out.unset.append(where)
+        elif key == "mask_min_value" and is_off(table.get("alpha_mask")) and is_off(table.get("mask_path")):
+            out.note(where, "there are no masks")
+        else:
+            out.refuse(where, f"{for_message(value)}: is not supported")
+    if caption := table.get("default_caption"):
+        out.put(f"{at}.default_caption", "caption", caption)
+    extension = str(table.get("caption_type") or options.get("caption_extension", ".txt"))
+    options["caption_extension"] = extension if extension.startswith(".") else f".{extension}"
+    return Folder(
+        f"{at}.folder_path", path, parse_resolutions(table["resolution"]), parse_int(table["num_repeats"]),
+        not is_off(table.get("is_reg")), options,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""The folders that another trainer reads, as our dataset: one folder, or the tables of a dataset file.
+
+    one folder, one resolution, no repeats   dataset = "folder", and its options as settings of the run
+    otherwise                                dataset = {datasets = [{resolution, subsets = [{image_dir, ...}]}]}
+
+A folder with several resolutions becomes one dataset per resolution: each image is trained at each of them. The names in
+the tables are those of a dataset .toml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inweave.training.importers.translate import Translation
+
+#: key of a dataset file -> setting of a run
+_RUN_FIELDS = {
+    "caption_extension": "caption_extensions", "shuffle_caption": "shuffle_tags", "keep_tokens": "keep_tokens",
+    "caption_separator": "tag_separator", "caption_dropout_rate": "caption_dropout", "caption_tag_dropout_rate": "tag_dropout",
+    "flip_aug": "flip", "random_crop": "crop", "enable_bucket": "buckets", "bucket_reso_steps": "bucket_step",
+}  # fmt: skip
+_DATASET_KEYS = (
+    "resolution",
+    "enable_bucket",
+    "bucket_reso_steps",
+    "bucket_no_upscale",
+    "min_bucket_reso",
+    "max_bucket_reso",
+)
+
+
+@dataclass(slots=True)
+class Folder:
+    """One folder of images: where its settings were written, and its options under the names of a dataset file."""
+
+    where: str
+    path: str
+    resolutions: list[int]
+    repeats: int = 1
+    regularization: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def put_folders(out: Translation, folders: list[Folder]) -> None:
+    """Set the dataset, and the settings of the run that its folders have in common."""
+    if not folders:
+        return
+    first = folders[0]
+    put_options(out, first)
+    plain = first.options.keys() <= _RUN_FIELDS.keys()
+    if len(folders) == 1 and len(first.resolutions) == 1 and first.repeats == 1 and plain and not first.regularization:
+        out.fields["dataset"] = first.path
+    else:
+        tables = [_table(folder, side) for folder in folders for side in folder.resolutions]
+        out.fields["dataset"] = {"datasets": tables}
+    for folder in folders:
+        out.mapping[folder.where] = "dataset"
+
+
+def put_options(out: Translation, folder: Folder) -> None:
+    """The options of a folder as settings of the run: those of one that is named elsewhere."""
+    for key, ours in _RUN_FIELDS.items():
+        if key in folder.options:
+            value = folder.options[key]
+            value = ("random" if value else "center") if key == "random_crop" else value
+            out.fields[ours] = [value] if key == "caption_extension" else value
+    out.fields["resolution"] = folder.resolutions[-1]
+
+
+def with_folder(tables: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
+    """The tables of a dataset with another folder of images; None where they have several, or none."""
+    listed = [subset for table in tables.get("datasets", ()) for subset in table.get("subsets", ())]
+    if len({subset.get("image_dir") for subset in listed}) != 1:
+        return None
+    replaced = [
+        {**table, "subsets": [{**subset, "image_dir": folder} for subset in table["subsets"]]}
+        for table in tables["datasets"]
+    ]
+    return {**tables, "datasets": replaced}
+
+
+def _table(folder: Folder, side: int) -> dict[str, Any]:
+    options = folder.options
+    subset = {"image_dir": folder.path, "num_repeats": folder.repeats}
+    if folder.regularization:
+        subset["is_reg"] = True
+    subset |= {key: value for key, value in options.items() if key not in _DATASET_KEYS}
+    return {
+        "resolution": side,
+        **{key: value for key, value in options.items() if key in _DATASET_KEYS},
+        "subsets": [subset],
+    }

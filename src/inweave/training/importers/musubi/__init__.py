@@ -1,0 +1,1 @@
+"""musubi-tuner's dataset files."""

@@ -1,0 +1,1 @@
+"""OneTrainer's JSON configurations and concepts."""

@@ -1,0 +1,132 @@
+"""OneTrainer's concepts: the folders it trains on, each with its own images and captions.
+
+    concepts.0.path, .enabled, .balancing      a folder, whether it is used, and how often each image is seen
+    concepts.0.image.enable_random_flip        augmentations; flips and the jitter of the crop are on unless they are set
+    concepts.0.text.prompt_source              sample: a .txt next to each image
+
+Several resolutions are chosen between at random there, once per image and epoch; here each image is trained at each of
+them, so that an epoch is as many times as long, and a run has as many times fewer of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from inweave.checked import for_message
+from inweave.training.importers.datasets import Folder, put_folders, put_options
+from inweave.training.importers.defaults import defaults
+from inweave.training.importers.translate import Translation, parse_resolutions
+from inweave.training.importers.values import is_off, parse_bool, parse_int, parse_number, with_setting_name
+
+_HARMLESS = (
+    "name", "seed", "__version", "image_variations", "text_variations", "concept_stats", "balancing_strategy", "enabled",
+    "path", "image.enable_crop_jitter", "image.enable_random_flip", "text.prompt_source", "text.keep_tags_count",
+    "text.tag_delimiter", "text.enable_tag_shuffling", "text.tag_dropout_enable", "text.tag_dropout_probability",
+    "text.tag_dropout_mode", "text.prompt_path", "balancing", "repeats", "resolution_override", "image.resolution_override",
+    "type", "text.tag_dropout_special_tags", "text.tag_dropout_special_tags_mode", "text.tag_dropout_special_tags_regex",
+    "text.caps_randomize_mode", "text.caps_randomize_probability", "text.caps_randomize_lowercase",
+)  # fmt: skip
+
+
+def read_concepts(out: Translation, settings: Mapping[str, Any]) -> None:
+    """Set the dataset, and count the epochs of several resolutions."""
+    by_index: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        if name.startswith("concepts.") and name.count(".") > 1:
+            _, index, key = name.split(".", 2)
+            by_index.setdefault(index, {})[key] = value
+    resolutions = parse_resolutions(settings.get("resolution") or "512")
+    if "x" in str(settings.get("resolution")):
+        out.refuse(
+            "resolution", f"{for_message(settings['resolution'])} is a fixed size, and not an area", "resolution"
+        )
+    folders: list[Folder] = []
+    for index, entries in by_index.items():
+        at = f"concepts.{index}"
+        concept = {
+            **defaults("onetrainer", "concept"),
+            **{key: value for key, value in entries.items() if value is not None},
+        }
+        if not parse_bool(concept.get("enabled", True)):
+            for key in entries:
+                out.note(f"{at}.{key}", "belongs to a concept that is not enabled")
+            continue
+        try:
+            folder = _folder(at, entries, concept, resolutions, out)
+        except ValueError as error:
+            out.problems.append(with_setting_name(str(error), {f"{at}.{key}": value for key, value in entries.items()}))
+            continue
+        folders += [folder] if folder else []
+    variations = [
+        parse_int(entries["text_variations"]) for entries in by_index.values() if entries.get("text_variations")
+    ]
+    if variations:
+        out.fields["caption_variants"] = max(variations)
+    bucketing = parse_bool(settings.get("aspect_ratio_bucketing", True))
+    for folder in folders:
+        folder.options["enable_bucket"] = bucketing
+    put_folders(out, folders)
+    if not folders:  # of a preset, which has none
+        usual = {**defaults("onetrainer", "concept"), "path": "-"}
+        if (folder := _folder("concepts", {}, usual, resolutions, out)) is not None:
+            folder.options["enable_bucket"] = bucketing
+            put_options(out, folder)
+    count = len(resolutions)
+    if count > 1:
+        epochs = parse_int(out.fields.get("epochs") or settings.get("epochs") or 100)
+        out.fields["epochs"] = -(-epochs // count)
+        how = f"an epoch trains all {count} of them here, so that {epochs} epochs are {out.fields['epochs']}"
+        out.unsupported("resolution", how) if epochs % count else out.note("resolution", how)
+
+
+def _folder(
+    at: str, entries: Mapping[str, Any], concept: Mapping[str, Any], resolutions: list[int], out: Translation
+) -> Folder | None:
+    path = concept.get("path")
+    if not isinstance(path, str) or not path:
+        return None
+    repeats = parse_number(concept.get("balancing", concept.get("repeats", 1)))
+    if repeats != int(repeats) or repeats < 1:
+        out.refuse(f"{at}.balancing", f"{repeats:g}: images are repeated a whole number of times")
+    if str(concept.get("balancing_strategy", "REPEATS")) != "REPEATS":
+        out.refuse(f"{at}.balancing_strategy", f"{for_message(concept['balancing_strategy'])}: images are repeated")
+    if concept["text.prompt_source"] != "sample":
+        out.refuse(
+            f"{at}.text.prompt_source",
+            f"{for_message(concept['text.prompt_source'])}: captions are files beside images",
+        )
+    if parse_bool(concept.get("image.enable_resolution_override", False)):
+        resolutions = parse_resolutions(concept.get("image.resolution_override") or resolutions)
+    options: dict[str, Any] = {
+        "caption_extension": ".txt", "flip_aug": parse_bool(concept["image.enable_random_flip"]),
+        "random_crop": parse_bool(concept["image.enable_crop_jitter"]),
+        "shuffle_caption": parse_bool(concept.get("text.enable_tag_shuffling", False)),
+        "caption_separator": str(concept["text.tag_delimiter"]) or ",",
+    }  # fmt: skip
+    options["keep_tokens"] = parse_int(concept["text.keep_tags_count"]) if options["shuffle_caption"] else 0
+    if parse_bool(concept.get("text.tag_dropout_enable", False)):
+        options["caption_tag_dropout_rate"] = parse_number(concept.get("text.tag_dropout_probability", 0))
+        if str(concept.get("text.tag_dropout_mode", "FULL")) == "FULL":
+            out.unsupported(
+                f"{at}.text.tag_dropout_mode", "FULL drops all tags at once; here each is dropped on its own"
+            )
+    for key, value in entries.items():
+        name = f"{at}.{key}"
+        if key in _HARMLESS:
+            out.mapping.setdefault(name, "dataset")
+        elif is_off(value) or (key == "loss_weight" and parse_number(value) == 1):
+            out.unset.append(name)
+        elif key.rpartition(".")[2].startswith("random_") or key.endswith(("_max_strength", "_max_angle")):
+            out.unset.append(name)  # how strong an augmentation is; its switch decides
+        else:
+            out.refuse(name, f"{for_message(value)}: is not supported")
+    return Folder(f"{at}.path", path, resolutions, int(repeats), options=options)
+
+
+def destination(out: Translation, name: str, value: Any, settings: Mapping[str, Any]) -> None:
+    """A file, as its folder and its name."""
+    place = PurePosixPath(str(value).replace("\\", "/"))
+    out.put(name, "name", place.stem or "lora")
+    out.put(name, "output", str(place.parent))

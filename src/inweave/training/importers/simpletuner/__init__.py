@@ -1,0 +1,1 @@
+"""SimpleTuner's JSON configurations and data backends."""

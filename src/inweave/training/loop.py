@@ -41,8 +41,8 @@ from inweave.training.data.batches import Position, total_steps
 from inweave.training.data.intervals import Interval
 from inweave.training.distributed.stop import StopVote
 from inweave.training.distributed.world import World
+from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.meter import StepMeter
-from inweave.training.memory.oom import oom_hint
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.optim.schedules import learning_rate_at
 from inweave.training.output.adapter_file import adapter_exists, prune_adapters, save_adapter

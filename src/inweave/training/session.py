@@ -24,11 +24,11 @@ from inweave.training.config.validation import run_problems
 from inweave.training.distributed.fsdp import check_shard
 from inweave.training.distributed.world import World, join
 from inweave.training.execution.kernels import step_kernels
+from inweave.training.execution.oom import oom_hint
 from inweave.training.loop import Run
 from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.memory.estimate import estimate
 from inweave.training.memory.meter import StepMeter
-from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.plan import Plan, enforce, limit_for, plan_run, remove_limit
 from inweave.training.memory.quantization import quantize_denoiser
 from inweave.training.memory.speed import speed_of

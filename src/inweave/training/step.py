@@ -35,7 +35,7 @@ from inweave.training.execution.capture import StepGraphs
 from inweave.training.execution.choices import capture_problems, choice_problems, describe_choices
 from inweave.training.execution.compilation import CompiledBlocks, choose, compile_problems, saves_time
 from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels
-from inweave.training.memory.oom import oom_hint, out_of_memory
+from inweave.training.execution.oom import oom_hint, out_of_memory
 from inweave.training.memory.speed import recording_pays
 from inweave.training.optim.adamw import Optimizer, make_optimizer
 from inweave.training.optim.ema import Ema

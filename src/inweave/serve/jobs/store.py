@@ -181,13 +181,10 @@ class JobStore:
 
     # running
 
-    def claim(self, kinds: tuple[str, ...] | None = None) -> Job | None:
-        """The next job, now running; None where nothing waits or the queue is paused."""
+    def claim(self) -> Job | None:
+        """Start the next job and return it; None if none is waiting or the queue is paused."""
         with self._lock:
-            if self.paused:
-                return None
-            row = self._row("state = 'queued' ORDER BY priority DESC, number LIMIT 1")
-            if row is None:
+            if self.paused or (row := self._row("state = 'queued' ORDER BY priority DESC, number LIMIT 1")) is None:
                 return None
             job = row[0]
             with self._transaction():
@@ -201,8 +198,7 @@ class JobStore:
     def append(self, job: str, event: Event) -> bool:
         """Record an event of a running job; False where the job is no longer running."""
         with self._lock:
-            row = self._row("id = ?", job)
-            if row is None or row[0].state != "running":
+            if (row := self._row("id = ?", job)) is None or row[0].state != "running":
                 return False
             with self._transaction():
                 self._append(job, event)

@@ -22,7 +22,7 @@ import torch
 
 from inweave.errors import ConfigError, LostPeerError
 from inweave.training.distributed.env import launched
-from inweave.training.memory.oom import out_of_memory
+from inweave.training.execution.oom import out_of_memory
 
 #: how long processes wait for the first one, which encodes the data and generates the samples
 PATIENCE = timedelta(hours=24)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from inweave.training.memory.oom import out_of_memory
+from inweave.training.execution.oom import out_of_memory
 
 
 class StepGraphs:

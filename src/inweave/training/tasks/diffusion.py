@@ -52,7 +52,7 @@ from inweave.training.data.types import (
     subset_defaults,
     with_defaults,
 )
-from inweave.training.memory.oom import oom_hint
+from inweave.training.execution.oom import oom_hint
 from inweave.training.tasks.base import Tensors, generator_for
 from inweave.training.tasks.objective import Objective, make_objective
 from inweave.training.tasks.offload import Offloader

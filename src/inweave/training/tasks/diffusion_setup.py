@@ -37,8 +37,8 @@ from inweave.training.data.types import Dataset, Example
 from inweave.training.distributed.fsdp import shard_model
 from inweave.training.distributed.world import World
 from inweave.training.execution.choices import choice_problems
+from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.meta import blank
-from inweave.training.memory.oom import oom_hint
 from inweave.training.memory.quantization import quantize_problems
 from inweave.training.output.sample_prompts import sample_requests
 from inweave.training.output.samples import SampleImage, Sampler

@@ -24,9 +24,9 @@ from inweave.training.data.texts import TextReport, read_texts
 from inweave.training.distributed.fsdp import shard_base
 from inweave.training.distributed.world import World
 from inweave.training.execution.choices import choice_problems
+from inweave.training.execution.oom import oom_hint
 from inweave.training.memory.estimate import LanguageModelSpec
 from inweave.training.memory.meta import Measured, measure_network
-from inweave.training.memory.oom import oom_hint
 from inweave.training.output.samples import SampleImage
 from inweave.training.tasks.base import no_validation
 from inweave.training.tasks.language import LanguageTask, token_loss

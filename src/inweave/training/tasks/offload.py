@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from inweave.layers import lora_layers
-from inweave.training.memory.oom import oom_hint
+from inweave.training.execution.oom import oom_hint
 
 
 class Offloader:

@@ -188,10 +188,8 @@ class JobStore:
                 return None
             job = row[0]
             with self._transaction():
-                self._db.execute(
-                    "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?",
-                    (self._clock(), job.id),
-                )
+                change = "UPDATE jobs SET state = 'running', attempts = attempts + 1, started = ? WHERE id = ?"
+                self._db.execute(change, (self._clock(), job.id))
                 self._append(job.id, Event("started", {"attempt": job.attempts + 1}))
             return self.job(job.id)
 

@@ -2,7 +2,7 @@
 
     lora        grad_x = s (g up) down,  grad_down = s (g up)^T x,  grad_up = s g^T (x down^T)          (`inweave.ops.linear`)
                 torch: five products
-    norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward              (`inweave.ops.norm`, `row_norm`)
+    norm        SiLU of a group norm of an image, layer norm of a sum; forward and backward              (`inweave.ops.group_norm`, `row_norm`)
                 torch: functional.group_norm and silu, functional.layer_norm
     activation  GEGLU and the GELU with tanh, forward and backward                                        (`inweave.ops.activation`)
     attention   forward and backward by the kernel that was fastest for the shape, on sequence-first memory
@@ -25,8 +25,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inweave.ops import lora_backward
 from inweave.ops.activation import geglu, tanh_gelu
 from inweave.ops.attention import attention
-from inweave.ops.merge import Product, Target, merge_products
-from inweave.ops.norm import group_norm
+from inweave.ops.group_norm import group_norm
+from inweave.ops.merge import Product, WeightUpdate, merge_products
 from inweave.ops.row_norm import add_layer_norm
 from inweave.targets.bases import known_index
 
@@ -254,7 +254,7 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
     targets = []
     for out, into in shapes:
         base, up, down = draw(out, into, scale=0.02), draw(out, rank, scale=0.02), draw(rank, into, scale=0.02)
-        targets.append(Target(base, torch.empty_like(base), (Product(up, down, 0.8),)))
+        targets.append(WeightUpdate(base, torch.empty_like(base), (Product(up, down, 0.8),)))
     size = sum(target.base.numel() for target in targets)
     factors = sum(rank * (out + into) for out, into in shapes)
 
@@ -272,9 +272,9 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
 
     def ready() -> Callable[[], object]:
         """A launch whose tables are on the device, as a weaver keeps it."""
-        from inweave.ops.merge.dispatch import prepared
+        from inweave.ops.merge.select import prepare_merge
 
-        return prepared(targets).run
+        return prepare_merge(targets).run
 
     yield KernelCase(
         f"merge of rank {rank} into {len(targets)} weights, {size / 1e6:.3g} M numbers",

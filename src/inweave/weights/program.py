@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from inweave.ops.merge.dispatch import Launch, prepared
+from inweave.ops.merge import prepare_merge
 from inweave.targets.plan import Placement
 from inweave.weights.factors import Loaded
 from inweave.weights.stack import Item, Strength, TensorKey
 from inweave.weights.writer import Writer
+
+if TYPE_CHECKING:  # imports triton
+    from inweave.ops.merge.triton import PreparedMerge
 
 
 class Program:
@@ -21,7 +25,7 @@ class Program:
         self,
         tensors: Mapping[TensorKey, list[tuple[int, int, Placement]]],
         targets: Sequence[TensorKey],
-        launch: Launch,
+        launch: PreparedMerge,
         products: Sequence[tuple[int, Placement]],
         sole: Loaded | None,
     ) -> None:
@@ -71,5 +75,9 @@ def compiled(writer: Writer, adapters: Sequence[Loaded], items: Mapping[TensorKe
     }
     products = [(numbers[id(item.placement)], item.placement) for _, _, used in pairs for item in used]
     return Program(
-        keys, [key for key, _, _ in pairs], prepared(targets), products, adapters[0] if len(adapters) == 1 else None
+        keys,
+        [key for key, _, _ in pairs],
+        prepare_merge(targets),
+        products,
+        adapters[0] if len(adapters) == 1 else None,
     )

@@ -32,8 +32,8 @@ from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.errors import InweaveError, MergeStateError, TargetError
-from inweave.ops.decode import DTYPE_NAMES
 from inweave.ops.merge import limit_of
+from inweave.ops.tensors.decode import DTYPE_NAMES
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.blocks import block_names, refuse_unknown_blocks

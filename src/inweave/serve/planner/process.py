@@ -44,7 +44,7 @@ def plan_crops(data: dict[str, Any]) -> dict[str, Any]:
 
 def plan_run(data: dict[str, Any]) -> dict[str, Any]:
     """What `inweave train --check` says of a run; what the dataset lacks is a problem of the run, not of the call."""
-    from inweave.ops.device import choose_device, device_memory
+    from inweave.ops.tensors.device import choose_device, device_memory
     from inweave.training.config.schema import TrainConfig
     from inweave.training.session import check
 

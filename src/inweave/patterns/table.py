@@ -54,7 +54,7 @@ class PatternTable:
             self._others.append(position)  # another spelling of an earlier one
 
     def first(self, name: str) -> int | None:
-        """The position of the first pattern that matches a module's name, or None."""
+        """Return the position of the first pattern that matches a module's name, or None."""
         if name not in self._firsts:
             known = min(self._lookups(name), default=None)
             candidates = range(len(self.patterns)) if "\n" in name else self._others
@@ -68,7 +68,7 @@ class PatternTable:
         return self._firsts[name]
 
     def problems(self, limit: int) -> list[str]:
-        """What is wrong with patterns that are no regular expressions, at most ``limit`` messages."""
+        """Return what is wrong with patterns that are not regular expressions, at most ``limit`` messages."""
         messages: list[str] = []
         for position in self._others:
             try:
@@ -80,7 +80,7 @@ class PatternTable:
         return messages
 
     def unmatched(self, names: Iterable[str]) -> list[int]:
-        """The patterns that match none of the names."""
+        """Return the patterns that match none of the names."""
         names = list(names)
         hits = {position for name in names for position in self._lookups(name)}
         odd = [name for name in names if "\n" in name]
@@ -104,7 +104,9 @@ class PatternTable:
         return rule
 
     def _lookups(self, name: str) -> Iterator[int]:
-        """The plain patterns that match, unless there is a line break: there `.` and `$` mean something else."""
+        """Return the plain patterns that match; none if there is a line break, where `.` and `$` mean something
+        else.
+        """
         if "\n" in name:
             return
         yield from self._hits(self._wholes, name)

@@ -88,7 +88,7 @@ def build(
 
 
 def stored_bytes(source: WeightSource, name: str) -> int:
-    """How many bytes a tensor takes in its source."""
+    """Return the number of bytes that a tensor takes in its source."""
     spec = source.spec(name)
     return math.prod(spec.shape) * spec.dtype.itemsize
 
@@ -96,7 +96,7 @@ def stored_bytes(source: WeightSource, name: str) -> int:
 def _read_ahead(
     slots: dict[str, Slot], source: WeightSource, device: torch.device, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """While a stack is being resolved in another thread, copy the base's tensors to the GPU; they are merged there."""
+    """Copy the base's tensors to the GPU while another thread resolves the stack; they are merged there."""
     early: dict[str, torch.Tensor] = {}
     if device.type != "cuda" or not isinstance(source, MergedSource) or source.settled:
         return early
@@ -114,7 +114,7 @@ def _target_dtype(old: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str:
-    """The name itself, or for a tied tensor any of its names that the source has."""
+    """Return the name itself, or for a tied tensor any of its names that the source has."""
     names = source.names()
     if name in names:
         return name
@@ -122,7 +122,9 @@ def _source_name(name: str, slots: dict[str, Slot], source: WeightSource) -> str
 
 
 def _changed_names(slots: dict[str, Slot], source: MergedSource) -> dict[int, str]:
-    """id of a tensor with several names -> the name under which an adapter changes it; `TargetError` where it is tied."""
+    """Map the id of a tensor with several names to the one that an adapter changes; raise `TargetError` if it is
+    tied.
+    """
     names: dict[int, list[str]] = {}
     for name, slot in slots.items():
         names.setdefault(id(slot.tensor), []).append(name)

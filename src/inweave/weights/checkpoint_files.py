@@ -39,14 +39,14 @@ class Network:
 
 
 def network_at(path: Path, component: str | None = None, variant: bool = False) -> Network:
-    """The network a file is, or an index names."""
+    """Return the network in a file, or the one that an index of shards names."""
     if path.name.endswith(".index.json"):
         return Network(tuple(shard_files(path)), path, component, variant)
     return Network((path,), None, component, variant)
 
 
 def networks_in(folder: Path, component: str | None = None) -> list[Network]:
-    """Every set of safetensors weights in a folder, the one that counts first."""
+    """Return every set of safetensors weights in a folder, the one that is loaded first."""
     networks: list[Network] = []
     for path in weight_files(folder):
         if not any(path in network.files for network in networks):
@@ -91,7 +91,7 @@ class Pieces:
         return decode(self._part(name, start, length, shape), dtype=dtype or TORCH[span.dtype], device=device)
 
     def pieces(self, name: str) -> Iterator[Tensor]:
-        """A tensor from front to end, flat."""
+        """Yield a flattened tensor piece by piece."""
         span = self._where[name][1]
         size, item = span.end - span.begin, TORCH[span.dtype].itemsize
         for start in range(0, size, PIECE):

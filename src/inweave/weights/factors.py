@@ -78,7 +78,7 @@ class Loaded:
         self.checked = True
 
     def on_device(self, tensor: Tensor, device: torch.device) -> torch.Tensor:
-        """A factor on ``device``, as a matrix (first axis by the rest)."""
+        """Return a factor on ``device``, as a matrix (first axis by the rest)."""
         key = (device, id(tensor))
         view = self.views.get(key)
         if view is None:
@@ -123,7 +123,7 @@ class Loaded:
 
 
 def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
-    """A placement's factors on the device, cut to its rows, with the scale they are applied at."""
+    """Return a placement's factors on the device, cut to its rows, with the scale they are applied at."""
     placement = item.placement
     factors = placement.factors
     if not isinstance(factors, Lora):
@@ -137,7 +137,7 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
 def targets_of(
     original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
 ) -> list[tuple[Target, list[Item]]]:
-    """``live`` as runs of rows that receive the same products, each with the items behind them, in order.
+    """Split ``live`` into runs of rows that receive the same products, each with its items, in order.
 
     Every row is in one run: rows that receive nothing now may have received something from the stack before.
     ``owners``: whose placement it is, by its identity.
@@ -193,7 +193,7 @@ class AdapterCache:
         return len(self._loaded)
 
     def get(self, adapter: Adapter | Plan | str | os.PathLike[str]) -> Loaded:
-        """The adapter, resolved and checked; from the cache where it has been seen before."""
+        """Return the adapter, resolved and checked, from the cache if it was seen before."""
         with self._lock:
             key = _key(adapter)
             if key in self._loaded:
@@ -206,7 +206,7 @@ class AdapterCache:
             return loaded
 
     def partial_plan(self, adapter: Adapter | str | os.PathLike[str]) -> Plan:
-        """The plan of an adapter that may have tensors without a place; the same object while it stays the same."""
+        """Return the plan of an adapter that may have tensors without a place; the same object for the same file."""
         with self._lock:
             key = _key(adapter)
             if key not in self._partial_plans:
@@ -220,7 +220,7 @@ class AdapterCache:
             return self._partial_plans[key]
 
     def keys(self, adapters: Iterable[Adapter | Plan | str | os.PathLike[str]]) -> tuple[object, ...]:
-        """What these adapters are filed under, in this order."""
+        """Return the cache keys of these adapters, in this order."""
         return tuple(map(_key, adapters))
 
     def put(self, adapter: Adapter | Plan | str | os.PathLike[str], plan: Plan) -> Loaded:
@@ -244,7 +244,7 @@ class AdapterCache:
         return Loaded(key, plan, size, _name(adapter), template)
 
     def _plan_of(self, container: Container) -> tuple[Plan, int | None]:
-        """The plan of a file, and the number of its layout if other files may share it."""
+        """Return the plan of a file, and the number of its layout if other files may share it."""
         layout = layout_of(container)
         known = self._plans_by_layout.get(layout)
         if known is not None:

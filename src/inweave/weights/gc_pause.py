@@ -19,7 +19,7 @@ _was_enabled = False
 
 @contextmanager
 def collector_waits() -> Iterator[None]:
-    """No collection until the last holder leaves; a collector that was off stays off."""
+    """Pause garbage collection until the last holder leaves; a collector that was off stays off."""
     global _holders, _was_enabled
     with _lock:
         if _holders == 0:

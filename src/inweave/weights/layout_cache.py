@@ -29,14 +29,14 @@ Layout = tuple[object, ...]
 
 
 def layout_of(container: Container) -> Layout:
-    """Everything about a file that decides where its tensors go, without any of their values."""
+    """Return everything about a file that decides where its tensors go, without any of their values."""
     names = tuple((name, tensor.dtype, tensor.shape) for name, tensor in container.tensors.items())
     meaning = tuple(container.metadata.get(key) for key in _MEANINGFUL)
     return names, meaning, json.dumps(container.config, sort_keys=True, default=str) if container.config else ""
 
 
 def is_template(plan: Plan) -> bool:
-    """Whether every placement's factors are tensors of the file as they are."""
+    """Return whether every placement's factors are unmodified tensors of the file."""
     own = {id(tensor) for tensor in plan.adapter.tensors.values()}
     return all(
         type(placement.factors) is Lora
@@ -57,7 +57,7 @@ def is_template(plan: Plan) -> bool:
 
 
 def retargeted(plan: Plan, container: Container) -> Plan:
-    """``plan`` for the tensors of another file of the same layout."""
+    """Return ``plan`` for the tensors of another file of the same layout."""
     tensors = container.tensors
     new = {id(old): tensors[name] for name, old in plan.adapter.tensors.items()}
     made: dict[int, Lora] = {}

@@ -36,7 +36,7 @@ def merged(
     owned: bool = False,
     scratch: Scratch | None = None,
 ) -> torch.Tensor:
-    """``base`` with every item added, in ``dtype``.
+    """Return ``base`` with every item added, in ``dtype``.
 
     ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
     otherwise it is left alone. ``scratch``: memory for the sum that serves one call after another.
@@ -127,7 +127,7 @@ def _rows(tensor: torch.Tensor, placement: Placement) -> torch.Tensor:
 
 
 def is_product(placement: Placement) -> bool:
-    """A plain LoRA whose change is up @ down on these rows: no core, no groups, no magnitude, nothing reordered."""
+    """Return whether the change is plain up @ down on these rows: no core, groups, magnitude or reordering."""
     factors = placement.factors
     return (
         isinstance(factors, Lora)
@@ -140,7 +140,7 @@ def is_product(placement: Placement) -> bool:
 
 
 def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
-    """What rows start..stop of a tensor receive, for plain products."""
+    """Return what rows start..stop of a tensor receive, for plain products."""
     cut = []
     for item in items:
         placement, rows = item.placement, item.placement.rows()
@@ -153,25 +153,27 @@ def on_rows(items: Sequence[Item], start: int, stop: int) -> list[Item]:
 
 
 def _takes_sum(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether changes can be summed in this tensor itself: its dtype is that of the sum, and rows are matrices."""
+    """Return whether changes can be summed in this tensor itself: it has the dtype of the sum, and rows are
+    matrices.
+    """
     return tensor.dtype == dtype and (tensor.dim() <= 2 or tensor.is_contiguous())
 
 
 def _factor_bytes(pairs: Pairs, dtype: torch.dtype) -> int:
-    """The scratch memory that the joined factors of one run of rows need."""
+    """Return the scratch memory that the joined factors of one run of rows need."""
     rank, rows, columns = _joined_shape(pairs)
     return padded_size((rows, rank), dtype) + padded_size((rank, columns), dtype)
 
 
 def _joined_shape(pairs: Pairs) -> tuple[int, int, int]:
-    """(rank, rows, columns) of a stack's factors side by side."""
+    """Return (rank, rows, columns) of a stack's factors side by side."""
     first, _, placement = pairs[0]
     rank = sum(factors.down.shape[0] for factors, _, _ in pairs)
     return rank, len(placement.rows()), math.prod(first.down.shape[1:])
 
 
 def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
-    """target += [s1*up1 s2*up2 ..] @ [down1; down2; ..], one addmm for the whole stack."""
+    """Add [s1*up1 s2*up2 ..] @ [down1; down2; ..] to target, with one addmm for the whole stack."""
     device, dtype = target.device, target.dtype
     rank, rows, columns = _joined_shape(pairs)
     up, down = scratch.take((rows, rank), dtype, device), scratch.take((rank, columns), dtype, device)
@@ -189,12 +191,12 @@ def _add_products(target: torch.Tensor, pairs: Pairs, scratch: Scratch) -> None:
 
 
 def _stored(factor: Tensor, device: torch.device) -> torch.Tensor:
-    """A factor in the dtype of its file, which on the CPU is a view of the file."""
+    """Return a factor in the dtype of its file; on the CPU a view of the file."""
     return decode(factor, dtype=TORCH[factor.dtype], device=device)
 
 
 def placement_change(placement: Placement, original: torch.Tensor, strength: float, read: ReadBase) -> torch.Tensor:
-    """The change of one placement on its rows, computed from the weight the adapter was made for."""
+    """Return the change of one placement on its rows, computed from the weight the adapter was made for."""
     factors = placement.factors
     if placement.whole:
         weight: torch.Tensor | None = torch.cat([_piece(piece, read) for piece in placement.whole])

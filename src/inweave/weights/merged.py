@@ -105,19 +105,21 @@ class MergedSource:
             )
 
     def changes(self, name: str) -> bool:
-        """Whether an adapter touches ``name``."""
+        """Return whether an adapter changes ``name``."""
         self.settle()
         return name in self._items
 
     def deferrable(self, name: str, dtype: torch.dtype) -> bool:
-        """Whether ``name`` may be read unmerged and merged in place later, by `weave`, without rounding twice."""
+        """Return whether ``name`` may be read unmerged and merged in place later, by `weave`, without rounding
+        twice.
+        """
         self.settle()
         items = self._items.get(name, [])
         plain = all(is_product(item.placement) and not item.placement.creates for item in items)
         return plain and bool(items) and self._base.spec(name).dtype == dtype
 
     def plain(self, name: str, *, device: torch.device | str) -> torch.Tensor:
-        """The base's tensor, to be merged into."""
+        """Return the base's tensor, to be merged into."""
         return self._base.get(name, device=device, owned=True)
 
     def weave(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -136,7 +138,7 @@ class MergedSource:
             refuse_overflow(self._label(name), tensors[name], partial(self._base.get, name, device=device))
 
     def _label(self, name: str) -> str:
-        """A tensor with the files that change it, for messages."""
+        """Return a tensor's name with the files that change it, for messages."""
         placements = {id(item.placement) for item in self._items[name]}
         adapters = [plan.adapter for plan in self._plans if any(id(p) in placements for p in plan.placements)]
         files = dict.fromkeys(path.name for adapter in adapters for path, _ in adapter.places.values())
@@ -188,7 +190,7 @@ class MergedSource:
 
 
 def _with_component(index: ModelIndex, component: str | None) -> ModelIndex:
-    """The index with its only network called ``component``, where names of tensors do not say what it is."""
+    """Return the index with its only network named ``component``, if tensor names do not identify it."""
     if component is None or component in index.components or len(index.components) != 1:
         return index
     (only,) = index.components.values()

@@ -37,7 +37,7 @@ class Orientation:
                 self._index = ModelIndex({**self._index.components, name: logical})
 
     def resolve(self, adapter: Adapter, *, strict: bool = True) -> Plan:
-        """Where every tensor goes, with the shapes and the layout of the stored weights."""
+        """Place every tensor, with the shapes and the layout of the stored weights."""
         plan = resolve(adapter, self._index, strict=strict)
         if not self._transposed:
             return plan

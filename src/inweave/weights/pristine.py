@@ -56,7 +56,7 @@ class Pristine:
             self._source.check_unchanged()
 
     def lies_in_source(self, name: str) -> None:
-        """The live tensor was merged while it was built: its original is in the source."""
+        """Record that the live tensor was merged while it was built: its original is in the source."""
         if self._source is None:
             raise TargetError(f"{name}: built with adapters, so its original must come from the model's source")
         self._in_source.add(name)
@@ -83,7 +83,9 @@ class Pristine:
         self._saved[name] = copy
 
     def _is_in_source(self, name: str, live: torch.Tensor) -> bool:
-        """Whether the source holds these very bits, so that nothing need be kept; somebody may have written since."""
+        """Return whether the source holds these very bits, so that no copy is needed; the file may have changed
+        since.
+        """
         assert self._source is not None
         if name in self._source.names() and same_bits(self._from_source(name, live), live):
             self._as_in_source.add(name)
@@ -91,13 +93,13 @@ class Pristine:
         return False
 
     def forget(self, name: str) -> None:
-        """The live tensor is the original from now on."""
+        """Take the live tensor as the original from now on."""
         self._saved.pop(name, None)
         self._in_source.discard(name)
         self._as_in_source.discard(name)
 
     def convert(self, name: str, live: torch.Tensor) -> None:
-        """The model was moved or converted while it was changed: so is the original."""
+        """Move or convert the original as the model was while it was changed."""
         saved = self._saved.get(name)
         if saved is None:  # in the source, from where it is read in the dtype that is needed
             return
@@ -105,7 +107,7 @@ class Pristine:
         self._saved[name] = saved.to(device=device, dtype=live.dtype)
 
     def get(self, name: str, live: torch.Tensor) -> torch.Tensor:
-        """The original of ``live``, in its dtype; on its device unless kept elsewhere."""
+        """Return the original of ``live``, in its dtype; on its device unless kept in host memory."""
         if name in self._saved:
             return self._saved[name]
         if name in self._in_source:
@@ -120,7 +122,7 @@ class Pristine:
         return self._source.get(name, dtype=live.dtype, device=live.device, owned=True)
 
     def is_resident(self, name: str, live: torch.Tensor) -> bool:
-        """Whether the original is kept on the device of the weight, where a kernel can read it."""
+        """Return whether the original is kept on the device of the weight, where a kernel can read it."""
         return name in self._saved and self._saved[name].device == live.device
 
 

@@ -36,7 +36,7 @@ class Program:
         self._which = np.array([(layer, components[p.component]) for layer, p in products])
 
     def clone(self, loaded: Loaded, device: torch.device) -> Program:
-        """The same launch over another slab: offsets within it are the same, only its start differs."""
+        """Return the same launch over another slab: offsets within it are the same, only its start differs."""
         assert self.sole is not None
         placements = loaded.plan.placements
         order = {id(old): new for old, new in zip(self.sole.plan.placements, placements, strict=True)}
@@ -56,7 +56,9 @@ class Program:
 
 
 def compiled(writer: Writer, adapters: Sequence[Loaded], items: Mapping[TensorKey, Sequence[Item]]) -> Program | None:
-    """A program for these adapters, whose ``items`` are prepared, if the kernel can take every tensor of them."""
+    """Return a program for these adapters, whose ``items`` are prepared, if the kernel can take every tensor of
+    them.
+    """
     if not all(writer.groupable(key, received) for key, received in items.items()):
         return None
     numbers = {id(p): number for number, loaded in enumerate(adapters) for p in loaded.plan.placements}

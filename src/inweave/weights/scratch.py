@@ -21,7 +21,7 @@ MAP_FROM = 4 * 1024**2
 
 
 def host_buffer(size: int) -> torch.Tensor:
-    """``size`` bytes of new host memory, uninitialized or zero; large ones are maps of their own, never heap."""
+    """Return ``size`` bytes of new host memory, uninitialized or zero; large ones are maps of their own, never heap."""
     if size < MAP_FROM or not hasattr(mmap, "MAP_ANONYMOUS"):
         return torch.empty(size, dtype=torch.uint8)
     private = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -59,7 +59,7 @@ class Scratch:
         self._used[device] = 0
 
     def take(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """An uninitialized tensor in the room that `reset` made."""
+        """Return an uninitialized tensor in the room that `reset` made."""
         start = self._used[device]
         stop = start + math.prod(shape) * dtype.itemsize
         self._used[device] = start + padded_size(shape, dtype)
@@ -73,5 +73,5 @@ class Scratch:
 
 
 def padded_size(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """The bytes `take` uses for a tensor."""
+    """Return the bytes that `take` uses for a tensor."""
     return -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT

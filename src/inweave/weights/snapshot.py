@@ -30,7 +30,7 @@ class Snapshot:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def part(self, entries: Iterable[Entry], tensors: Sequence[torch.Tensor]) -> Snapshot:
-        """What some of the same modules held when this snapshot was made."""
+        """Return what some of the same modules held when this snapshot was made."""
         sizes = {id(holder): size for holder, size in zip(self._members, self._sizes, strict=True)}
         addresses = {id(tensor): address for tensor, address in zip(self._tensors, self._addresses, strict=True)}
         part = Snapshot(entries, tensors)
@@ -39,7 +39,7 @@ class Snapshot:
         return part
 
     def holds(self) -> bool:
-        """Whether nothing was added, removed, replaced or moved."""
+        """Return whether nothing was added, removed, replaced or moved."""
         if list(map(len, self._members)) != self._sizes:
             return False
         holders, names, values = self._entries

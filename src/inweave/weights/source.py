@@ -50,7 +50,7 @@ class WeightSource(Protocol):
     """What a model is built from; anything with these three methods will do."""
 
     def names(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         ...
 
     def spec(self, name: str) -> TensorSpec:
@@ -66,7 +66,7 @@ class WeightSource(Protocol):
         rows: Rows | None = None,
         owned: bool = False,
     ) -> torch.Tensor:
-        """One tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
+        """Return one tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
 
         ``owned``: the caller may write to it, so it shares memory with nothing.
         """
@@ -140,7 +140,7 @@ class FileSource:
         return decode(tensor, dtype=dtype or stored, device=device)
 
     def _send(self, name: str, start: int, length: int, device: torch.device) -> torch.Tensor:
-        """Bytes of a tensor on a GPU, by plain reads into pinned memory."""
+        """Return the bytes of a tensor on a GPU, by plain reads into pinned memory."""
         path, offset = self._places[name]
         try:
             with path.open("rb", buffering=0) as file:
@@ -150,7 +150,7 @@ class FileSource:
             raise FormatError(f"{path}: cannot be read again: {error.strerror}") from None
 
     def _read(self, name: str, start: int, length: int) -> memoryview:
-        """Bytes of a tensor by a plain read."""
+        """Return the bytes of a tensor, by a plain read."""
         path, offset = self._places[name]
         with open_regular(
             path, buffering=0, error=lambda text: FormatError(f"{text}; it cannot be read again")
@@ -176,7 +176,7 @@ class FileSource:
 
 
 def _with_index(device: torch.device | str) -> torch.device:
-    """`cuda` means the current device; with its index there is one ring per device."""
+    """Return the device with its index (`cuda` is the current one), so that there is one ring per device."""
     chosen = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if chosen.index is None else chosen
 

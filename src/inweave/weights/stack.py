@@ -39,7 +39,7 @@ class Strength:
 
     @staticmethod
     def of(value: float | Mapping[str, float] | Strength) -> Strength:
-        """A number, or {"unet": .., "te": ..}; checked to be finite."""
+        """Make a strength from a number or {"unet": .., "te": ..}; every number must be finite."""
         if isinstance(value, Strength):
             made = value
         elif isinstance(value, Mapping):
@@ -56,11 +56,13 @@ class Strength:
 
     @staticmethod
     def block_list(values: Sequence[float]) -> dict[str, float]:
-        """``blocks`` of a strength from a plain list of block weights, as front ends write them (12, 17, 20 or 26)."""
+        """Return the ``blocks`` of a strength from a plain list of block weights, as front ends write them (12,
+        17, 20 or 26).
+        """
         return block_list(values)
 
     def at(self, placement: Placement, blocks: Mapping[str, str]) -> float:
-        """The strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
+        """Return the strength of one placement; ``blocks`` maps (component, tensor) names to block names."""
         component = placement.component
         value = self.overall * self.components.get(component, self._group(component))
         if self.blocks:
@@ -72,7 +74,7 @@ class Strength:
         return value
 
     def _group(self, component: str) -> float:
-        """The strength of all text encoders, or of both denoisers."""
+        """Return the strength of all text encoders, or of both denoisers."""
         return self.components.get("te" if component.startswith("te") else "unet" if component == "unet2" else "", 1.0)
 
     def _block(self, placement: Placement, blocks: Mapping[str, str]) -> float:
@@ -101,7 +103,9 @@ def read_stack(stack: AdapterLike | Iterable[StackEntry]) -> list[tuple[AdapterL
 
 
 def read_entry(entry: StackEntry) -> tuple[AdapterLike, Strength]:
-    """An adapter and its strength: a pair, an adapter at strength 1, or text as `strength_spec` defines it."""
+    """Return an adapter and its strength from a pair, an adapter (strength 1), or text as `strength_spec`
+    defines it.
+    """
     if isinstance(entry, tuple):
         if len(entry) != 2:
             raise ConfigError(f"a stack holds (adapter, strength) pairs, got {len(entry)} values: {entry!r}")
@@ -134,7 +138,7 @@ def items_by_tensor(
     blocks: Mapping[str, str],
     key_of: Callable[[Placement], TensorKey] = lambda placement: (placement.component, placement.tensor),
 ) -> dict[TensorKey, list[Item]]:
-    """(component, tensor) -> what it receives, in stack order; strength zero is left out and costs nothing."""
+    """Map (component, tensor) to what it receives, in stack order; strength zero is left out and costs nothing."""
     items: dict[TensorKey, list[Item]] = {}
     for plan, strength in stack:
         for placement in plan.placements:
@@ -148,7 +152,7 @@ T = TypeVar("T")
 
 
 def canonical(layers: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> list[T]:
-    """The layers of a stack in the one order that their contents decide, however they were given.
+    """Return the items of a stack in the one order that their contents decide, however they were given.
 
     A few bytes of an adapter tell it from others; all of them are read only where two agree in those.
     """
@@ -167,7 +171,7 @@ def canonical(layers: Sequence[T], of: Callable[[T], tuple[Plan, Strength]]) -> 
 
 
 def _fingerprint(plan: Plan, *, whole: bool) -> bytes:
-    """A digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
+    """Return a digest of an adapter's contents: all of them, or the first bytes of some of its tensors."""
     digest = hashlib.blake2b(digest_size=16)
     names = sorted(plan.adapter.tensors)
     for name in names if whole else names[:: max(1, len(names) // 16)]:

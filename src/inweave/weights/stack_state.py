@@ -29,12 +29,12 @@ class StackState:
     uncertain: frozenset[TensorKey] = frozenset()
 
     def changed(self) -> Collection[TensorKey]:
-        """The tensors that differ from the base."""
+        """Return the tensors that differ from the base."""
         known = self.program.tensors.keys() if self.signatures is None and self.program else self.received().keys()
         return known | self.uncertain if self.uncertain else known
 
     def received(self) -> dict[TensorKey, Signature]:
-        """What each of them received."""
+        """Return what each changed tensor received."""
         if self.signatures is None:
             assert self.program is not None
             self.signatures = {
@@ -44,25 +44,25 @@ class StackState:
         return self.signatures
 
     def during(self, keys: Collection[TensorKey]) -> StackState:
-        """The same while ``keys`` are being written."""
+        """Return the same state while ``keys`` are being written."""
         return StackState(self.layers, self.signatures, self.program, self.uncertain | frozenset(keys))
 
     def without(self, key: TensorKey) -> StackState:
-        """The same with one tensor at its base."""
+        """Return the same state with one tensor at its base."""
         others = {each: signature for each, signature in self.received().items() if each != key}
         return StackState(self.layers, others, None, self.uncertain - {key})
 
 
 def signatures_of(items: Mapping[TensorKey, Sequence[Item]]) -> dict[TensorKey, Signature]:
-    """What every tensor receives, in a form that can be compared."""
+    """Return what every tensor receives, in a form that can be compared."""
     return {key: tuple((id(i.placement), i.strength) for i in received) for key, received in items.items()}
 
 
 def owners_of(layers: Layers) -> dict[int, Loaded]:
-    """Whose placement it is, by its identity."""
+    """Map the id of each placement to its adapter."""
     return {id(p): loaded for loaded, _ in layers for p in loaded.plan.placements}
 
 
 def plan_and_strength(layer: tuple[Loaded, Strength]) -> tuple[Plan, Strength]:
-    """What `canonical` orders layers by."""
+    """Return the pair by which `canonical` orders the items of a stack."""
     return layer[0].plan, layer[1]

@@ -74,7 +74,7 @@ class Weaver:
         untie: bool = False,
         built_with: Sequence[ResolvedLayer] = (),
     ) -> None:
-        """``networks``: a diffusers pipeline as it is, a mapping of component to module, or one module.
+        """Prepare a model for stacks of adapters; nothing is written yet.
 
         ``sources``: what the networks were built from, so that originals need not be kept. ``keep``: where originals
         go (see `pristine`). ``cache_bytes``: how much of read adapters to hold. ``untie``: an adapter on a weight that
@@ -150,7 +150,7 @@ class Weaver:
         self._state = StackState(layers, signatures_of(items))
 
     def plan(self, adapter: Adapter | str | os.PathLike[str], *, strict: bool = True) -> Plan:
-        """Where every tensor of an adapter goes, cached; ``strict``: `TargetError` if one has no place, else the rest."""
+        """Return where every tensor of an adapter goes, cached; ``strict``: raise `TargetError` if one has no place."""
         with self._lock:
             self._look()
             return self._cache.get(adapter).plan if strict else self._cache.partial_plan(adapter)
@@ -186,7 +186,7 @@ class Weaver:
                 return written if written is not None else self._apply_changes(layers)
 
     def _writing(self) -> AbstractContextManager[object]:
-        """Tensors made in inference mode can be written there only."""
+        """Enter the mode in which the tensors can be written: inference mode if they were made in it."""
         return torch.inference_mode() if self._inference else torch.no_grad()
 
     def _settle(self) -> None:
@@ -211,7 +211,7 @@ class Weaver:
             self._follow(moved)
 
     def _drop(self, key: TensorKey) -> None:
-        """Nothing of what was known of a tensor holds any longer: it is the base as it is."""
+        """Forget everything about a tensor: its present numbers are the base."""
         self._programs = {}  # they may read the old original
         if key in self._state.changed():
             self._state = self._state.without(key)
@@ -219,7 +219,7 @@ class Weaver:
         self._writer.marks.pop(key, None)
 
     def _follow(self, moved: Sequence[TensorKey]) -> None:
-        """Tensors with adapters in them that are elsewhere now: they must hold what was written, or the base."""
+        """Follow tensors with adapters that were moved: they must hold what was written, or the base."""
         self._programs = {}
         items, owners, foreign = self._items(self._state.layers), owners_of(self._state.layers), list[str]()
         for key in moved:
@@ -248,7 +248,9 @@ class Weaver:
         return items_by_tensor(pairs, names, lambda p: self._live.canonical((p.component, p.tensor)))
 
     def _swap(self, layers: Layers) -> int | None:
-        """The usual case in one launch: a stack that shares nothing with the one before, all of it for the kernel."""
+        """Swap in one launch, the usual case: a stack that shares nothing with the last one, all of it for the
+        kernel.
+        """
         before = self._state
         keys = tuple(loaded.key for loaded, _ in layers)
         shared = set(keys) & {loaded.key for loaded, _ in before.layers}
@@ -346,7 +348,7 @@ class Weaver:
             raise as_memory_error(error) from None
 
     def _abandon(self, keys: Collection[TensorKey]) -> None:
-        """After a failure: the base everywhere, and nothing woven."""
+        """Restore the base everywhere after a failure, with nothing woven."""
         self._state = StackState((), {}, None, frozenset(keys))
         try:
             homes = {key: self._live.home(key) for key in keys}
@@ -370,7 +372,7 @@ class Weaver:
         )
 
     def _clone(self, layers: Layers) -> Program | None:
-        """The program of another file of the same layout, pointed at this one's factors."""
+        """Return the program of another file of the same layout, pointed at this one's factors."""
         loaded = layers[0][0]
         if len(layers) > 1 or loaded.template is None or self._cuda is None or self._cuda not in loaded.slabs:
             return None
@@ -381,7 +383,7 @@ class Weaver:
         return None
 
     def _compile(self, layers: Layers) -> Program | None:
-        """A program for these adapters, if the kernel can take every tensor of them."""
+        """Return a program for these adapters, if the kernel can take every tensor of them."""
         full = Strength()
         items = self._items([(loaded, full) for loaded, _ in layers], {})
         self._prepare(list(items), items)

@@ -37,7 +37,7 @@ class Writer:
         self._untie = untie
 
     def tensor(self, key: TensorKey) -> torch.Tensor:
-        """The tensor to write."""
+        """Return the tensor to write."""
         return self.live.home(key).tensor
 
     def prepare(
@@ -95,7 +95,7 @@ class Writer:
         self._left_at = self.live.looks if len(self._left) == len(every) else -1
 
     def untouched(self) -> bool:
-        """Whether all tensors are where and as we left them: the usual case, without looking at each by name."""
+        """Return whether no tensor was moved or changed since the last write: the usual case, checked without names."""
         return self._left_at == self.live.looks and all(owner._version == version for owner, version in self._left)
 
     def write(
@@ -127,7 +127,7 @@ class Writer:
         return original
 
     def groupable(self, key: TensorKey, received: Sequence[Item]) -> bool:
-        """Whether the kernel can merge a tensor: only products, and the original on the same device."""
+        """Return whether the kernel can merge a tensor: only products, and the original on the same device."""
         live = self.tensor(key)
         return self.pristine[key[0]].is_resident(key[1], live) and _kernel_takes(live, received)
 
@@ -149,7 +149,7 @@ class Writer:
     def rebuilt(
         self, key: TensorKey, items: Sequence[Item], owners: Mapping[int, Loaded], out: torch.Tensor
     ) -> torch.Tensor:
-        """What a tensor is with ``items`` merged in, in ``out``, which has the dtype and device that it was written in."""
+        """Write a tensor with ``items`` merged in to ``out``, which has the dtype and device that it was written in."""
         pristine = self.pristine[key[0]]
         original = pristine.get(key[1], out).to(device=out.device, dtype=out.dtype)
         by_kernel = key in self.as_built or pristine.is_resident(key[1], out)
@@ -160,7 +160,7 @@ class Writer:
         return out
 
     def overflows(self, key: TensorKey) -> bool:
-        """Whether numbers of a tensor are beyond the limit where those of its original are not."""
+        """Return whether numbers of a tensor are beyond the limit where those of its original are not."""
         live = self.tensor(key)
         original = self.pristine[key[0]].get(key[1], live).to(live.device)
         return bool((~usable_numbers(live) & usable_numbers(original)).any())
@@ -172,7 +172,7 @@ def _kernel_takes(tensor: torch.Tensor, received: Sequence[Item]) -> bool:
 
 
 def as_memory_error(error: BaseException) -> BaseException:
-    """Our error for a device without memory; any other error as it is."""
+    """Return a `MemoryBudgetError` for an out-of-memory error, and any other error unchanged."""
     if isinstance(error, torch.OutOfMemoryError):
         return MemoryBudgetError(f"no device memory for this stack; the base was restored: {error}")
     return error

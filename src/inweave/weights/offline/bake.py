@@ -77,7 +77,7 @@ class Baked:
 
 
 def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:
-    """How metadata remembers an adapter."""
+    """Return the entry of an adapter in the metadata of a merged file."""
     parts = {"overall": strength.overall, **strength.components}
     return {"name": name, "sha256": sha256, "strength": parts if strength.components else strength.overall}
 
@@ -114,7 +114,7 @@ class _Job:
             )
 
     def _names(self, path: Path) -> list[str]:
-        """In the base's order, but the widest dtypes first, so that every tensor is aligned."""
+        """Return the names in the base's order, but the widest dtypes first, so that every tensor is aligned."""
         spans = self.base.headers[path].spans
         names = [*spans, *(self.created if path == self.network.files[-1] else [])]
         return sorted(names, key=lambda n: (-self._dtype(n).itemsize, spans[n].begin if n in spans else 0))
@@ -128,7 +128,7 @@ class _Job:
         return math.prod(self.source.spec(name).shape) * self._dtype(name).itemsize
 
     def chunks(self, path: Path, tick: Tick) -> Iterator[bytes | memoryview]:
-        """One file, header first."""
+        """Yield one file, header first."""
         metadata = {"format": "pt", **self.base.headers[path].metadata}
         if self.items:
             metadata = {key: value for key, value in metadata.items() if key not in _OLD_HASHES}
@@ -171,7 +171,7 @@ class _Job:
         return _bytes_of(name, result, before)
 
     def index_document(self, index: Path) -> bytes:
-        """The index of the shards, with created tensors and the new size."""
+        """Return the index of the shards, with created tensors and the new size."""
         document = read_json(index)
         about = document.get("metadata")
         document["metadata"] = {**(about if isinstance(about, dict) else {}), "total_size": self.bytes}
@@ -180,13 +180,13 @@ class _Job:
 
 
 def _bytes_of(name: str, result: torch.Tensor, before: Callable[[], torch.Tensor]) -> memoryview:
-    """The bytes of a result that is finite, unless its origin was not."""
+    """Return the bytes of a result; raise if it is not finite although its original was."""
     refuse_overflow(name, result, before)
     return memoryview(result.contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def _history(metadata: Mapping[str, str]) -> list[object]:
-    """What an earlier bake merged already."""
+    """Return what an earlier bake merged already."""
     try:
         history = json.loads(metadata.get("inweave.merged", "[]"))
     except (ValueError, RecursionError):
@@ -288,7 +288,9 @@ def _check_target(source: Path, target: Path, one_file: bool, replace: bool) -> 
 
 
 def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:
-    """The networks of a folder to merge or convert. Everything else is copied, but no other form of these weights."""
+    """Return the networks of a folder to merge or convert; everything else but other forms of these weights is
+    copied.
+    """
     homes: dict[Path, str | None] = {root / name: component for name, component in folders.items()} or {root: None}
     inside = [path for path in sorted(root.rglob("*")) if not {".git", ".cache"} & set(path.relative_to(root).parts)]
     if link := next((path for path in inside if path.is_dir() and path.is_symlink()), None):

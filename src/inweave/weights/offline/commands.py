@@ -186,7 +186,7 @@ def _layer(
     warnings: list[str],
     scaled: Mapping[FilePath, Adapter],
 ) -> Layer:
-    """An adapter resolved completely on the base, or the reason it cannot be, as `check` reports it.
+    """Return an adapter resolved completely on the base; raise with the reason that `check` reports otherwise.
 
     ``scaled``: adapters by path that were read with alphas of the caller's.
     """
@@ -213,7 +213,7 @@ def _layer(
 
 
 def _loaded(adapter: AdapterLike) -> Adapter:
-    """The adapter with its numbers in memory, or in a map that is whole."""
+    """Return the adapter with its numbers in memory, or in a map of the whole file."""
     if not isinstance(adapter, Plan | Adapter):
         return read_container(open_container(adapter, mapped=False))
     source = adapter.adapter if isinstance(adapter, Plan) else adapter
@@ -222,12 +222,12 @@ def _loaded(adapter: AdapterLike) -> Adapter:
 
 
 def _name(adapter: AdapterLike) -> str:
-    """How metadata calls an adapter; one that is no file has no name."""
+    """Return the name of an adapter in metadata; None for one that is not a file."""
     return Path(adapter).name if isinstance(adapter, str | os.PathLike) else ""
 
 
 def _sha256(adapter: AdapterLike) -> str:
-    """Of an adapter's file, or of its shards one after the other."""
+    """Return the hash of an adapter's file, or of its shards one after the other."""
     if not isinstance(adapter, str | os.PathLike):
         return ""
     digest = hashlib.sha256()
@@ -239,13 +239,13 @@ def _sha256(adapter: AdapterLike) -> str:
 
 
 def _dialect(adapter: Adapter) -> str:
-    """The dialect an adapter was read in, as far as it can be written."""
+    """Return the dialect an adapter was read in, if it can be written."""
     read_as = next(iter(adapter.dialects), "")
     return _WRITTEN_AS.get(read_as, read_as if read_as in WRITERS else "kohya")
 
 
 def _common_index(names: Sequence[str], adapters: Sequence[Adapter], base: FilePath | ModelIndex | None) -> ModelIndex:
-    """The base model that all adapters were trained for."""
+    """Return the base model that all adapters were trained for."""
     if base is not None:
         return base if isinstance(base, ModelIndex) else open_base(base)
     detections = [detect(adapter) for adapter in adapters]

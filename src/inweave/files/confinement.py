@@ -1,9 +1,9 @@
-"""Folders that nothing leads out of: whoever may write there could swap a file for a link after it was looked at.
+"""Confined folders: no path leads out of them, even if a file is swapped for a link after it was checked.
 
-    with confined(folder): ...          until then, files below the folder are opened step by step, without following a link
-    open_beneath(folder, "a/b.bin")     a descriptor of what lies there
+    with confined(folder): ...          files below the folder are opened step by step, without following a link
+    open_beneath(folder, "a/b.bin")     a descriptor of that file
 
-A link that stays inside is followed, by the name it resolves to; if something on that way is swapped for a link in the
+A link that stays inside is followed, by the name it resolves to; if a part of that path is swapped for a link in the
 meantime, opening it fails. The folder itself may be reached through links: its owner put them there.
 """
 

@@ -9,8 +9,8 @@
     digits    at most 300 per integer, so that each of them can become a float
     values    at most 1,000,000: two bytes of JSON can become a hundred in memory
 
-A number such as 1e999, which would become infinity, and the words NaN and Infinity are refused: they could not be written
-again. Where other programs write them (configurations of models), ``finite=False`` accepts them.
+A number such as 1e999, which would become infinity, and the words NaN and Infinity are refused: they could not be
+written again. Where other programs write them (configurations of models), ``finite=False`` accepts them.
 """
 
 from __future__ import annotations

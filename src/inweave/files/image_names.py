@@ -16,7 +16,7 @@ def format_of(path: str | os.PathLike[str]) -> str:
     suffix = as_path(path).suffix.lower()
     if suffix not in WRITTEN:
         raise ConfigError(
-            f"{printable_path(path)}: images are written as PNG, JPEG or WebP; end the name in .png, .jpg or .webp, or in / "
-            "for a folder"
+            f"{printable_path(path)}: images are written as PNG, JPEG or WebP; end the name in .png, .jpg or .webp, "
+            "or in / for a folder"
         )
     return WRITTEN[suffix]

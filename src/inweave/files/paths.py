@@ -1,14 +1,14 @@
-"""Paths: from what a caller passed, what lies there, and how they are printed.
+"""Paths: made from arguments, tested for existence, and printed safely.
 
-    as_path("~/loras/a.safetensors")   a Path; whatever cannot be one is an error of ours
-    is_file, is_folder, exists         False for whatever the system cannot look at: a name of 300 characters, a NUL
+    as_path("~/loras/a.safetensors")   a Path; an InweaveError if it cannot be one
+    is_file, is_folder, exists         False for names the system cannot look up: 300 characters, a NUL
 
     printable("a\\x1b[2J\\u202e")        'a\\\\x1b[2J\\\\u202e': escaped as Python writes it
 
-A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them, and
-halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use, separator
-(but for the space) or unassigned, and letters and marks that show nothing (fillers, most variation selectors), so that what
-is printed is what is there.
+A name in a file can hold escape sequences of terminals, characters that turn the direction of the text around them,
+and halves of surrogate pairs. `printable` escapes whatever Unicode calls control, format, surrogate, private use,
+separator (but for the space) or unassigned, and letters and marks that show nothing (fillers, most variation
+selectors), so that nothing is hidden or disguised.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def expand_home(path: str | os.PathLike[str], error: ErrorClass = ConfigError) -
     except (RuntimeError, OSError, ValueError, KeyError):
         home = source.parts[0]
         raise error(
-            f"{printable_path(source)}: {printable(home)} is the home folder of nobody here; write the whole path, or ./{printable(home)} "
-            "for a folder of that name"
+            f"{printable_path(source)}: {printable(home)} is not a user's home folder; write the whole path, "
+            f"or ./{printable(home)} for a folder of that name"
         ) from None
 
 
@@ -114,7 +114,8 @@ def reason(path: Path, problem: OSError | ValueError) -> str:
             target = path.readlink()
         except (OSError, ValueError):
             return f"{printable_path(path)}: no such file or directory"
-        return f"{printable_path(path)}: no such file or directory: a symbolic link to {printable_path(target)}, which is not there"
+        link = f"a symbolic link to {printable_path(target)}, which does not exist"
+        return f"{printable_path(path)}: no such file or directory: {link}"
     if problem.errno == errno.ENAMETOOLONG:
         return f"{printable_path(path)}: File name too long"
     return f"{printable_path(path)}: {problem.strerror or problem}"

@@ -73,10 +73,10 @@ def open_binary(
 def read_bytes(path: str | os.PathLike[str], limit: int, *, error: ErrorClass = FormatError) -> bytes:
     """Return the contents of a file of at most ``limit`` bytes."""
     with open_regular(path, error=error, limit=limit) as file:
-        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # memory for all of it is taken at once
+        raw = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1) or b""  # allocated at once
         while len(raw) <= limit and (more := file.read(_BLOCK)):
             raw += more
-    if len(raw) > limit:  # it grew, or its size was not told, as in /proc
+    if len(raw) > limit:  # it grew, or its size is unknown, as in /proc
         raise error(f"{printable_path(path)}: more than the {limit:,} bytes that are accepted")
     return raw
 
@@ -99,9 +99,11 @@ def read_text(
 def read_foreign_text(
     path: str | os.PathLike[str], limit: int = MAX_TEXT, *, error: ErrorClass = FormatError
 ) -> tuple[str, str]:
-    """Return (text, encoding): UTF-8; UTF-16 and UTF-32 by their mark; UTF-16 without one, by its zeros; else
-    Windows-1252,
-    which Latin-1 is a part of. Anything with control characters is no text."""
+    """Return (text, encoding) of a file that another program wrote.
+
+    UTF-8; UTF-16 and UTF-32 by their mark; UTF-16 without one, by its zeros; else Windows-1252, which includes Latin-1.
+    Contents with control characters are not text.
+    """
     raw = read_bytes(path, limit, error=error)
     for encoding in _encodings(raw):
         try:

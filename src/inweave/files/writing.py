@@ -1,13 +1,13 @@
 """Writing: a file or a folder appears whole, under its name, or not at all.
 
-    write_atomic(path, chunks)        .NAME.RANDOM.part beside it -> flushed to the disk -> renamed -> folder flushed
-    with new_folder(path) as hidden:  .NAME.RANDOM.part beside it; renamed by whoever fills it, removed otherwise
+    write_atomic(path, chunks)        .NAME.RANDOM.part next to it -> flushed to disk -> renamed -> folder flushed
+    with new_folder(path) as hidden:  .NAME.RANDOM.part next to it; renamed by the caller, removed otherwise
     open_append(path)                 a log or a lock: grows in place
 
-A temporary name is random and must be new (O_EXCL), so nobody can plant a link there. A link at the target is replaced,
-never followed; something at the target that is neither a file nor a link stays. The mode is what the umask leaves of
-0666; a file that is replaced keeps its mode. Whatever the system refuses (a full disk, a read-only folder) is one line,
-and nothing is left behind.
+A temporary name is random and must be new (O_EXCL), so that no link can be planted there. A link at the target is
+replaced, never followed; anything else than a file or a link at the target stays. The mode is what the umask leaves
+of 0666; a file that is replaced keeps its mode. A refusal of the system (a full disk, a read-only folder) becomes a
+one-line error, and nothing is left behind.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Work:
         self.left -= steps
         if self.left < 0:
             raise self.error(
-                f"{self.field}: matching these patterns takes too many steps (more than {_STEPS:,}); use fewer patterns, or "
-                "plain names of modules, which are looked up"
+                f"{self.field}: matching these patterns takes more than {_STEPS:,} steps; use fewer patterns, "
+                "or plain names of modules, which are looked up"
             )
 
 

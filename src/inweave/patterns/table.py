@@ -3,8 +3,8 @@
     `(.*\\.)?(pattern)$` matches from the beginning of the module's name
 
 Most patterns are the names of modules, or their ends: letters, digits, `_`, `-`, dots (each of which stands for any
-character), escaped signs, maybe between `^` and `$`. These are looked up by their length and by the places of their dots, so
-that thousands of patterns cost little; the others are matched one by one, within the bounds of `Work`.
+character), escaped signs, maybe between `^` and `$`. These are looked up by their length and by the places of their
+dots, so that thousands of patterns cost little; the others are matched one by one, within the bounds of `Work`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class PatternTable:
             try:
                 rule = self._rules[position] = regex(rf"(.*\.)?({pattern})$", self._work.field, self._error)
             except self._error:
-                regex(pattern, self._work.field, self._error)  # its own message names it without what stands around it
+                regex(
+                    pattern, self._work.field, self._error
+                )  # its own message names it without the surrounding pattern
                 raise
         return rule
 

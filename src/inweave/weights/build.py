@@ -1,9 +1,9 @@
 """Fill a model from a source, strictly.
 
-The model may stand on the meta device: its tensors are replaced by the source's, in the model's dtype.
-On a GPU, weights that receive plain LoRA pairs are read as they are and merged in place by one launch.
-Missing tensors, unused tensors and shape mismatches are collected and raised together. Weights tied in the model stay tied;
-an adapter on one of them is refused.
+The model may be on the meta device: its tensors are replaced by the source's, in the model's dtype. On a GPU, weights
+that receive plain LoRA pairs are read unmerged and merged in place by one launch. Missing tensors, unused tensors and
+shape mismatches are collected and raised together. Weights tied in the model stay tied; an adapter on one of them is
+refused.
 """
 
 from __future__ import annotations
@@ -35,8 +35,20 @@ def build(
 ) -> nn.Module:
     """Give every parameter and persistent buffer of ``model`` its tensor from ``source``.
 
-    ``dtype`` overrides the model's own for floating-point tensors; ``ignore`` names tensors of the source
-    that the model may leave unused. ``progress`` is called with the stored bytes of each tensor when it is in place.
+    Args:
+        model: Any torch module; it may be on the meta device.
+        source: Where the weights come from: a `FileSource`, a `DictSource`, a `MergedSource`.
+        device: Where the tensors go.
+        dtype: Overrides the model's own dtype for floating-point tensors.
+        ignore: Names of tensors of the source that the model may leave unused.
+        progress: Called with the stored bytes of each tensor when it is in place.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        TargetError: Tensors are missing, unused or of another shape, or an adapter changes a tied weight.
+        ConfigError: An argument has a wrong type.
     """
     if not isinstance(model, nn.Module) or not isinstance(source, WeightSource):
         names = f"{type(model).__name__} and {type(source).__name__}"
@@ -137,7 +149,7 @@ def _changed_names(slots: dict[str, Slot], source: MergedSource) -> dict[int, st
         if len(places) > 1 or len(changed) > 1:
             others = ", ".join(name for name in group if name != changed[0])
             raise TargetError(
-                f"{changed[0]}: tied: one tensor with {others} in this model, which would change with it; build the model with "
+                f"{changed[0]}: tied to {others} in this model, which would change with it; build the model with "
                 "a tensor for each, or leave this module out of the adapter"
             )
         chosen[tensor] = changed[0]  # a module under two names

@@ -1,8 +1,8 @@
-"""Networks on disk: which files make one up, and its tensors by plain reads.
+"""Networks on disk: the files that make one up, and its tensors by plain reads.
 
 NAME.safetensors                   one file
 NAME.safetensors.index.json        the shards it names
-a folder                           one network, and perhaps variants of it (fp16, ema) beside it
+a folder                           one network, and perhaps variants of it (fp16, ema)
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PIECE = 16 * 1024**2  #: bytes read at a time where a whole tensor is not needed
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One set of weights: a file, or shards and their index. A ``variant`` repeats the one before it."""
+    """One set of weights: a file, or shards and their index. A ``variant`` repeats the previous one in another form."""
 
     files: tuple[Path, ...]
     index: Path | None = None
-    component: str | None = None  # None: whatever is placed on its names
+    component: str | None = None  # None: any component with its names
     variant: bool = False
 
 
@@ -55,7 +55,7 @@ def networks_in(folder: Path, component: str | None = None) -> list[Network]:
 
 
 class Pieces:
-    """A network's tensors by plain reads: no page of the file stays in this process, and all of it is the caller's."""
+    """A network's tensors by plain reads: no page of the file stays mapped, and the caller owns the memory."""
 
     def __init__(self, network: Network, opened: ExitStack) -> None:
         self.headers: dict[Path, Header] = {path: read_header(path) for path in network.files}

@@ -30,7 +30,7 @@ from inweave.weights.layout_cache import Layout, is_template, layout_of, retarge
 from inweave.weights.stack import Item
 from inweave.weights.transfer import ring_for
 
-#: factors the kernel reads as they are; anything else is decoded to float32 first
+#: dtypes of factors that the kernel reads directly; others are decoded to float32 first
 KERNEL_DTYPES = ("F32", "F16", "BF16")
 
 
@@ -49,13 +49,13 @@ class Loaded:
     key: object
     plan: Plan
     bytes: int
-    name: str = "the adapter"  # what messages call it
+    name: str = "the adapter"  # its name in messages
     template: int | None = None  # files of one layout share a number
     views: dict[tuple[torch.device, int], torch.Tensor] = field(default_factory=dict)
     slabs: dict[torch.device, Slab] = field(default_factory=dict)
-    scattered: bool = False  # its factors do not lie in one piece
+    scattered: bool = False  # its factors are not contiguous in the file
     checked: bool = False
-    maps: list[mmap.mmap] = field(default_factory=list)  # of files that its tensors are views of
+    maps: list[mmap.mmap] = field(default_factory=list)  # sizes of the files that its tensors are views of
 
     def __post_init__(self) -> None:
         self.maps = maps_of(self.plan.adapter.tensors.values())
@@ -139,8 +139,8 @@ def targets_of(
 ) -> list[tuple[Target, list[Item]]]:
     """Split ``live`` into runs of rows that receive the same products, each with its items, in order.
 
-    Every row is in one run: rows that receive nothing now may have received something from the stack before.
-    ``owners``: whose placement it is, by its identity.
+    Every row is in one run: rows that receive nothing now may have received something from the last stack.
+    ``owners`` maps the id of each placement to its adapter.
     """
     out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
     products = [product_of(item, owners[id(item.placement)], live.device) for item in items]

@@ -1,8 +1,8 @@
 """A plan serves every file of the same layout.
 
-Trainers write the same names, shapes and dtypes again and again. Where a file's layout and the metadata that
-can change its meaning equal those of one resolved before, its plan is that one's with the new tensors put in:
-the places are the same, alphas are read anew. Only plain LoRA entries qualify; anything else is resolved.
+Trainers write the same names, shapes and dtypes again and again. If a file's layout and the metadata that
+can change its meaning equal those of a file resolved before, it reuses that plan with its own tensors:
+the places are the same, alphas are read again. Only plain LoRA entries qualify; anything else is resolved.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from inweave.adapter import Adapter, Lora, Tensor
 from inweave.formats.files import Container
 from inweave.targets.plan import Placement, Plan
 
-#: metadata that reading looks at
+#: metadata that changes how a file is read
 _MEANINGFUL = (
     "lora_adapter_metadata",
     "ss_network_args",

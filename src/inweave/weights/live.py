@@ -1,13 +1,13 @@
 """The weights of a live model, where they are now: looked up for every stack, since a model may change in between.
 
     place     (module, attribute) -> the tensor there; a module under two names is one place
-    home      where its numbers lie: the tensor itself; for one that accelerate offloaded, the tensor that its hook keeps
+    home      where its numbers are stored: the tensor itself, or the one that the hook of accelerate's offloading keeps
     copies    rows of a fused projection: after diffusers' `fuse_qkv_projections`, `to_q` is also rows of `to_qkv`
     shared    places of other modules whose memory overlaps: tied weights
-    mark      ((identity, address, dtype, device), version) of a home: any difference is somebody else's write or move
+    mark      ((identity, address, dtype, device), version) of a home: any difference is a write or move from outside
 
 What cannot be written is refused by name: tensors on the meta device, offloaded to disk, quantized or expanded.
-Writes through `.data` or a raw pointer leave no mark; nothing can be seen of them.
+Writes through `.data` or a raw pointer leave no mark and go unnoticed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class LiveModel:
     def __init__(self, networks: Mapping[str, nn.Module]) -> None:
         self.networks = networks
         self.slots: dict[TensorKey, Slot] = {}
-        self._rows: dict[TensorKey, list[tuple[str, torch.Tensor, int]]] = {}  # the fused projections a part is in
+        self._rows: dict[
+            TensorKey, list[tuple[str, torch.Tensor, int]]
+        ] = {}  # part -> the fused projections that contain it
         self._groups: dict[int, object] = {}  # id of a tensor -> diffusers' offload group
         self._quantized: dict[TensorKey, torch.Tensor] = {}
         self._homes: dict[TensorKey, Home] = {}
@@ -60,7 +62,7 @@ class LiveModel:
         self._whole: Snapshot | None = None
         self._watched: tuple[int, int, Snapshot] | None = None
         self._above: dict[int, tuple[Entry, nn.Module]] = {}  # id of a module -> where it is held, and by whom
-        self.looks = 0  # how often everything was found again
+        self.looks = 0  # how many times all tensors were looked up
         self.look()
 
     def look(self) -> int:
@@ -153,13 +155,15 @@ class LiveModel:
             return False
 
     def refuse_remains(self, key: TensorKey, mark: Mark) -> None:
-        """Raise where a weight without a place under its name still acts: its module computes it, or another one holds it."""
+        """Raise where a weight without a place under its name still acts: its module computes it, or another one
+        holds it.
+        """
         network, (path, _, leaf) = self.networks[key[0]], key[1].rpartition(".")
         (_, place, _, _), _ = mark
         computed = any(hasattr(module, leaf) for name, module in named_modules(network) if name == path)
         if computed or any(place == address(tensor) for tensor in (*network.parameters(), *network.buffers())):
             raise MergeStateError(
-                f"{key[1]}: wrapped, quantized or parametrized while adapters were merged in, so it cannot be restored; "
+                f"{key[1]}: wrapped, quantized or parametrized while adapters were merged, so it cannot be restored; "
                 "apply([]) before changing modules, or make a new Weaver to take the present weights as the base"
             )
 
@@ -225,7 +229,7 @@ class LiveModel:
                     return stored
                 if name in weights:
                     raise TargetError(
-                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU, "
+                        f"{key[1]}: offloaded to disk by accelerate, where it cannot be changed; offload it to the CPU "
                         "or build the model with the adapters merged (MergedSource)"
                     )
         return None
@@ -243,7 +247,10 @@ class LiveModel:
     def _overlaps(self) -> dict[TensorKey, list[TensorKey]]:
         """Return every place with those of other modules whose memory overlaps its own."""
         tensors = {key: self._visible(key) for key in self._first.values()}
-        for component, network in self.networks.items():  # what a state dict leaves out, and what is no number
+        for (
+            component,
+            network,
+        ) in self.networks.items():  # non-persistent buffers, and tensors that are not floating-point
             for path, module in named_modules(network):
                 for leaf, buffer in module._buffers.items():
                     key = (component, f"{path}.{leaf}" if path else leaf)
@@ -273,7 +280,7 @@ def _entries_of(network: nn.Module, above: dict[int, tuple[Entry, nn.Module]]) -
     """Return the members of every module of a network; record in ``above`` where each module is held."""
     modules: list[nn.Module] = [network]
     entries: list[Entry] = []
-    for module in modules:  # which grows
+    for module in modules:  # the list grows
         for members in (module._parameters, module._buffers):
             entries += [(members, name, tensor) for name, tensor in members.items()]
         for name, child in module._modules.items():
@@ -320,5 +327,5 @@ def _elsewhere(group: object, tensor: torch.Tensor) -> str | None:
         return "offloaded to disk by diffusers, where it cannot be changed; offload it to memory instead"
     stored = getattr(group, "cpu_param_dict", {}).get(tensor)
     if stored is not None and stored.data_ptr() != tensor.data_ptr():
-        return "on the device for the moment by diffusers' group offloading; apply between two forward passes"
+        return "on the device temporarily by diffusers' group offloading; apply between two forward passes"
     return None

@@ -3,7 +3,7 @@
 Everything is accumulated in float32 and rounded once, to the dtype of the result. Each delta is taken from the
 original W, so the order of a stack does not matter. Plain LoRA pairs of a stack are joined along the rank
 and added by a single addmm; every other algorithm adds the change of the one formula (`inweave.ops.delta`).
-The sum and the joined factors live in a `Scratch` that the caller owns and hands in again for the next tensor.
+The sum and the joined factors live in a `Scratch` that the caller owns and passes again for the next tensor.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def merged(
 ) -> torch.Tensor:
     """Return ``base`` with every item added, in ``dtype``.
 
-    ``owned``: ``base`` is ours to write to. It then takes the sum, or the rounded result, where its dtype allows;
-    otherwise it is left alone. ``scratch``: memory for the sum that serves one call after another.
+    ``owned``: ``base`` may be written to. It then takes the sum, or the rounded result, where its dtype allows;
+    otherwise it is left alone. ``scratch``: memory for the sum, reused from call to call.
     """
     dtype = dtype or base.dtype
     for item in items:
@@ -63,7 +63,7 @@ def merge_into(
     """Write ``base`` with every item added to ``out``, of the same shape; ``out`` may be ``base`` itself."""
     wide = torch.float64 if base.dtype == torch.float64 else torch.float32
     products, additive, base_dependent = _sorted(items)
-    # an original is needed while changes are computed from it, and the first of them finds it in the sum
+    # an original is needed while changes are computed from it; the first such change still finds it in the sum
     reusable = len(base_dependent) < 2
     scratch = scratch or Scratch()
     with scratch.lock:
@@ -97,11 +97,12 @@ def refuse_overflow(name: str, result: torch.Tensor, before: Callable[[], torch.
         return
     wrong, original = ~usable_numbers(result), before()
     if result.shape != original.shape or bool((wrong & usable_numbers(original)).any()):
-        kind = DTYPE_NAMES.get(result.dtype, str(result.dtype))
-        raise TargetError(
-            f"{name}: the result would overflow {kind}, which can compute with numbers up to {limit_of(result.dtype):g}; "
-            "use a wider dtype or a lower strength"
-        )
+        raise TargetError(f"{name}: the result {overflow_of(result.dtype)}; use a wider dtype or a lower strength")
+
+
+def overflow_of(dtype: torch.dtype) -> str:
+    """Return the phrase that says which limit a result exceeds."""
+    return f"would overflow {DTYPE_NAMES.get(dtype, dtype)}, which can compute with numbers up to {limit_of(dtype):g}"
 
 
 Pairs = list[tuple[Lora, float, Placement]]

@@ -1,11 +1,11 @@
 """The networks of a model, by component, and the index of anything that has named tensors.
 
 a module                         {"unet": module}
-{"unet": .., "te1": ..}          as it is
+{"unet": .., "te1": ..}          unchanged
 a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
 `components`                     text_encoder_3 -> "te3"; others take no adapters
 
-Modules that only stand around others (`inweave.ops.wrappers`) are looked through.
+Wrapper modules (`inweave.ops.wrappers`) are looked through.
 """
 
 from __future__ import annotations
@@ -67,8 +67,13 @@ def _networks(model: object) -> Mapping[str, nn.Module]:
 def index_of(model: object) -> ModelIndex:
     """Return the index of a model, on which `resolve` places adapters.
 
-    ``model``: a known base by name ("sdxl"), a path (a checkpoint, an index of shards or a model folder), a
-    `WeightSource`, a torch module, a mapping of component to module, or a diffusers pipeline.
+    Args:
+        model: A known base by name ("sdxl"), a path (a checkpoint, an index of shards or a model folder), a
+            `WeightSource`, a torch module, a mapping of component to module, or a diffusers pipeline.
+
+    Raises:
+        ConfigError: ``model`` is none of these, or has no weights that an adapter could change.
+        FormatError: A file cannot be read.
     """
     if isinstance(model, ModelIndex):
         return model

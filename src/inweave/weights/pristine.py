@@ -1,10 +1,10 @@
 """The original bits of weights that are being changed: saved before the first change, never recomputed.
 
-    device   a copy beside the weight: restoring costs one device copy
+    device   a copy on the same device: restoring costs one device copy
     host     a copy in (pinned) host memory: the device keeps its memory, restoring goes over the bus
     file     read again from the source the model was built from: no memory at all
 
-`auto` takes the device if the copies leave room there, else the host, else the file.
+`auto` uses the device if the copies fit, else the host, else the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inweave.weights.source import FileSource, WeightSource
 
 Keep = Literal["auto", "device", "host", "file"]
 
-#: what a device must have left after the copies, for activations and everything else
+#: device memory to leave free after the copies, for activations and everything else
 HEADROOM = 2 * 1024**3
 
 
@@ -35,8 +35,8 @@ class Pristine:
         self._requested = keep
         self._source = source
         self._saved: dict[str, torch.Tensor] = {}
-        self._in_source: set[str] = set()  # merged while it was built, so that its original is only there
-        self._as_in_source: set[str] = set()  # seen to be the same there
+        self._in_source: set[str] = set()  # merged while it was built, so that its original is only in the source
+        self._as_in_source: set[str] = set()  # verified to be the same in the source
 
     def decide(self, device: torch.device, needed: int) -> None:
         """Settle `auto` for a device and the bytes of all weights that may change."""
@@ -101,7 +101,7 @@ class Pristine:
     def convert(self, name: str, live: torch.Tensor) -> None:
         """Move or convert the original as the model was while it was changed."""
         saved = self._saved.get(name)
-        if saved is None:  # in the source, from where it is read in the dtype that is needed
+        if saved is None:  # in the source, which is read in the dtype that is needed
             return
         device = torch.device("cpu") if self.keep == "host" else live.device
         self._saved[name] = saved.to(device=device, dtype=live.dtype)
@@ -114,7 +114,7 @@ class Pristine:
             return self._from_source(name, live)
         if name not in self._as_in_source or self._source is None:
             return live  # never changed, so still original
-        # never a view: a model built on the CPU may be looking at the same map, and has written there
+        # never a view: a model built on the CPU may share the same map, and has written to it
         return self._source.get(name, dtype=live.dtype, device="cpu", owned=True)
 
     def _from_source(self, name: str, live: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Memory that is allocated once and used for one tensor after another.
 
 A merge needs room for one tensor in float32 and for the factors of its stack. Taking that room from `malloc` for
-every tensor and giving it back fragments the heap: the weights that stay land between the blocks that go, and
+every tensor and giving it back fragments the heap: the weights land between temporary blocks, and
 the process keeps both. So host memory comes in anonymous maps, which go back to the system as soon as nothing
 refers to them, and one `Scratch` serves every tensor of a load. Other devices have allocators made for this.
 """
@@ -51,7 +51,7 @@ class Scratch:
         buffer = self._buffers.get(device)
         if buffer is None or buffer.numel() < needed:
             self._buffers.pop(device, None)
-            del buffer  # the old memory goes before the new comes
+            del buffer  # free the old memory before allocating the new
             on_host = device.type == "cpu"
             self._buffers[device] = (
                 host_buffer(needed) if on_host else torch.empty(needed, dtype=torch.uint8, device=device)

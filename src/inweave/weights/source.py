@@ -1,10 +1,10 @@
-"""Where weights come from. A network is built *from* a source; it never learns what the source does.
+"""Sources of weights: a network is built from a source and does not depend on where its tensors come from.
 
-names()        what there is
+names()        the names of all tensors
 spec(name)     shape and dtype, no data read
 get(name)      the tensor, in a dtype, on a device; ``rows`` (start, length) cuts it along its first axis.
-               It may be a view of the source's memory. ``owned``: the memory is the caller's, to write to, and no
-               page of a file stays mapped for it.
+               It may be a view of the source's memory. ``owned``: the caller owns the memory and may write to it, and
+               no page of a file stays mapped for it.
 
 DictSource     tensors in memory
 FileSource     a safetensors file or shards, mapped: on the CPU nothing is copied
@@ -47,7 +47,7 @@ class TensorSpec:
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """What a model is built from; anything with these three methods will do."""
+    """The protocol of a source of weights; anything with these three methods qualifies."""
 
     def names(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -68,7 +68,7 @@ class WeightSource(Protocol):
     ) -> torch.Tensor:
         """Return one tensor, or its ``rows`` (start, length), in ``dtype`` (None: its own) on ``device``.
 
-        ``owned``: the caller may write to it, so it shares memory with nothing.
+        ``owned``: the caller may write to it, so its memory is not shared.
         """
         ...
 
@@ -102,7 +102,7 @@ class FileSource:
     """A safetensors file, an index of shards or a folder of them. Data is mapped and read on demand."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        container = open_container(as_path(path).absolute())  # it is read again later, from wherever that may be
+        container = open_container(as_path(path).absolute())  # it is read again later, from any working directory
         self.path = Path(path)
         self.files = container.files
         self._tensors: Mapping[str, Tensor] = container.tensors
@@ -135,7 +135,7 @@ class FileSource:
         if torch.device(device).type == "cuda" and length:
             raw = self._send(name, start, length, _with_index(device))
             return raw.view(stored).view(tensor.shape).to(dtype or stored)
-        if owned or dtype not in (None, stored):  # the result is a copy, so nothing of the map need be touched
+        if owned or dtype not in (None, stored):  # the result is a copy, so the map is not touched
             tensor = Tensor(tensor.dtype, tensor.shape, self._read(name, start, length))
         return decode(tensor, dtype=dtype or stored, device=device)
 
@@ -188,7 +188,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 class Renamed:
     """A source under the other naming of the same network.
 
-    ``component`` indexes the source's files. Each part in diffusers names is cut out of the tensor it lies in;
+    ``component`` indexes the source's files. Each part in diffusers names is cut out of the tensor that holds it;
     `Stacked` is the reverse.
     """
 
@@ -224,7 +224,7 @@ class Renamed:
 
 
 class Stacked:
-    """The reverse: a source in diffusers names seen as the original, fused tensors."""
+    """A source in diffusers names, seen as the original, fused tensors: the reverse of `Renamed`."""
 
     def __init__(self, source: WeightSource, component: Component) -> None:
         self._source = source

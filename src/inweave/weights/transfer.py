@@ -19,7 +19,7 @@ from inweave.weights.scratch import host_buffer
 
 BUFFER = 64 * 1024**2
 READERS = 8
-SHARE = 4 * 1024**2  # below this another thread costs more than it saves
+SHARE = 4 * 1024**2  # below this size another thread costs more than it saves
 
 
 class PinnedRing:

@@ -1,11 +1,11 @@
 """Writing the tensors of a live model: originals saved first, then merged or restored, in place.
 
-    prepare   everything that can fail without having touched a weight
-    write     the kernel for all plain LoRA pairs whose originals are on the device, one tensor after the other else
+    prepare   everything that can fail before a weight is touched
+    write     the kernel for all plain LoRA pairs whose originals are on the device, otherwise one tensor at a time
     restore   the original bits
-    rebuilt   what `write` gives, in other memory: to put a stack back, or to recognize one
+    rebuilt   the result of `write` in other memory: to put a stack back, or to recognize one
 
-A mark is (where a tensor lies, its version) after the last write; any difference is somebody else's doing.
+A mark is (address, version) of a tensor after the last write; any difference is a change from outside.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from inweave.weights.stack import Item, TensorKey
 
 
 class Writer:
-    """``pristine``: the originals of each network; ``as_built``: tensors that were merged while the model was built."""
+    """Writes tensors. ``pristine``: the originals per network; ``as_built``: tensors merged while the model was
+    built.
+    """
 
     def __init__(self, live: LiveModel, pristine: Mapping[str, Pristine], *, untie: bool) -> None:
         self.live = live
         self.pristine = pristine
-        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, as we left it
+        self.marks: dict[TensorKey, Mark] = {}  # of every tensor that was ever written, after its last write
         self._left: list[tuple[torch.Tensor, int]] = []
-        self._left_at = -1  # how often the model had been looked at by then
+        self._left_at = -1  # the number of looks at the model by then
         self.as_built: set[TensorKey] = set()
         self._untie = untie
 
@@ -43,7 +45,9 @@ class Writer:
     def prepare(
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], uncertain: frozenset[TensorKey]
     ) -> None:
-        """Refuse what cannot be written, and save the originals of all but ``uncertain`` tensors, which are saved."""
+        """Refuse what cannot be written, and save the originals of all tensors but ``uncertain`` ones, which have
+        theirs.
+        """
         for key in keys:
             self._refuse_misfits(key, items.get(key, ()))
         for key in keys:
@@ -88,7 +92,7 @@ class Writer:
         self.live.untie(key)
 
     def mark(self, homes: Mapping[TensorKey, Home]) -> None:
-        """Record that these tensors are as we left them."""
+        """Record the present state of these tensors as written."""
         self.marks.update([(key, home.mark()) for key, home in homes.items()])
         every = homes if len(homes) == len(self.marks) else {key: self.live.home(key) for key in self.marks}
         self._left = [(home.owner, home.owner._version) for home in every.values() if home.counts]

@@ -5,10 +5,10 @@
     folder   -> folder    the weights of every network merged, everything else copied
 
 The header comes first, then one tensor at a time. Base files are read in pieces and never mapped, so memory does not
-grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as float32) that
-receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since the order
-of a matrix product depends on its size. A file or folder appears under its name when it is whole, until then
-under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
+grow with the checkpoint: the peak is the adapters plus a few times the largest tensor. One beyond `LARGE` (as
+float32) that receives plain LoRA is merged in runs of rows; only there may sums differ in float32's last bit, since
+the order of a matrix product depends on its size. A file or folder appears under its name when it is whole, until
+then under a hidden one. Metadata is kept, less hashes of the old contents; `inweave.merged` lists the adapters.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _OLD_HASHES = ("modelspec.hash_sha256", "sshs_model_hash", "sshs_legacy_hash")
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One adapter of a stack, resolved on the base, and how the result's metadata calls it."""
+class BakeItem:
+    """One adapter of a stack, resolved on the base, with its name in the result's metadata."""
 
     plan: Plan
     strength: Strength
@@ -60,9 +60,9 @@ class Layer:
 
 @dataclass(slots=True)
 class Baked:
-    """What was written; ``left_out`` are weights of the base folder that were not merged and so not copied.
+    """The files that `bake` wrote; ``left_out``: weights of the base folder that were not merged and so not copied.
 
-    ``base``: the name of the base model, where it has one; ``loras``: the adapters as the metadata records them.
+    ``base``: the name of the base model, if it has one; ``loras``: the adapters as recorded in the metadata.
     """
 
     path: str
@@ -83,12 +83,17 @@ def record(name: str, sha256: str, strength: Strength) -> dict[str, object]:
 
 
 class _Job:
-    """One network on its way to disk: what each of its files will hold, then the bytes."""
+    """One network to write: the contents of each of its files, then the bytes."""
 
     def __init__(
-        self, network: Network, stack: Sequence[Layer], index: ModelIndex, dtype: torch.dtype | None, opened: ExitStack
+        self,
+        network: Network,
+        stack: Sequence[BakeItem],
+        index: ModelIndex,
+        dtype: torch.dtype | None,
+        opened: ExitStack,
     ) -> None:
-        pairs = [(layer.plan, layer.strength) for layer in stack]
+        pairs = [(item.plan, item.strength) for item in stack]
         self.network, self.stack, self.dtype = network, stack, dtype
         self.base = Pieces(network, opened)
         self.source = MergedSource(self.base, pairs, component=network.component, index=index)
@@ -121,7 +126,7 @@ class _Job:
 
     def _dtype(self, name: str) -> torch.dtype:
         stored = self.source.spec(name).dtype
-        fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers, and scales of something else
+        fixed = not stored.is_floating_point or stored == torch.float8_e8m0fnu  # integers and quantization scales
         return stored if self.dtype is None or fixed else self.dtype
 
     def _bytes(self, name: str) -> int:
@@ -132,7 +137,7 @@ class _Job:
         metadata = {"format": "pt", **self.base.headers[path].metadata}
         if self.items:
             metadata = {key: value for key, value in metadata.items() if key not in _OLD_HASHES}
-            added = [record(layer.name, layer.sha256, layer.strength) for layer in self.stack]
+            added = [record(item.name, item.sha256, item.strength) for item in self.stack]
             metadata["inweave.merged"] = json.dumps(_history(metadata) + added)
         document: dict[str, object] = {"__metadata__": metadata}
         at = 0
@@ -196,7 +201,7 @@ def _history(metadata: Mapping[str, str]) -> list[object]:
 
 def write_merged(
     base: str | os.PathLike[str],
-    stack: Sequence[Layer],
+    stack: Sequence[BakeItem],
     out: str | os.PathLike[str],
     *,
     index: ModelIndex,
@@ -208,7 +213,7 @@ def write_merged(
     """Write ``base`` with ``stack`` merged to ``out``, in ``dtype`` (None: every tensor in its own).
 
     ``folders``: which sub-folders of a diffusers model hold which components of ``index``. ``progress``: done, total.
-    ``replace``: whether a folder of a model may be there already.
+    ``replace``: whether an existing model folder may be replaced.
     """
     source, target, done = Path(base), Path(out), Baked(os.fspath(out))
     one_file = is_file(source) and not source.name.endswith(".index.json")
@@ -223,8 +228,8 @@ def write_merged(
             except TargetError:
                 if not network.variant:
                     raise
-                done.left_out += map(str, network.files)  # beside the network's own weights: those of something else
-        if whole and dtype is None:  # an untouched network is copied as it is
+                done.left_out += map(str, network.files)  # next to the network's own weights: those of another network
+        if whole and dtype is None:  # an unchanged network is copied
             copies += [path for job in jobs if not job.items for path in (*job.layout, job.network.index) if path]
             jobs = [job for job in jobs if job.items]
         total = sum(job.bytes for job in jobs)
@@ -276,15 +281,13 @@ def _check_target(source: Path, target: Path, one_file: bool, replace: bool) -> 
         form = "one file, so --out ends in .safetensors" if one_file else "several files, so --out names a folder"
         raise ConfigError(f"{target}: the base is {form}")
     if source.resolve() in (target.resolve(), *target.resolve().parents):
-        raise ConfigError(f"{target}: this is the base itself; write the result elsewhere")
+        raise ConfigError(f"{target}: this is the base itself; choose another output")
     if one_file or not exists(target):
         return
     if not replace:
-        raise ConfigError(f"{target}: already exists; write the result elsewhere, or replace it (--force)")
+        raise ConfigError(f"{target}: already exists; choose another output, or replace it (--force)")
     if not any(target.glob("model_index.json")) and not any(target.glob("*.safetensors*")):
-        raise ConfigError(
-            f"{target}: holds no model, and only the folder of a model is replaced; write the result elsewhere"
-        )
+        raise ConfigError(f"{target}: not a model folder, and only model folders are replaced; choose another output")
 
 
 def _scan(root: Path, folders: Mapping[str, str], done: Baked, copies: list[Path], convert: bool) -> list[Network]:

@@ -1,14 +1,14 @@
-"""Extract: what a tuned checkpoint changed, as a LoRA.
+"""Extract: the difference of a fine-tuned checkpoint, as a LoRA.
 
     D = flat(tuned) - flat(base), (out, in*k*k), float32        matched by the model's own names, in any naming
     Q = qr[Y, D D^T Y, (D D^T)^2 Y, ..], Y = D G                randomized block Krylov, seeded by the tensor's name
-    Q^T D = U diag(sigma) V^T                                   exact where that is hardly more work
+    Q^T D = U diag(sigma) V^T                                   exact where that costs hardly more
     up = Q U_r sqrt(sigma_r)     down = sqrt(sigma_r) V_r^T     alpha = r, so the scale is 1
     kept energy = sum_(i <= r) sigma_i^2 / |D|^2
 
 Tensors that do not differ (beyond the rounding of the coarser dtype) are left out. Norms and biases become
 differences on request; what differs and cannot be part of a LoRA (embedding tables, bare parameters) is
-reported, and counts as lost in the energy. Both checkpoints are read in pieces, one tensor at a time.
+reported, and counts as lost energy. Both checkpoints are read in pieces, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def open_checkpoint(path: Path, index: ModelIndex, folders: Mapping[str, str], o
 
 @dataclass(slots=True)
 class Extracted:
-    """What `extract` wrote. ``rows``: what became part of the adapter; ``left_out``: what differs and did not."""
+    """The result of `extract`. ``rows``: modules of the adapter; ``left_out``: differences that are not in it."""
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
     left_out: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    base: str | None = None  # its name, where it has one
+    base: str | None = None  # its name, if it has one
     saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property

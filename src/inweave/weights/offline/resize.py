@@ -8,7 +8,7 @@
 A Tucker core is contracted into `down` first, groups become a block-diagonal `up`. Scales and strengths are
 folded in: the result's alpha is its rank (none, where no source had one), so its scale is 1.
 
-One file at strength 1: modules that are small enough keep their bits, and so do those that are no low-rank pair
+One file at strength 1: modules that are small enough keep their bits, and so do those that are not low-rank pairs
 (LoHa, LoKr, DoRA, rotations, differences), which are listed. Several files, or another strength: differences add
 up, and every other kind is an error that names its modules.
 """
@@ -34,17 +34,17 @@ from inweave.targets.respell import BLOCKS, respell
 from inweave.weights.stack import Strength
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
-_NOISE = 1e-7  # singular values below this part of the largest are rounding
+_NOISE = 1e-7  # singular values below this share of the largest are rounding errors
 #: metadata that describes the old factors, or hashes them
 _STALE = (BLOCKS, STORED_ALPHA, CANDLE_ALPHA, PEFT_CONFIG, DIFFUSERS_CONFIG, "lora_adapter_metadata",
           "sshs_model_hash", "sshs_legacy_hash", "modelspec.hash_sha256")  # fmt: skip
-#: what a combination keeps of its first file's metadata
+#: metadata of the first file that a combination keeps
 _MODEL = ("modelspec.architecture", "ss_base_model_version", "base_model", "ot_model_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One module: its ranks together before, its rank now, and the share of the squared norm that is left."""
+    """One module: the sum of its ranks before, its rank now, and the share of the squared norm that is kept."""
 
     module: str
     before: int
@@ -55,15 +55,15 @@ class Row:
 
 @dataclass(slots=True)
 class Resized:
-    """What `resize` wrote. ``rows``: each module with the energy that its rank keeps.
+    """The result of `resize`. ``rows``: each module with the energy that its rank keeps.
 
-    ``unchanged``: modules of one file that are no low-rank pair and were left as they are.
+    ``unchanged``: modules of a single file that are not low-rank pairs and were left unchanged.
     """
 
     adapter: Adapter
     rows: list[Row] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
-    base: str | None = None  # its name, where it has one
+    base: str | None = None  # its name, if it has one
     saved: Conversion = field(default_factory=Conversion)  # empty until it is written
 
     @property
@@ -224,7 +224,7 @@ class _Work:
         scaled = differences and differences[0][0].bias_rank and (first.ref.component, first.ref.name) in self.new_ranks
         if len(differences) == len(parts) and (
             scaled or not self.single
-        ):  # alone: only the bias of a pair that changed
+        ):  # without its pair: only the bias of a pair that changed
             return replace(first, factors=self._difference(first, differences))
         if self.single:
             self.unchanged.append(f"{first.ref}.{first.param}")

@@ -24,6 +24,7 @@ from inweave.library import Entry, Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.models.variants import find_variant
+from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.image_request import ImageRequest, decode_base64, png_size
@@ -84,8 +85,11 @@ class Service:
         self.dispatchers = [
             Dispatcher(
                 self.store, self.signals,
-                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds,
-                                 settings.train_hours * 3600, tuple(map(str, self.library.folders))), self._resolve, self._deliver,
+                DispatchSettings(
+                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    settings.model, settings.job_seconds, settings.train_hours * 3600,
+                ),
+                self._resolve, self._deliver,
             )
             for device in (settings.devices or (None,))
         ]  # fmt: skip

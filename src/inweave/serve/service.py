@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, TargetError
+from inweave.errors import ConfigError, FormatError, InweaveError, MissingError, Problem, TargetError
 from inweave.exchange.load import open_base
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig, LoraChoice
@@ -267,14 +267,16 @@ class Service:
         model = self.model(request.model)
         config = request.settings
         if config.count > self.settings.max_images:
-            raise ConfigError(f"count: at most {self.settings.max_images} images in one job, got {config.count}")
+            raise ConfigError(
+                Problem("count", f"at most {self.settings.max_images} images in one job, got {config.count}")
+            )
         if config.sampler is not None:
             ensure_schedule(config.sampler, config.schedule)
         if (config.width or 0) * (config.height or 0) > self.settings.image_pixels:
             raise ConfigError(f"width x height: at most {self.settings.image_pixels:,} pixels")
         choices = (*config.loras, *config.tagged_loras())
         if len(choices) > MAX_LORAS:
-            raise ConfigError(f"loras: at most {MAX_LORAS} in one job, got {len(choices)}")
+            raise ConfigError(Problem("loras", f"at most {MAX_LORAS} in one job, got {len(choices)}"))
         loras = await self.find_loras(choices)
         warnings = await self._check_fit(loras.values(), model, request.on_mismatch)
         inputs = {
@@ -287,9 +289,8 @@ class Service:
             and (sizes := [png_size(inputs[name]) for name in ("init.png", "mask.png")])[0] != sizes[1]
         ):
             (width, height), (mask_width, mask_height) = sizes
-            raise ConfigError(
-                f"mask_image: {mask_width}x{mask_height}; it must have the size of the image, {width}x{height}"
-            )
+            reason = f"{mask_width}x{mask_height}; it must have the size of the image, {width}x{height}"
+            raise ConfigError(Problem("mask_image", reason))
         body = {
             "config": _stored(config), "loras": {label: entry.id for label, entry in loras.items()},
             "preview_every": request.preview_every, "preview_first": request.preview_first, "on_mismatch": request.on_mismatch, "warnings": warnings,

@@ -73,7 +73,7 @@ class ModelProcess:
         except Exception as problem:  # reported by /ready; jobs for other models may still run
             if not isinstance(problem, InweaveError):
                 traceback.print_exc(file=sys.stderr)
-            error = failure_of(problem).as_dict()
+            error = failure_of(problem).as_record()
         self._send(Message("loaded", {"model": model, "error": error}))
 
     def _run(self, runner: Any, message: Message) -> None:
@@ -98,7 +98,7 @@ class ModelProcess:
         except Exception as error:  # a bug or a lack of memory fails one job, not the process
             if not isinstance(error, InweaveError):
                 traceback.print_exc(file=sys.stderr)
-            outcome = {"state": "failed", "error": failure_of(error).as_dict()}
+            outcome = {"state": "failed", "error": failure_of(error).as_record()}
         self._cancelled.discard(job)
         self._send(Message("finished", {"job": job, **outcome}))
 

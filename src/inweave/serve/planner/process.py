@@ -56,7 +56,7 @@ def plan_run(data: dict[str, Any]) -> dict[str, Any]:
     try:
         complete, report, estimate = check(config)
     except ConfigError as error:
-        return {"ok": False, "problems": list(error.problems), "device": device}
+        return {"ok": False, "problems": [*map(str, error.problems)], "device": device}
     except (FormatError, TargetError, MemoryBudgetError) as error:
         return {"ok": False, "problems": [str(error)], "device": device}
     problems = estimate.pop("problems")
@@ -90,7 +90,7 @@ def answer(message: Message) -> Message:
     except Exception as error:
         if not isinstance(error, InweaveError):
             traceback.print_exc(file=sys.stderr)
-        failure = failure_of(error).as_dict()
+        failure = failure_of(error).as_record()
         return Message("error", without_folders(failure, data["dataset"]))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import RequestError
+from inweave.errors import Problem, RequestError
 from inweave.serve.engine.child_process import ChildProcess
 from inweave.serve.engine.wire import Message, WireError
 from inweave.serve.jobs.failures import error_of
@@ -81,7 +81,7 @@ class Checker:
             process = None
             if isinstance(error, asyncio.CancelledError):
                 raise
-            raise RequestError(f"{label}: it could not be read safely") from None
+            raise RequestError(Problem(label, "it could not be read safely")) from None
         finally:
             self._idle.put_nowait(process)
         if answer.type == "error":

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import FormatError, InweaveError, RequestError, TargetError
+from inweave.errors import FormatError, InweaveError, Problem, RequestError, TargetError
 from inweave.files.confinement import confine
 from inweave.serve.engine.rpc_loop import answer_calls
 from inweave.serve.engine.wire import Message
@@ -41,14 +41,16 @@ def check_picture(data: dict[str, Any], content: bytes) -> Message:
     with open_image_bytes(content, label, error=RequestError, pixels=data["pixels"], formats=FORMATS) as image:
         short, long = sorted(image.size)
         if long > MAX_RATIO * short:
-            raise RequestError(f"{label}: {image.width}x{image.height} is longer than {MAX_RATIO} times its other side")
+            raise RequestError(
+                Problem(label, f"{image.width}x{image.height} is longer than {MAX_RATIO} times its other side")
+            )
         try:
             image.load()
             upright = ImageOps.exif_transpose(image)
             alpha = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
             plain = eight_bits(upright).convert("RGBA" if alpha else "RGB")
         except Exception:  # whatever a decoder raises; its message may hold addresses
-            raise RequestError(f"{label}: not a picture that can be read: it is cut short or broken") from None
+            raise RequestError(Problem(label, "not a picture that can be read: it is cut short or broken")) from None
     plain.info.clear()  # of the source
     target = io.BytesIO()
     plain.save(target, format="PNG", compress_level=1)
@@ -83,7 +85,7 @@ def check_record(data: dict[str, Any], content: bytes) -> Message:
             if image.format == "PNG" and image.width * image.height <= MAX_RECORD_PIXELS:
                 image.load()  # texts may follow the pixels
         except Exception:
-            raise RequestError("image: not a picture that can be read: it is cut short or broken") from None
+            raise RequestError(Problem("image", "not a picture that can be read: it is cut short or broken")) from None
         texts = {str(name): value for name, value in image.info.items() if isinstance(value, str)}
     return Message("answer", {"texts": texts})
 
@@ -175,7 +177,7 @@ def answer(message: Message) -> Message:
     except Exception as error:
         if not isinstance(error, InweaveError):
             traceback.print_exc(file=sys.stderr)
-        return Message("error", failure_of(error).as_dict())
+        return Message("error", failure_of(error).as_record())
 
 
 def main() -> None:

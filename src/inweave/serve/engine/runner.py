@@ -105,7 +105,6 @@ class Runner:
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
-        pipe.finder = LoraTable(request.loras)
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
 
@@ -129,6 +128,7 @@ class Runner:
             preview_first=request.preview_first,
             cancelled=cancelled,
             on_mismatch=request.on_mismatch,
+            finder=LoraTable(request.loras),
         )
         for number, image in enumerate(result.images):
             record = result.records[number]

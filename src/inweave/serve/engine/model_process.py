@@ -88,9 +88,7 @@ class ModelProcess:
         try:
             if job in self._cancelled:
                 raise CancelledError("cancelled before it started")
-            result = runner.run(
-                request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled
-            )
+            result = runner.run(request, lambda event: self._send(JobEvent(job, event)), lambda: job in self._cancelled)
         except CancelledError:
             return Finished(job, "cancelled")
         except Exception as error:  # a bug or a lack of memory fails one job, not the process

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inweave.errors import RequestError
+from inweave.errors import Problem, RequestError
 from inweave.serve.engine.child_process import CallProcess
 from inweave.serve.engine.wire import WireError
 
@@ -66,7 +66,7 @@ class SandboxClient:
         try:
             return await process.call(name, data, seconds or self._seconds)
         except (WireError, TimeoutError):
-            raise RequestError(f"{subject}: it could not be read safely") from None
+            raise RequestError(Problem(subject, "it could not be read safely")) from None
         finally:
             self._idle.put_nowait(process)
 

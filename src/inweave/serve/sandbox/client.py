@@ -50,15 +50,18 @@ class SandboxClient:
         self, path: str, base: str, label: str, values: str = "none", *, known: bool = False, placements: bool = False
     ) -> dict[str, Any]:
         """Return the verdict on an adapter file for a base: a path, or with ``known`` the name of a known base."""
-        call = {"path": path, "base": base, "values": values, "known": known, "placements": placements}
-        return dict((await self._call("lora", label, **call))["verdict"])
+        answer = await self._call(
+            "lora", label, path=path, base=base, values=values, known=known, placements=placements
+        )
+        return dict(answer["verdict"])
 
     async def convert(
         self, path: str, target: str, label: str, *, to: str, base: str | None, drop: bool
     ) -> dict[str, Any]:
         """Write an adapter file in another dialect; a PEFT adapter, which is two files, as a ZIP archive."""
-        call = {"path": path, "target": target, "label": label, "to": to, "base": base, "drop": drop}
-        return await self._call("convert", label, seconds=FILE_SECONDS, **call)
+        return await self._call(
+            "convert", label, seconds=FILE_SECONDS, path=path, target=target, label=label, to=to, base=base, drop=drop
+        )
 
     async def _call(self, name: str, subject: str, /, *, seconds: float | None = None, **data: Any) -> dict[str, Any]:
         """Return the answer to a call; ``subject`` names the file in the error of a call that killed its process."""

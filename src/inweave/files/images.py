@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import BinaryIO, NamedTuple
@@ -33,8 +33,8 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from inweave.errors import FormatError, InweaveError
-from inweave.files.paths import ErrorClass, as_path, printable_path
+from inweave.errors import FormatError, InweaveError, Problem
+from inweave.files.paths import as_path, printable_path
 from inweave.files.reading import open_regular
 from inweave.files.writing import write_atomic
 
@@ -45,6 +45,7 @@ except ImportError:  # this Pillow was built without it
 else:
     _AVIF = ("AVIF",)
 
+ImageError = Callable[[str | Problem], InweaveError]
 _PLUGINS = (PngImagePlugin, JpegImagePlugin, WebPImagePlugin, BmpImagePlugin, TiffImagePlugin, GifImagePlugin)
 FORMATS = tuple(name for name in ("PNG", "JPEG", "WEBP", "BMP", "TIFF", *_AVIF) if name in Image.OPEN)
 DATASET_FORMATS = (*FORMATS, "GIF", "HEIF")
@@ -69,7 +70,7 @@ class DecodedImage(NamedTuple):
 def open_image(
     path: str | os.PathLike[str],
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
@@ -87,7 +88,7 @@ def open_image_bytes(
     content: bytes,
     label: str,
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
@@ -98,7 +99,7 @@ def open_image_bytes(
 
 @contextmanager
 def _opened(
-    file: BinaryIO, label: str, error: ErrorClass, pixels: int, formats: tuple[str, ...]
+    file: BinaryIO, label: str, error: ImageError, pixels: int, formats: tuple[str, ...]
 ) -> Iterator[Image.Image]:
     try:
         _bound_png(file)
@@ -108,17 +109,17 @@ def _opened(
         file.seek(0)
         image = Image.open(file, formats=formats)
     except Exception as problem:  # decoders raise whatever a broken file leads them to
-        raise error(f"{label}: not an image that can be read: {_reason(problem, formats)}") from None
+        raise error(Problem(label, f"not an image that can be read: {_reason(problem, formats)}")) from None
     with image:
         if image.width * image.height > pixels:
-            raise error(f"{label}: {image.width}x{image.height} is larger than {pixels:,} pixels")
+            raise error(Problem(label, f"{image.width}x{image.height} is larger than {pixels:,} pixels"))
         yield image
 
 
 def read_image(
     path: str | os.PathLike[str],
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
     pixels: int = MAX_PIXELS,
     upright: bool = True,
     formats: tuple[str, ...] = FORMATS,
@@ -165,7 +166,7 @@ def write_png(
     image: Image.Image,
     text: PngImagePlugin.PngInfo | None = None,
     *,
-    error: ErrorClass = FormatError,
+    error: ImageError = FormatError,
 ) -> None:
     """Write a PNG in one step; ``text``: its text chunks."""
     write_atomic(path, [encode_png(image, text)], error=error)

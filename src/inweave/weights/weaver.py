@@ -195,17 +195,17 @@ class Weaver:
             if not repeated or not self._live.are_unchanged(self._writer.marks):
                 self._look()
             with self._writing():
-                wanted = [(self._cache.get(adapter), strength) for adapter, strength in entries]
-                for loaded, strength in wanted:
+                new_stack = [(self._cache.get(adapter), strength) for adapter, strength in entries]
+                for loaded, strength in new_stack:
                     refuse_unknown_blocks(strength.blocks, self._blocks, self.index)
                     loaded.check_size()
                     if self._cuda is not None:
                         loaded.upload(self._cuda)
                     loaded.check_finite()
-                wanted = canonical(wanted, plan_and_strength)
+                new_stack = canonical(new_stack, plan_and_strength)
                 self._settle()
-                written = self._swap(wanted)
-                return written if written is not None else self._apply_changes(wanted)
+                written = self._swap(new_stack)
+                return written if written is not None else self._apply_changes(new_stack)
 
     def _writing(self) -> AbstractContextManager[object]:
         """Enter the mode in which the tensors can be written: inference mode if they were made in it."""

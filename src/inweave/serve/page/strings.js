@@ -130,7 +130,7 @@ export const texts = {
 		restoredWarnings: "Image settings loaded, except:",
 		dropHint: "Drop an image to reuse its settings",
 		changed: (modules, all) => `changed ${modules} of ${all} layers`,
-		made: seconds => `generated in ${seconds}`,
+		made: seconds => `took ${seconds}`,
 		keys: {
 			cancel: "Cancel the running job",
 			prompt: "Edit the prompt",

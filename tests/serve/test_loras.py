@@ -22,7 +22,7 @@ from inweave.library import Entry
 from inweave.library.entry import Facts
 from inweave.models import embedded
 from inweave.serve.app import create_app
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import MAX_KEPT, ConversionStore
 from inweave.serve.settings import ServeSettings
 from tests.bad_files import BAD
@@ -166,7 +166,7 @@ def test_what_cannot_be_converted_is_named_and_leaves_nothing(worker: Worker) ->
 
 
 def test_old_conversions_make_room(tmp_path: Path) -> None:
-    class Writer(Checker):
+    class Writer(SandboxClient):
         async def convert(self, path: str, target: str, *rest: Any, **more: Any) -> dict[str, Any]:
             (Path(target) / "adapter.safetensors").write_bytes(b"x")
             return {"file": "adapter.safetensors"}

@@ -22,7 +22,7 @@ from typing import Any
 
 from inweave.adapter import Adapter
 from inweave.checked import did_you_mean
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.exchange.load import load
 from inweave.exchange.lookup import AdapterLookup, ensure_strength, has_hash, hashes_of, is_hash, names_beside, stamp_of
 from inweave.files.paths import expand_home, is_file, is_folder, printable_path
@@ -61,9 +61,9 @@ class LoraFinder(AdapterLookup):
             return match
         return self.by_name(choice.name)
 
-    def problems(self, choices: Iterable[LoraChoice]) -> list[str]:
+    def problems(self, choices: Iterable[LoraChoice]) -> list[Problem]:
         """What cannot be found, and why."""
-        wrong: list[str] = []
+        wrong: list[Problem] = []
         for choice in choices:
             try:
                 self.find(choice)

@@ -27,7 +27,7 @@ from PIL import Image
 
 from inweave.adapter import Adapter
 from inweave.arguments import expect
-from inweave.errors import ConfigError, FormatError, InweaveError, RequestError, TargetError
+from inweave.errors import ConfigError, FormatError, InweaveError, Problem, RequestError, TargetError
 from inweave.exchange.load import load
 from inweave.files.paths import is_file
 from inweave.generate.applied import AppliedLora
@@ -98,7 +98,7 @@ class Pipeline:
         """Replace the stack for the requests that follow; returns how many tensors were written."""
         choices = parse_loras(loras)
         with self._lock:
-            wrong: list[str] = []
+            wrong: list[str | Problem] = []
             applied = self._apply(choices, (), wrong)
             if wrong:
                 raise ConfigError(wrong)
@@ -151,7 +151,7 @@ class Pipeline:
         finder: LoraFinder | None = None,
     ) -> PreparedRequest:
         """Check everything and fill in the model's own values; no denoising yet."""
-        wrong: list[str] = []
+        wrong: list[str | Problem] = []
         positive, negative = config.parsed_prompts()
         sampler = config.sampler or own_sampler(self.model.blueprint.scheduler)
         wrong += problems(sampler, config.schedule, flow=self.model.flow, zero_snr=self.model.zero_snr)
@@ -187,13 +187,13 @@ class Pipeline:
         return self._record(request, request.config.seed)
 
     def _open_images(
-        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str]
+        self, config: GenerateConfig, init: ImageInput | None, mask: ImageInput | None, wrong: list[str | Problem]
     ) -> tuple[Image.Image | None, Image.Image | None]:
         init = config.init if init is None else init
         mask = config.mask if mask is None else mask
         if init is None:
             if mask is not None:
-                wrong.append("mask: there is no image to repaint; give one as init")
+                wrong.append(Problem("mask", "there is no image to repaint; give one as init"))
             return None, None
         try:
             image = open_image(init, "init")
@@ -202,22 +202,22 @@ class Pipeline:
             wrong.append(str(error))
             return None, None
 
-    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str]) -> tuple[int, int]:
+    def _size(self, config: GenerateConfig, image: Image.Image | None, wrong: list[str | Problem]) -> tuple[int, int]:
         native, patch = self.model.size, self.model.patch
         width, height = (native, native) if image is None else working_size(image.size, native, patch)
         width, height = config.width or width, config.height or height
         for name, side in (("width", width), ("height", height)):
             if not patch <= side <= MAX_SIDE:
-                wrong.append(f"{name}: {side} is not possible; {patch} to {MAX_SIDE} pixels are")
+                wrong.append(Problem(name, f"{side} is not possible; {patch} to {MAX_SIDE} pixels are"))
             elif side % patch:
-                wrong.append(f"{name}: {side} is not a multiple of {patch}, which this model needs")
+                wrong.append(Problem(name, f"{side} is not a multiple of {patch}, which this model needs"))
         return width, height
 
     def _apply(
         self,
         choices: Iterable[LoraChoice],
         tagged: Iterable[LoraChoice],
-        wrong: list[str],
+        wrong: list[str | Problem],
         on_mismatch: OnMismatch = "error",
         finder: LoraFinder | None = None,
     ) -> list[AppliedLora]:

@@ -42,9 +42,9 @@ from inweave.weights.build import build, stored_bytes
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource, Stack
 from inweave.weights.pristine import Keep
-from inweave.weights.resolved import ResolvedLayer, resolve_layer
+from inweave.weights.resolved import ResolvedItem, resolve_item
 from inweave.weights.source import WeightSource
-from inweave.weights.stack import Layer
+from inweave.weights.stack import StackItem
 from inweave.weights.weaver import Weaver
 
 
@@ -127,7 +127,7 @@ class Model:
         """Whether its last training step is pure noise (zero terminal SNR)."""
         return bool(self.blueprint.scheduler.get("rescale_betas_zero_snr"))
 
-    def swap(self, stack: Iterable[Layer]) -> int:
+    def swap(self, stack: Iterable[StackItem]) -> int:
         """Make the weights those of ``stack``, in place; returns how many tensors were written."""
         return self._live_weaver().apply(stack)
 
@@ -158,7 +158,7 @@ class Model:
 def load_model(
     where: str | os.PathLike[str] | Blueprint,
     *,
-    loras: Iterable[Layer] = (),
+    loras: Iterable[StackItem] = (),
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     vae_dtype: str | torch.dtype | None = None,
@@ -222,13 +222,13 @@ def load_model(
     return Model(blueprint, networks, tokenizers, weaver, target, precision)
 
 
-def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[ResolvedLayer]]:
+def _resolve(layers: list[StackItem], index: ModelIndex) -> Future[list[ResolvedItem]]:
     """The stack, resolved in another thread while weights are copied, which needs no interpreter."""
-    stack: Future[list[ResolvedLayer]] = Future()
+    stack: Future[list[ResolvedItem]] = Future()
 
     def work() -> None:
         try:
-            stack.set_result([resolve_layer(adapter, strength, index) for adapter, strength in layers])
+            stack.set_result([resolve_item(adapter, strength, index) for adapter, strength in layers])
         except BaseException as error:
             stack.set_exception(error)
 
@@ -239,10 +239,10 @@ def _resolve(layers: list[Layer], index: ModelIndex) -> Future[list[ResolvedLaye
     return stack
 
 
-def _plans_of(stack: Future[list[ResolvedLayer]]) -> Future[Stack]:
+def _plans_of(stack: Future[list[ResolvedItem]]) -> Future[Stack]:
     plans: Future[Stack] = Future()
 
-    def hand_on(done: Future[list[ResolvedLayer]]) -> None:
+    def hand_on(done: Future[list[ResolvedItem]]) -> None:
         if (error := done.exception()) is not None:
             plans.set_exception(error)
         else:

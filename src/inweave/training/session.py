@@ -183,7 +183,7 @@ def check_libraries(config: TrainConfig) -> None:
             if needed:
                 check_one()
         except ConfigError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
     if problems:
         raise ConfigError(problems)
 

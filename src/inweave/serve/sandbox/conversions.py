@@ -15,7 +15,7 @@ from typing import Any
 
 from inweave.errors import MissingError
 from inweave.library import Entry
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 
 KEEP_SECONDS = 3600.0
 MAX_KEPT = 8
@@ -33,8 +33,8 @@ class Converted:
 class ConversionStore:
     """The files that were converted since the worker started; the oldest make room."""
 
-    def __init__(self, folder: Path, checker: Checker) -> None:
-        self._folder, self._checker = folder, checker
+    def __init__(self, folder: Path, sandbox: SandboxClient) -> None:
+        self._folder, self._sandbox = folder, sandbox
         self._files: dict[str, Converted] = {}
 
     async def create(self, entry: Entry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class ConversionStore:
         target = self._folder / identifier
         await asyncio.to_thread(target.mkdir, parents=True)
         try:
-            report = await self._checker.convert(
+            report = await self._sandbox.convert(
                 str(entry.file), str(target), f"LoRA {entry.name}", to=to, base=base, drop=drop
             )
         except BaseException:

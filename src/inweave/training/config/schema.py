@@ -95,7 +95,7 @@ class TrainConfig(Settings):
         try:
             config = cls.from_translation(translation)
         except ConfigError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
         if problems:
             raise ConfigError([
                 problem if problem in from_overrides else f"{path}{_line_of(problem, text)}: {problem}"

@@ -180,7 +180,7 @@ def test_prodigy_finds_the_rate_of_text_encoders_too() -> None:
 def test_constructors_raise_every_problem_as_ours() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainConfig(rank="y", steps=1, epochs=1, learning_rat=1.0)  # type: ignore[call-arg, arg-type]
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+    assert [str(problem).partition(":")[0] for problem in caught.value.problems] == [
         "dataset", "rank", "learning_rat", "steps and epochs",
     ]  # fmt: skip
     assert "got 'y'" in str(caught.value) and "did you mean 'learning_rate'?" in str(caught.value)

@@ -33,7 +33,7 @@ async def picture_settings(request: Request) -> dict[str, Any]:
     content = await request.body()
     if not content:
         raise ConfigError("the body is empty: send the bytes of a picture")
-    source = await service.checker.settings(content)
+    source = await service.sandbox.settings(content)
     config = _canonical(source["config"])
     warnings = [str(line) for line in source["warnings"]]
     warnings += [

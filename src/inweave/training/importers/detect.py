@@ -120,7 +120,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
         _refuse(out, overrides, dict.fromkeys(implied, kind))
         config = TrainConfig.from_translation(out)
     except ConfigError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
+        raise ConfigError([f"{path}: {problem}" for problem in at_most([*map(str, error.problems)])]) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
     notes = [

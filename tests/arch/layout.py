@@ -52,7 +52,7 @@ PACKAGES = {
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
         ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"),
     ),
-    "bench": Package(9, "benchmarks with peers, and the quality of the embedded model", ("numpy", "PIL", "torch", "peft", "safetensors")),
+    "bench": Package(9, "benchmarks with peers, and the quality of the embedded model", ("numpy", "PIL", "torch", "peft", "pydantic", "safetensors")),
     "demo": Package(10, "the story and the page of `inweave demo`", ("PIL",)),
     "cli": Package(11, "commands: parse, call, print", ("typer", "rich")),
     "__main__": Package(12, "`python -m inweave`"),

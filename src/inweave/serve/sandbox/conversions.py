@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import MissingError
-from inweave.library import Entry
+from inweave.library import LibraryEntry
 from inweave.serve.sandbox.client import SandboxClient
 
 KEEP_SECONDS = 3600.0
@@ -37,7 +37,7 @@ class ConversionStore:
         self._folder, self._sandbox = folder, sandbox
         self._files: dict[str, Converted] = {}
 
-    async def create(self, entry: Entry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
+    async def create(self, entry: LibraryEntry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
         """Convert a file in another process; what it says of it, and where it can be downloaded."""
         identifier = secrets.token_hex(16)
         target = self._folder / identifier

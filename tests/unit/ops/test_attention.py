@@ -262,7 +262,7 @@ def test_whatever_cudnns_package_raises_is_a_refusal(monkeypatch: pytest.MonkeyP
         raise ValueError("the variant pack is missing a buffer")
 
     fake_package(monkeypatch, "1.32.0", backend_version=lambda: 91900, set_stream=lambda **_: None)
-    monkeypatch.setattr(fixed_order, "_plan", lambda *_: fixed_order._Plan(execute, tuple("qkvogldef"), 0))
+    monkeypatch.setattr(fixed_order, "_graph", lambda *_: fixed_order._Graph(execute, tuple("qkvogldef"), 0))
     monkeypatch.setattr(fixed_order, "_handle", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     q, k, v = (tensor.detach().bfloat16() for tensor in inputs(torch.float32))
@@ -273,12 +273,12 @@ def test_whatever_cudnns_package_raises_is_a_refusal(monkeypatch: pytest.MonkeyP
 
 def test_cudnns_graphs_live_as_long_as_cuda_graphs_may_launch_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_order, "_build", lambda *key: object())
-    fixed_order._plan.cache_clear()
+    fixed_order._graph.cache_clear()
     try:
-        plans = [fixed_order._plan(0, (), False, float(number)) for number in range(600)]
-        assert all(fixed_order._plan(0, (), False, float(number)) is plan for number, plan in enumerate(plans))
+        graphs = [fixed_order._graph(0, (), False, float(number)) for number in range(600)]
+        assert all(fixed_order._graph(0, (), False, float(number)) is graph for number, graph in enumerate(graphs))
     finally:
-        fixed_order._plan.cache_clear()
+        fixed_order._graph.cache_clear()
 
 
 def test_a_resumed_run_notices_the_package_only_where_bits_have_to_repeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """A sweep over the tile sizes of the adapter's backward pass (`inweave.ops.linear.triton.tile_sizes`).
 
-PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone     # ROWSxINTOxOUTxRANK
+PYTHONPATH=src:.:.gpu-bundle/site python3 bench/adapter_plans.py 1024x1280x1280x32 4608x3072x3072x16:alone
 
-bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with "alone" as `lora_backward` does it: S computed again,
-gradients in bf16. The launches are independent: first the tiles of the first one are varied, then those of the second, then warps and
-stages. All candidates are compiled before, by a process per core.
+Arguments are ROWSxINTOxOUTxRANK. bf16, in a CUDA graph; S saved and gradients added to float32, as in a step, or with
+"alone" as in `lora_backward`: S computed again, gradients in bf16. The launches are independent: first the tiles of the
+first one are varied, then those of the second, then warps and stages. All candidates are compiled before, by a process
+per core.
 """
 
 from __future__ import annotations

@@ -12,16 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch.nn import functional  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select  # noqa: E402
-from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows  # noqa: E402
-from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels  # noqa: E402
-from inweave.training.memory.checkpointing import _STORED  # noqa: E402
+from inweave.ops.attention import MeasuredAttention, attention, fixed_order, select
+from inweave.ops.attention.kernels import KERNELS, PLAIN, Kernel, strided_rows
+from inweave.training.execution.kernels import choices_to_keep, deterministic_hints, step_kernels
+from inweave.training.memory.checkpointing import _STORED
 
 
 def inputs(dtype: Any, keys: int = 9, size: int = 16) -> list[Any]:
@@ -189,7 +187,7 @@ def test_bits_that_have_to_repeat_are_never_those_of_a_kernel_whose_do_not(monke
 
 
 def test_which_kernels_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is only for repeated bits is left out where they need not repeat, and one whose bits differ where they have to."""
+    """A kernel for deterministic runs is excluded from other runs, one whose bits differ from deterministic runs."""
     runs: list[int] = []
 
     def another_order(*inputs: Any) -> tuple[Any, ...]:

@@ -28,8 +28,8 @@ from inweave.ops.attention import select  # noqa: E402
 from inweave.training.execution.capture import StepGraphs  # noqa: E402
 from inweave.training.session import prepare  # noqa: E402
 
-#: transformers 5.17, older than inweave supports, makes a causal mask for CLIP while a graph is captured and none in eager
-#: code, so that attention uses another kernel
+#: transformers 5.17, older than inweave supports, makes a causal mask for CLIP while a graph is captured and none in
+#: eager code, so that attention uses another kernel
 same_masks = pytest.mark.skipif(
     tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 18),
     reason=f"transformers {transformers.__version__}: 5.18 or later has the same mask in both",

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from inweave.adapter import Tensor
 from inweave.cli.app import app
-from inweave.cli.output import print_facts, print_json, print_lines
+from inweave.cli.console import print_facts, print_json, print_lines
 from inweave.files.documents import format_json
 from inweave.formats.files import write_file
 

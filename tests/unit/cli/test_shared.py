@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from inweave.cli import extras
+from inweave.cli.console import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.options import with_default_value
-from inweave.cli.output import PROBLEMS, print_lines, reporting_errors
 from inweave.cli.progress import display
 from inweave.cli.train import record_figures, show_record
 from inweave.errors import ConfigError, TargetError

@@ -149,8 +149,8 @@ def measure(tag: str) -> None:
         print(
             f"{tag}: {middle * 1e3:.1f} ms ({low * 1e3:.1f} to {high * 1e3:.1f}), {layers} layers, peak "
             f"{(peak_bytes(DEVICE) or 0) / GIB:.2f} GiB (at rest {at_rest / GIB:.2f}, before and after each of the "
-            f"first updates {', '.join(f'{peak / GIB:.2f}' for peak in peaks)}), same bits: {repeats_bits(step, batches)}, "
-            f"loss {float(step.loss):.5f}, "
+            f"first updates {', '.join(f'{peak / GIB:.2f}' for peak in peaks)}), "
+            f"same bits: {repeats_bits(step, batches)}, loss {float(step.loss):.5f}, "
             f"problems: {step.graphs.problem or step.blocks.problem or 'none'}",
             flush=True,
         )

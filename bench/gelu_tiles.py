@@ -1,5 +1,5 @@
 """A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), compared with Inductor's
-kernels, and over the warps of GELU into fp8 rows (`inweave.ops.fp8.triton`), compared with GELU followed by quantization.
+kernels, and over the warps of GELU into fp8 rows (`inweave.ops.fp8.triton`), compared with GELU and quantization.
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/gelu_tiles.py 4608x12288x3072 4096x12288 512x12288 4096x9728
 

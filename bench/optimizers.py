@@ -50,7 +50,7 @@ PATIENCE = 180
 
 @dataclass(frozen=True)
 class Peer:
-    """A library's optimizer: the first importable one of ``names``, its options; ``in_graph``: those for CUDA graphs."""
+    """A library's optimizer: the first importable of ``names``, its options; ``in_graph``: those for CUDA graphs."""
 
     names: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -108,7 +108,7 @@ def test_a_slip_gets_a_suggestion(arguments: list[str], suggestion: str, folder:
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_a_strength_that_is_no_number_is_called_that(arguments: list[str], folder: Path) -> None:
+def test_a_strength_that_is_not_a_number_is_reported(arguments: list[str], folder: Path) -> None:
     code, output = run(*arguments)
     assert code == 2 and "'abc'" in output and "strength" in output, output
     assert not [*folder.iterdir()]
@@ -165,7 +165,7 @@ def test_a_model_folder_is_replaced_with_force_alone_and_another_folder_never(fo
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_any_file_has_hashes_and_a_picture_is_called_one(folder: Path) -> None:
+def test_any_file_has_hashes_and_an_image_is_recognized(folder: Path) -> None:
     (folder / "any.bin").write_bytes(b"x" * 100)
     Image.new("RGB", (8, 8)).save(folder / "a.png")
     shutil.copy(folder / "a.png", folder / "b.safetensors")
@@ -190,7 +190,7 @@ def test_inspect_looks_into_folders_of_folders(folder: Path) -> None:
     assert json.loads(run("inspect", "c", "--json")[1])["path"].endswith("c.safetensors")  # a name in ./loras
 
 
-def test_what_is_wrong_is_said_before_a_model_is_loaded(folder: Path) -> None:
+def test_problems_are_reported_before_a_model_is_loaded(folder: Path) -> None:
     for arguments in (
         ["--grid", "strengt=1"], ["--grid", "seed=1", "--compare"], ["--init", "gone.png"],
         ["--sampler", "lcm", "--schedule", "karras"], ["--sampler", "Euler a Karras"],

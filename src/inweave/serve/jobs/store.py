@@ -13,38 +13,32 @@ row says that they expired, without events, request or files.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from inweave.errors import BusyError, ConflictError, MissingError
-from inweave.serve.jobs.files import JobFiles, own_folder
 from inweave.serve.jobs.job import (
     FINAL,
     MAX_ATTEMPTS,
     Event,
     Failure,
     Job,
-    Kind,
     State,
-    StoredEvent,
     Submission,
     new_id,
 )
 from inweave.serve.jobs.ordering import priorities_after_move
-from inweave.serve.jobs.schema import COLUMNS, SCHEMA, VERSION, job_of
+from inweave.serve.jobs.queries import JobQueries
 from inweave.serve.jobs.training_runs import resumed_request
 
 #: jobs that ended and expired; beyond this many, the oldest are forgotten
 TOMBSTONES = 100_000
 
 
-class JobStore:
+class JobStore(JobQueries):
     """All jobs of a worker. Safe to call from several threads."""
 
     def __init__(
@@ -56,30 +50,10 @@ class JobStore:
         keep_bytes: int = 4 * 1024**3,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.files = JobFiles(folder / "files")
+        super().__init__(folder, clock=clock)
         self.queue_limit = queue_limit
         self.keep_seconds = keep_seconds
         self.keep_bytes = keep_bytes
-        self._clock = clock
-        self._lock = threading.RLock()
-        self._ownership = own_folder(folder)
-        self._db = sqlite3.connect(folder / "jobs.sqlite3", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            raise ConflictError(
-                f"{folder}: written by another version of inweave (layout {version}, this is {VERSION})"
-            )
-        self._db.executescript(SCHEMA)
-        self._db.execute(f"PRAGMA user_version = {VERSION}")
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-            self._ownership.close()
 
     # submitting
 
@@ -107,77 +81,6 @@ class JobStore:
                 self.files.remove(job)
                 raise
             return self.job(job), True
-
-    def submitted(self, key: str, fingerprint: str) -> Job | None:
-        """The job of an idempotency key; `ConflictError` where it was another request."""
-        with self._lock:
-            known = self._row("idempotency_key = ?", key)
-        if known is None:
-            return None
-        if known[1] != fingerprint:
-            raise ConflictError("this idempotency key was used for another request")
-        return known[0]
-
-    # reading
-
-    def job(self, job: str) -> Job:
-        """The job, or `MissingError`."""
-        with self._lock:
-            row = self._row("id = ?", job)
-        if row is None:
-            raise MissingError(f"there is no job {job}")
-        return row[0]
-
-    def jobs(
-        self, *, states: tuple[State, ...] = (), kind: Kind | None = None, before: int | None = None, limit: int = 50
-    ) -> list[Job]:
-        """The newest first; ``before`` is the number of the last one of the page before."""
-        where, values = ["expired = 0"], list[Any]()
-        if states:
-            where.append(f"state IN ({', '.join('?' * len(states))})")
-            values += states
-        if kind is not None:
-            where.append("kind = ?")
-            values.append(kind)
-        if before is not None:
-            where.append("number < ?")
-            values.append(before)
-        query = f"SELECT {COLUMNS} FROM jobs WHERE {' AND '.join(where)} ORDER BY number DESC LIMIT ?"
-        with self._lock:
-            return [job_of(row) for row in self._db.execute(query, (*values, limit))]
-
-    def waiting(self, limit: int) -> list[Job]:
-        """Waiting jobs in the order they will run."""
-        query = f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT ?"
-        with self._lock:
-            return [job_of(row) for row in self._db.execute(query, (limit,))]
-
-    def count(self, *states: State) -> int:
-        """How many jobs are in these states; those that expired are not counted."""
-        with self._lock:
-            marks = ", ".join("?" * len(states))
-            return int(
-                self._db.execute(
-                    f"SELECT count(*) FROM jobs WHERE expired = 0 AND state IN ({marks})", states
-                ).fetchone()[0]
-            )
-
-    def position(self, job: Job) -> int | None:
-        """How many jobs run before a waiting one."""
-        if job.state != "queued":
-            return None
-        with self._lock:
-            query = (
-                "SELECT count(*) FROM jobs WHERE state = 'queued' AND (priority > ? OR (priority = ? AND number < ?))"
-            )
-            return int(self._db.execute(query, (job.priority, job.priority, job.number)).fetchone()[0])
-
-    def events(self, job: str, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """The events of a job that follow number ``after``."""
-        query = "SELECT number, type, data FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
-        with self._lock:
-            rows = self._db.execute(query, (job, after, limit)).fetchall()
-        return [StoredEvent(number, kind, json.loads(data)) for number, kind, data in rows]
 
     # running
 
@@ -308,12 +211,6 @@ class JobStore:
                 )
             return self.job(job)
 
-    @property
-    def paused(self) -> bool:
-        with self._lock:
-            row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
-            return row is not None and row[0] == "1"
-
     def pause(self, paused: bool) -> None:
         """Waiting jobs wait on while the queue is paused, also over restarts; the running one goes on."""
         with self._lock, self._transaction():
@@ -371,29 +268,3 @@ class JobStore:
             )
             self._db.execute("DELETE FROM events WHERE job = ?", (job,))
         self.files.remove(job)
-
-    # database
-
-    def _append(self, job: str, event: Event) -> None:
-        self._db.execute(
-            "INSERT INTO events SELECT ?, coalesce(max(number), 0) + 1, ?, ? FROM events WHERE job = ?",
-            (job, event.type, json.dumps(event.data), job),
-        )
-
-    def _row(self, where: str, *values: object) -> tuple[Job, str] | None:
-        row = self._db.execute(f"SELECT {COLUMNS}, fingerprint FROM jobs WHERE {where}", values).fetchone()
-        return None if row is None else (job_of(row[:-1]), row[-1])
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        if self._db.in_transaction:  # one transaction inside another is part of it
-            yield
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # also where a full disk refused the COMMIT: it would swallow the next one
-                self._db.execute("ROLLBACK")
-            raise

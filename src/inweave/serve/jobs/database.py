@@ -48,7 +48,8 @@ CREATE TABLE IF NOT EXISTS events (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-COLUMNS = ", ".join(field.name for field in fields(Job))
+_FIELDS = tuple(field.name for field in fields(Job))
+COLUMNS = ", ".join(_FIELDS)
 VERSION = 1
 
 
@@ -74,6 +75,7 @@ class JobDatabase:
         self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
+        """Close the database and release the folder."""
         with self._lock:
             self._db.close()
             self._ownership.close()
@@ -98,15 +100,17 @@ class JobDatabase:
             yield
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # also where a full disk refused the COMMIT: it would swallow the next one
+            if (
+                self._db.in_transaction
+            ):  # also after a full disk refused the COMMIT: the open transaction would swallow the next one
                 self._db.execute("ROLLBACK")
             raise
 
 
 def job_of(row: tuple[Any, ...]) -> Job:
     """Return the job in a row of ``COLUMNS``."""
-    *first, request, attempts, cancel, created, started, finished, error, result, expired = row
-    return Job(
-        *first, json.loads(request), attempts, bool(cancel), created, started, finished,
-        Failure(**json.loads(error)) if error else None, json.loads(result) if result else None, bool(expired),
-    )  # fmt: skip
+    values: dict[str, Any] = dict(zip(_FIELDS, row, strict=True))
+    for name in ("request", "error", "result"):
+        values[name] = json.loads(values[name]) if values[name] else None
+    values["error"] = Failure(**values["error"]) if values["error"] else None
+    return Job(**values | {name: bool(values[name]) for name in ("cancel", "expired")})

@@ -14,7 +14,7 @@ class JobQueries(JobDatabase):
     """Jobs and their events, as they are stored."""
 
     def job(self, job: str) -> Job:
-        """The job, or `MissingError`."""
+        """Return a job; raise MissingError if there is none with this id."""
         with self._lock:
             row = self._row("id = ?", job)
         if row is None:
@@ -24,7 +24,7 @@ class JobQueries(JobDatabase):
     def jobs(
         self, *, states: tuple[State, ...] = (), kind: Kind | None = None, before: int | None = None, limit: int = 50
     ) -> list[Job]:
-        """The newest first; ``before`` is the number of the last one of the page before."""
+        """Return jobs, the newest first; ``before`` is the number of the last job on the previous page."""
         where, values = ["expired = 0"], list[Any]()
         if states:
             where.append(f"state IN ({', '.join('?' * len(states))})")
@@ -40,13 +40,13 @@ class JobQueries(JobDatabase):
             return [job_of(row) for row in self._db.execute(query, (*values, limit))]
 
     def waiting(self, limit: int) -> list[Job]:
-        """Waiting jobs in the order they will run."""
+        """Return waiting jobs in the order in which they will run."""
         query = f"SELECT {COLUMNS} FROM jobs WHERE state = 'queued' ORDER BY priority DESC, number LIMIT ?"
         with self._lock:
             return [job_of(row) for row in self._db.execute(query, (limit,))]
 
     def count(self, *states: State) -> int:
-        """How many jobs are in these states; those that expired are not counted."""
+        """Return how many jobs are in these states, without those that expired."""
         with self._lock:
             marks = ", ".join("?" * len(states))
             return int(
@@ -56,7 +56,7 @@ class JobQueries(JobDatabase):
             )
 
     def position(self, job: Job) -> int | None:
-        """How many jobs run before a waiting one."""
+        """Return how many jobs will run before a waiting one; None for any other job."""
         if job.state != "queued":
             return None
         with self._lock:
@@ -66,14 +66,14 @@ class JobQueries(JobDatabase):
             return int(self._db.execute(query, (job.priority, job.priority, job.number)).fetchone()[0])
 
     def events(self, job: str, after: int = 0, limit: int = 1000) -> list[StoredEvent]:
-        """The events of a job that follow number ``after``."""
+        """Return the events of a job that follow number ``after``."""
         query = "SELECT number, type, data FROM events WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
         with self._lock:
             rows = self._db.execute(query, (job, after, limit)).fetchall()
         return [StoredEvent(number, kind, json.loads(data)) for number, kind, data in rows]
 
     def submitted(self, key: str, fingerprint: str) -> Job | None:
-        """The job of an idempotency key; `ConflictError` where it was another request."""
+        """Return the job of an idempotency key; raise ConflictError if the key was used for another request."""
         with self._lock:
             known = self._row("idempotency_key = ?", key)
         if known is None:
@@ -84,6 +84,7 @@ class JobQueries(JobDatabase):
 
     @property
     def paused(self) -> bool:
+        """Whether waiting jobs are held back."""
         with self._lock:
             row = self._db.execute("SELECT value FROM settings WHERE name = 'paused'").fetchone()
             return row is not None and row[0] == "1"

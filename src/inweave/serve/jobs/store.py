@@ -1,14 +1,14 @@
-"""The queue on disk: jobs and their events in SQLite, pictures in files next to it.
+"""The queue on disk: jobs and their events in SQLite, images in files next to it.
 
     jobs.sqlite3          one row per job, one row per event
-    files/<job>/<name>    see `job_files`
+    files/<job>/<name>    see `inweave.serve.jobs.files`
 
-What was answered with a job id survives the death of every process: a submission is committed and synchronized
-before its id is known to anybody. Each change of state is one transaction together with its event, and only happens
-from the state it expects, so a job ends exactly once whoever tries to end it. One process opens the store at a time.
+A submission survives the death of every process: it is committed and synchronized before any client gets its job id.
+Each change of state is one transaction together with its event, and only happens from the expected state, so a job ends
+exactly once even if several callers try to end it. One process opens the store at a time.
 
-Retention: jobs that ended are kept for ``keep_seconds`` and within ``keep_bytes`` (oldest first); afterwards their
-row says that they expired, without events, request or files.
+Retention: finished jobs are kept for ``keep_seconds`` and within ``keep_bytes``, the oldest expire first. The row of an
+expired job says so, without events, request or files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from inweave.serve.jobs.ordering import priorities_after_move
 from inweave.serve.jobs.queries import JobQueries
 from inweave.serve.jobs.training_runs import resumed_request
 
-#: jobs that ended and expired; beyond this many, the oldest are forgotten
+#: rows of expired jobs; beyond this number, the oldest are deleted
 TOMBSTONES = 100_000
 
 
@@ -58,7 +58,7 @@ class JobStore(JobQueries):
     # submitting
 
     def submit(self, submission: Submission) -> tuple[Job, bool]:
-        """(the job, whether it is new); a key that was used before returns its job, whatever became of it."""
+        """Return (the job, whether it is new); an idempotency key that was used before returns its job in any state."""
         key = submission.idempotency_key
         with self._lock:
             if key is not None and (known := self.submitted(key, submission.fingerprint)) is not None:
@@ -97,7 +97,7 @@ class JobStore(JobQueries):
             return self.job(job.id)
 
     def append(self, job: str, event: Event) -> bool:
-        """Record an event of a running job; False where the job is no longer running."""
+        """Record an event of a running job; return False if the job is no longer running."""
         with self._lock:
             if (row := self._row("id = ?", job)) is None or row[0].state != "running":
                 return False
@@ -108,12 +108,13 @@ class JobStore(JobQueries):
     def finish(
         self, job: str, state: State, *, result: dict[str, Any] | None = None, error: Failure | None = None
     ) -> bool:
-        """End a running job; False where it has ended already."""
+        """End a running job; return False if it has ended already."""
         data = result if result is not None else error.as_dict() if error is not None else {}
         with self._lock, self._transaction():
             changed = self._db.execute(
                 "UPDATE jobs SET state = ?, finished = ?, result = ?, error = ?, bytes = bytes + ? + "
-                "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE job = jobs.id) WHERE id = ? AND state = 'running'",
+                "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE job = jobs.id) "
+                "WHERE id = ? AND state = 'running'",
                 (state, self._clock(), json.dumps(result) if result is not None else None,
                  json.dumps(error.as_record()) if error is not None else None, self.files.result_bytes(job), job),
             )  # fmt: skip
@@ -123,7 +124,7 @@ class JobStore(JobQueries):
             return True
 
     def retry_or_fail(self, job: str, code: str, cause: str) -> State:
-        """What becomes of a job whose process died: queued again the first time, failed the second."""
+        """Queue a job whose process died again, or fail it if that happened before; return its new state."""
         with self._lock:
             row = self.job(job)
             if row.state != "running":
@@ -149,7 +150,7 @@ class JobStore(JobQueries):
                 self._append(job, Event("retried", {"code": "worker_stopped", "message": "the worker was shut down"}))
 
     def recover(self) -> None:
-        """After a start: jobs that were running when the last process died, and files that belong to no job."""
+        """Requeue or fail the jobs that were running when the last process died, and remove files without a job."""
         for job in self.jobs(states=("running",), limit=10_000):
             self.retry_or_fail(job.id, "worker_restarted", "the worker was killed while it ran this job")
         with self._lock:
@@ -159,7 +160,7 @@ class JobStore(JobQueries):
     # control
 
     def cancel(self, job: str) -> Job:
-        """End a waiting job, or ask for the end of a running one; `ConflictError` where it has ended."""
+        """End a waiting job, or ask for the end of a running one; raise ConflictError if it is done or failed."""
         with self._lock:
             row = self.job(job)
             if row.state == "queued":
@@ -177,7 +178,7 @@ class JobStore(JobQueries):
             return self.job(job)
 
     def retry(self, job: str) -> Submission:
-        """A new submission like a job that ended, with its inputs; training that was cut short is resumed."""
+        """Return a new submission like a finished job, with its inputs; interrupted training is resumed."""
         with self._lock:
             row = self.job(job)
             if row.expired:
@@ -189,6 +190,7 @@ class JobStore(JobQueries):
             return Submission(row.kind, row.model, request, inputs, row.priority, row.client)
 
     def prioritize(self, job: str, priority: int) -> Job:
+        """Change the priority of a waiting job."""
         with self._lock:
             row = self.job(job)
             if row.state != "queued":
@@ -198,7 +200,7 @@ class JobStore(JobQueries):
             return self.job(job)
 
     def move(self, job: str, position: int) -> Job:
-        """Another place among the waiting jobs: 0 runs next, whatever the priorities were."""
+        """Move a job to another place among the waiting ones, regardless of their priorities; 0 runs next."""
         with self._lock:
             row = self.job(job)
             if row.state != "queued":
@@ -212,14 +214,14 @@ class JobStore(JobQueries):
             return self.job(job)
 
     def pause(self, paused: bool) -> None:
-        """Waiting jobs wait on while the queue is paused, also over restarts; the running one goes on."""
+        """Hold waiting jobs back, also across restarts, or release them; the running job continues."""
         with self._lock, self._transaction():
             self._db.execute("INSERT OR REPLACE INTO settings VALUES ('paused', ?)", ("1" if paused else "0",))
 
     # retention
 
     def expire(self) -> int:
-        """Forget what is too old or too much; returns how many jobs expired."""
+        """Forget jobs that exceed the limits of age and size; return how many expired."""
         ended = f"state IN ({', '.join(repr(state) for state in FINAL)}) AND expired = 0"
         with self._lock:
             rows = self._db.execute(
@@ -239,19 +241,19 @@ class JobStore(JobQueries):
         return len(gone)
 
     def delete(self, job: str) -> None:
-        """Forget a job that ended."""
+        """Forget a finished job."""
         with self._lock:
             if not self.job(job).final:
                 raise ConflictError(f"job {job} has not ended; cancel it first")
             self._forget(job)
 
     def delete_image(self, job: str, name: str) -> None:
-        """Remove one picture of a job that ended; without its last one the job is forgotten."""
+        """Remove one image of a finished job; the job is forgotten with its last image."""
         with self._lock:
             row = self.job(job)
             images = [image for image in (row.result or {}).get("images", ()) if image["file"] != name]
             if not row.final or row.result is None or len(images) == len(row.result.get("images", ())):
-                raise MissingError(f"job {job} has no picture {name[:100]}")
+                raise MissingError(f"job {job} has no image {name[:100]}")
             if not images:
                 self._forget(job)
                 return

@@ -69,6 +69,11 @@ def parse_pairs(value: Any) -> dict[str, str]:
     return {name.strip(): text.strip().strip("'\"") for name, _, text in pairs}
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Return the names in a text, for tables that are lists of them."""
+    return tuple(text.split())
+
+
 def words(text: str) -> list[str]:
     """The words of a command line; quotes hold one together, and one without its partner is a letter."""
     try:

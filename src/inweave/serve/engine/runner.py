@@ -105,7 +105,6 @@ class Runner:
 
     def _generate(self, request: RunRequest, emit: Emit, cancelled: Cancelled) -> dict[str, Any]:
         pipe = self.load(request.model, lambda event: emit(Event(event.type, {"model": request.name})))
-        pipe.finder = LoraTable(request.loras)
         config = GenerateConfig(**request.config)
         started = time.perf_counter()
 
@@ -118,7 +117,7 @@ class Runner:
             if at.preview is None:
                 emit(Event("progress", data))
             else:
-                emit(Event("preview", data, (encode_png(at.preview),)))
+                emit(Event("preview", data, encode_png(at.preview)))
 
         result = pipe(
             config,
@@ -129,11 +128,12 @@ class Runner:
             preview_first=request.preview_first,
             cancelled=cancelled,
             on_mismatch=request.on_mismatch,
+            finder=LoraTable(request.loras),
         )
         for number, image in enumerate(result.images):
             record = result.records[number]
             data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
-            emit(Event("image", data, (encode_png(image, record),)))
+            emit(Event("image", data, encode_png(image, record)))
         return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
 
 

@@ -57,8 +57,7 @@ def run_training(request: RunRequest, emit: Emit, cancelled: Cancelled, settings
         reported_at = time.monotonic()
         emit(Event("preparing", {"activity": activity, "done": done, "total": total}))
 
-    run, sample = prepare(config, on_progress=progress)
-    run.schedule.seconds = CHECKPOINT_SECONDS
+    run, sample = prepare(config, on_progress=progress, save_seconds=CHECKPOINT_SECONDS)
     for event in earlier_events(Path(config.output), config.name, run.number):
         emit(event)
     announced: set[int] = set()
@@ -112,7 +111,7 @@ def sample_event(path: Path, data: Mapping[str, Any]) -> Event | None:
     match = re.search(r"-(\d+)-(\d+)$", path.stem)
     if match is None or not path.is_file():
         return None
-    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, (path.read_bytes(),))
+    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, path.read_bytes())
 
 
 def earlier_events(output: Path, name: str, step: int) -> list[Event]:

@@ -27,6 +27,7 @@ from inweave.errors import (
     MemoryBudgetError,
     MergeStateError,
     MissingError,
+    Problem,
     RequestError,
     TargetError,
 )
@@ -62,8 +63,9 @@ class JobFailed(InweaveError):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What a client is told of an error."""
-    return Failure(code_of(error), message_of(error))
+    """Return the code, the message and the field of an error that clients may see."""
+    field = error.field if isinstance(error, InweaveError) else None
+    return Failure(code_of(error), message_of(error), None if field is None else public(field))
 
 
 def code_of(error: BaseException) -> str:
@@ -100,8 +102,9 @@ def public(text: str) -> str:
 
 
 def error_of(failure: Failure) -> InweaveError:
-    """The error that another process reported."""
+    """Return the error that another process reported."""
+    prefix = "" if failure.field is None else f"{failure.field}: "
     for kind, code, _ in _CODES:
         if code == failure.code:
-            return kind(failure.message)
+            return kind(Problem(failure.field, failure.message.removeprefix(prefix)))
     return JobFailed(failure)

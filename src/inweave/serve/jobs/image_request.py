@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import ConfigDict, Field
 
 from inweave.checked import CheckedModel
-from inweave.errors import ConfigError, RequestError
+from inweave.errors import ConfigError, Problem, RequestError
 from inweave.generate.config import GenerateConfig
 
 Operation = Literal["image_generation", "image_transform", "image_inpaint"]
@@ -58,17 +58,18 @@ class ImageRequest(CheckedModel):
         """The request in a JSON body, or a `ConfigError` with everything that is wrong with it."""
         if not isinstance(body, Mapping):
             raise ConfigError("expected a JSON object with an operation and a prompt")
-        problems: list[str] = []
+        problems: list[Problem] = []
         fields: dict[str, Any] = {}
         for name, value in body.items():
             ours = _ALIASES.get(str(name), str(name))
             if fields.get(ours) not in (None, value) and value is not None:
-                problems.append(f"{name}: another name of {ours}, with another value; give one of them")
+                problems.append(Problem(str(name), f"another name of {ours}, with another value; give one of them"))
             if name not in _IGNORED and (value is not None or ours not in fields):
                 fields[ours] = value
         if (operation := fields.get("operation")) is not None and operation not in get_args(Operation):
             names = ", ".join(get_args(Operation))
-            problems.append(f"operation: should be one of {names} and train, got {str(operation)[:100]!r}")
+            expected = f"should be one of {names} and train, got {str(operation)[:100]!r}"
+            problems.append(Problem("operation", expected))
             del fields["operation"]
         own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
         settings = {name: value for name, value in fields.items() if name not in _OWN and value is not None}
@@ -86,51 +87,46 @@ class ImageRequest(CheckedModel):
             raise ConfigError(problems)
         return request
 
-    def _contradictions(self) -> list[str]:
+    def _contradictions(self) -> list[Problem]:
         required = {"image_generation": (False, False), "image_transform": (True, False), "image_inpaint": (True, True)}
         problems = []
         for name, value, needed in zip(
             ("image", "mask_image"), (self.image, self.mask_image), required[self.operation], strict=True
         ):
             if needed and value is None:
-                problems.append(f"{name}: is required for {self.operation}")
+                problems.append(Problem(name, f"is required for {self.operation}"))
             if not needed and value is not None:
-                problems.append(f"{name}: {self.operation} does not use it")
+                problems.append(Problem(name, f"{self.operation} does not use it"))
         return problems
 
 
 @contextmanager
 def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Problems with our fields under the names that the caller's API has for them."""
+    """Rename the fields of problems to the names that the caller's API has for them."""
     try:
         yield
     except ConfigError as error:
-        renamed = []
-        for problem in error.problems:
-            name, colon, rest = problem.partition(":")
-            renamed.append(f"{names[name]}{colon}{rest}" if colon and name in names else problem)
-        raise ConfigError(renamed) from None
+        raise error.renamed(names) from None
 
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:
     """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
     if re.match(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", text):
-        raise RequestError(f"{label}: addresses are not fetched; send the picture itself in base64, or upload it")
+        raise RequestError(Problem(label, "addresses are not fetched; send the picture itself in base64, or upload it"))
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
-            raise RequestError(f"{label}: a data: address must end in ;base64, followed by the picture")
+            raise RequestError(Problem(label, "a data: address must end in ;base64, followed by the picture"))
         media = head.removeprefix("data:").partition(";")[0].strip().lower()
         if media not in _MEDIA_TYPES:
-            raise RequestError(
-                f"{label}: a data: address of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
-            )
+            reason = f"a data: address of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
+            raise RequestError(Problem(label, reason))
     if len(text) > 4 * limit // 3 + 4:
-        raise RequestError(f"{label}: larger than {limit:,} bytes")
+        raise RequestError(Problem(label, f"larger than {limit:,} bytes"))
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RequestError(f"{label}: this is neither base64 nor the id of an upload") from None
+        raise RequestError(Problem(label, "this is neither base64 nor the id of an upload")) from None
 
 
 def png_size(content: bytes) -> tuple[int, int]:

@@ -21,22 +21,28 @@ MAX_ATTEMPTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a job failed: a code for programs and a sentence for people."""
+    """Why a job failed: a code for programs, a sentence for people, and the field of the request that is at fault."""
 
     code: str
     message: str
+    field: str | None = None
 
     def as_dict(self) -> dict[str, str]:
+        """Return the code and the message, which clients get."""
         return {"code": self.code, "message": self.message}
+
+    def as_record(self) -> dict[str, str]:
+        """Return everything that is known, for the database and for other processes."""
+        return self.as_dict() | ({} if self.field is None else {"field": self.field})
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job; ``blobs`` are the bytes of pictures that ``data`` speaks of."""
+    """Something that happened to a job; ``image`` is the PNG that ``data`` describes."""
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
-    blobs: tuple[bytes, ...] = ()
+    image: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ class JobStore:
                 "UPDATE jobs SET state = ?, finished = ?, result = ?, error = ?, bytes = bytes + ? + "
                 "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE job = jobs.id) WHERE id = ? AND state = 'running'",
                 (state, self._clock(), json.dumps(result) if result is not None else None,
-                 json.dumps(error.as_dict()) if error is not None else None, self.files.result_bytes(job), job),
+                 json.dumps(error.as_record()) if error is not None else None, self.files.result_bytes(job), job),
             )  # fmt: skip
             if changed.rowcount != 1:
                 return False

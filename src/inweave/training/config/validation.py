@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from inweave.checked import problem_message
+from inweave.checked import problem_of
 from inweave.errors import ConfigError
 from inweave.training.config.fields import TrainSettings
 from inweave.training.config.presets import ADAPTIVE, TARGETS
@@ -212,7 +212,7 @@ def _messages(problem: Any, labels: Mapping[str, str], invalid: set[str]) -> lis
     label = ".".join(path)
     if path[0] in labels:
         label = f"{labels[path[0]]} ({label})"
-    message = problem_message(problem, Rule.model_fields if len(path) > 1 else TrainSettings.model_fields, label)
+    message = str(problem_of(problem, Rule.model_fields if len(path) > 1 else TrainSettings.model_fields, label))
     if problem["type"] == "missing" and len(path) == 1:
         message += f"; {TrainSettings.model_fields[path[0]].description}"
     for pydantic, toml in _IN_TOML.items():

@@ -160,7 +160,7 @@ def import_table(table: dict[str, Any], path: Path, *, without: Collection[str] 
         out = _translated(importer, Source(table, settings, path, frozenset(without), notes))
         return _checked(importer.name, settings, out, overrides)
     except ConfigError as error:
-        raise ConfigError([f"{path}: {problem}" for problem in at_most(error.problems)]) from None
+        raise ConfigError([f"{path}: {problem}" for problem in at_most([*map(str, error.problems)])]) from None
     except RecursionError:
         raise FormatError(f"{path}: is nested too deeply") from None
 

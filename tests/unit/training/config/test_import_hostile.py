@@ -200,4 +200,4 @@ def test_bombs_end_in_an_error_of_ours_within_a_second(name: str, tmp_path: Path
 def test_a_value_of_the_wrong_type_is_named(table: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         imported(tmp_path, table)
-    assert any(problem.endswith(message) for problem in caught.value.problems), caught.value.problems
+    assert any(str(problem).endswith(message) for problem in caught.value.problems), caught.value.problems

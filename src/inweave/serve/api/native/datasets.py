@@ -86,7 +86,7 @@ async def summaries(request: Request) -> dict[str, Any]:
 async def put_picture(request: Request, dataset: DatasetId, name: PictureName) -> dict[str, Any]:
     service = service_of(request)
     await asyncio.to_thread(service.datasets.folder, dataset)
-    clean = await service.checker.picture(await request.body(), f"picture {name[:100]}", service.settings.image_pixels)
+    clean = await service.sandbox.image(await request.body(), f"picture {name[:100]}", service.settings.image_pixels)
     return {"name": await asyncio.to_thread(service.datasets.put_picture, dataset, name, clean)}
 
 
@@ -100,7 +100,7 @@ async def get_picture(
         picture, small = await asyncio.to_thread(service.datasets.thumbnail, dataset, name)
         if small is not None:
             if not small.is_file():
-                content = await service.checker.thumbnail(str(picture), THUMBNAIL, f"picture {name[:100]}")
+                content = await service.sandbox.thumbnail(str(picture), THUMBNAIL, f"picture {name[:100]}")
                 await asyncio.to_thread(_store, small, content)
             return FileResponse(small, media_type="image/webp", headers=headers)
     path = await asyncio.to_thread(service.datasets.picture, dataset, name)

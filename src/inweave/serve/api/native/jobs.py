@@ -26,7 +26,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import BaseModel, Field, model_validator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from inweave.errors import ConfigError
+from inweave.errors import ConfigError, Problem
 from inweave.formats.writers import WRITERS
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api import event_streams as streams
@@ -201,7 +201,7 @@ def _event_number(text: str | None) -> int:
     if text is None or text == "":
         return 0
     if not (text.isascii() and text.isdigit()) or len(text) > 15:
-        raise ConfigError(f"Last-Event-ID: expected the number of an event, got {text[:20]!r}")
+        raise ConfigError(Problem("Last-Event-ID", f"expected the number of an event, got {text[:20]!r}"))
     return int(text)
 
 

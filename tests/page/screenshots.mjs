@@ -1,4 +1,4 @@
-// Pictures of the page for people: node tests/page/pictures.mjs ADDRESS FOLDER [--all]
+// Screenshots of the page: node tests/page/screenshots.mjs ADDRESS FOLDER [--all]
 //
 // Those of the documentation, or with --all every view on a phone, a desktop and a 4K screen, in light and dark.
 import {chromium} from "playwright-core"
@@ -52,7 +52,7 @@ const browser = await chromium.launch({
 	args: ["--no-sandbox", "--disable-gpu"]
 })
 
-/** Open a view, bring it to where it is worth a picture, and take one. */
+/** Open a view, bring it to an interesting state, and take a screenshot. */
 const VIEWS = {
 	generate: async page => {
 		await page.goto(`/#/generate?prompt=${encodeURIComponent("smiling fox <lora:pixel:0.9>")}&seed=18`)
@@ -86,7 +86,7 @@ const VIEWS = {
 	"edit-result": async page => {
 		await VIEWS.edit(page)
 		await page.getByLabel("Prompt", {exact: true}).fill("tiger")
-		await page.getByRole("button", {name: "Repaint the mask"}).click()
+		await page.getByRole("button", {name: "Inpaint the mask"}).click()
 		await page.locator(".beforeafter img").nth(1).waitFor()
 	},
 	"edit-start": page => page.goto("/#/edit"),

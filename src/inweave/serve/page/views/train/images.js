@@ -1,15 +1,11 @@
-// The pictures of a dataset by bucket: which part of each is left after cropping, and its caption.
+// The images of a dataset by bucket, each with its crop and its caption.
 import {api, Button, html, Icon, showError, Thread, texts, useEffect, useState, useStore} from "../../kit.js"
-import {desk, path, removePicture, saveCaptions, stem, thumbnail} from "./state.js"
+import {desk, path, removeImage, saveCaptions, stem, thumbnail} from "./state.js"
 
 const t = texts.train
 const PAGE = 60
 
-/**
- * Ask the trainer how the pictures will be cropped, whenever that may have changed.
- * @param {Dataset} dataset
- * @param {Record<string, any>} settings
- */
+/** Keep the planned crops current. @param {Dataset} dataset @param {string} model @param {Fields} settings */
 export function useCrops(dataset, model, settings) {
 	const key = JSON.stringify([
 		dataset.id,
@@ -21,7 +17,7 @@ export function useCrops(dataset, model, settings) {
 		const stop = new AbortController()
 		const timer = setTimeout(() => {
 			api(`${path(dataset.id)}/crops`, {json: {model: model || null, settings}, signal: stop.signal})
-				.then(plan => desk.set({crops: new Map(plan.pictures.map(each => [each.name, each]))}))
+				.then(plan => desk.set({crops: new Map(plan.pictures.map((/** @type {Crop} */ each) => [each.name, each]))}))
 				.catch(error => !stop.signal.aborted && showError(error))
 		}, 400)
 		return () => {
@@ -32,22 +28,22 @@ export function useCrops(dataset, model, settings) {
 }
 
 /** @param {{ dataset: Dataset }} props */
-export function Pictures({dataset}) {
+export function Images({dataset}) {
 	const {crops} = useStore(desk)
 	const [limit, setLimit] = useState(PAGE)
 	const known = crops && dataset.pictures.every(each => crops.has(each.name))
 	const groups = Map.groupBy(dataset.pictures, each => (known ? (crops.get(each.name)?.bucket ?? "") : "?"))
 	const sorted = [...groups].sort((a, b) => b[1].length - a[1].length || a[0].localeCompare(b[0]))
 	let left = limit
-	return html`${sorted.map(([bucket, pictures]) => {
-		const shown = pictures.slice(0, Math.max(0, left))
+	return html`${sorted.map(([bucket, images]) => {
+		const shown = images.slice(0, Math.max(0, left))
 		left -= shown.length
 		return (
 			shown.length > 0 &&
 			html`<section key=${bucket} class="train-bucket">
-				<h3>${bucket === "?" ? t.planning : bucket ? t.bucket(bucket, pictures.length) : t.tooSmall(pictures.length)}</h3>
-				<ul class="train-pictures">
-					${shown.map(each => html`<${Card} key=${each.name} dataset=${dataset} picture=${each} crop=${known ? crops.get(each.name) : undefined} />`)}
+				<h3>${bucket === "?" ? t.planning : bucket ? t.bucket(bucket, images.length) : t.tooSmall(images.length)}</h3>
+				<ul class="tiles train-images">
+					${shown.map(each => html`<${Card} key=${each.name} dataset=${dataset} image=${each} crop=${known ? crops.get(each.name) : undefined} />`)}
 				</ul>
 			</section>`
 		)
@@ -56,16 +52,16 @@ export function Pictures({dataset}) {
 }
 
 /** @param {CardProps} props */
-function Card({dataset, picture, crop}) {
-	const name = stem(picture.name)
+function Card({dataset, image, crop}) {
+	const name = stem(image.name)
 	const lost = crop?.bucket ? Math.round(100 * crop.cropped) : 0
 	return html`<li class="card stack stack-2 train-card">
-		<div class="train-frame" style=${{"--ratio": `${picture.width} / ${picture.height}`}}>
+		<div class="train-frame" style=${{"--ratio": `${image.width} / ${image.height}`}}>
 			<div class="train-crop">
-				<img src=${thumbnail(dataset.id, picture)} alt=${picture.caption || name} loading="lazy" decoding="async" />
+				<img src=${thumbnail(dataset.id, image)} alt=${image.caption || name} loading="lazy" decoding="async" />
 				${crop?.bucket && html`<span class="train-window" style=${windowOf(crop)}></span>`}
 			</div>
-			${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.remove(name)} onClick=${() => removePicture(picture.name).catch(showError)} />`}
+			${!dataset.built_in && html`<${Button} kind="plain" size="small" icon="trash" class="train-remove" label=${t.remove(name)} onClick=${() => removeImage(image.name).catch(showError)} />`}
 		</div>
 		${lost > 0 && html`<span class=${lost > 25 ? "badge badge-warning" : "badge"}>${t.cropped(lost)}</span>`}
 		<textarea
@@ -74,16 +70,16 @@ function Card({dataset, picture, crop}) {
 			aria-label=${t.captionOf(name)}
 			placeholder=${t.noCaption}
 			readonly=${dataset.built_in}
-			value=${picture.caption}
+			value=${image.caption}
 			onChange=${e => {
 				const text = e.currentTarget.value
-				if (text !== picture.caption) saveCaptions({[picture.name]: text}, name).catch(showError)
+				if (text !== image.caption) saveCaptions({[image.name]: text}, name).catch(showError)
 			}}
 		></textarea>
 	</li>`
 }
 
-/** @param {Crop} crop where the part that is left lies, in shares of the picture */
+/** The kept part of an image, in percent of it. @param {Crop} crop */
 const windowOf = ({crop: [x, y, width, height], resized: [across, down]}) => ({
 	insetInlineStart: `${(100 * x) / across}%`,
 	insetBlockStart: `${(100 * y) / down}%`,

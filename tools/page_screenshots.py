@@ -1,8 +1,8 @@
-"""Take the pictures of the page in docs/images anew: `make pictures` (needs Chromium and npm's packages).
+"""Take the screenshots of the page in docs/images: `make screenshots` (needs Chromium and npm's packages).
 
-A worker of its own with the embedded model draws what the pictures show; tests/page/pictures.mjs drives the browser. With a
-folder as argument, pictures of every view on a phone, a desktop and a 4K screen, in light and dark, go there instead. Text is
-in the font of the system, as it is for readers; of those that are installed, the one that a desktop would have.
+The script starts a worker with the embedded model; tests/page/screenshots.mjs drives the browser. With a folder as argument,
+it writes screenshots of every view on a phone, a desktop and a 4K screen, in light and dark, to that folder instead. Text is
+in the system font, as on the page; `FONTS` prefers those that desktops have.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(folder: str | None = None) -> None:
             assert worker.stdout is not None
             address = worker.stdout.readline().split()[-1]
             wait_until_ready(address)
-            script = ROOT / "tests" / "page" / "pictures.mjs"
+            script = ROOT / "tests" / "page" / "screenshots.mjs"
             fonts = Path(temporary, "fonts.conf")
             fonts.write_text(FONTS)
             options = [address, str(shots), *(["--all"] if folder else [])]

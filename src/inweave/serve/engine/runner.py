@@ -26,7 +26,7 @@ from inweave.generate.pipeline import Pipeline, pipeline
 from inweave.generate.record import png_text
 from inweave.generate.result import Result
 from inweave.models.embedded import NAME as EMBEDDED
-from inweave.ops.device import choose_device
+from inweave.ops.tensors.device import choose_device
 from inweave.serve.engine.contract import Cancelled, Emit, RunnerSettings, RunRequest
 from inweave.serve.jobs.job import Event
 

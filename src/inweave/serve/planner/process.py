@@ -39,7 +39,7 @@ def plan_crops(data: Data) -> Data:
 
 def plan_run(data: Data) -> Data:
     """Return the report of `inweave train --check`; errors in the dataset are part of it, not errors of the call."""
-    from inweave.ops.device import choose_device, device_memory
+    from inweave.ops.tensors.device import choose_device, device_memory
     from inweave.training.config.schema import TrainConfig
     from inweave.training.session import check
 

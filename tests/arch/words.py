@@ -28,7 +28,7 @@ PHRASES = (
     (r"\bof ours\b", "name the thing: an InweaveError, this project's"),
     (r"\bas (?:it is|they are)\b(?! (?:read|written|loaded|sent|made|received|generated|stored|built|needed))",
         "unchanged, verbatim"),
-    (r"(?<![/\w`])pictures?(?![\w`/])", "image"),
+    (r"(?<![./\w`])pictures?(?![\w`/:])", "image"),  # the API has a field `pictures`, and addresses
 )  # fmt: skip
 _PHRASES = tuple((re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in PHRASES)
 NOT_VERBS = frozenset((

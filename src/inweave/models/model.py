@@ -28,14 +28,14 @@ from inweave.adapter.components import FOLDERS
 from inweave.errors import FormatError, MergeStateError
 from inweave.models.blueprint import Blueprint, Part
 from inweave.models.configuration import bounded, diffusers_config, library_errors, transformers_config
-from inweave.models.families import CLASSES, TEXT_MODELS
+from inweave.models.families import network_classes
 from inweave.models.families.base import ENCODERS, Family
 from inweave.models.naming import Cast, under_names_of
 from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
-from inweave.ops.device import choose_device, choose_dtype
+from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes
@@ -269,17 +269,18 @@ def file_index(model: Model) -> ModelIndex:
 
 def on_meta(part: Part) -> nn.Module:
     """The network without weights."""
-    library = import_module(CLASSES[part.class_name])
-    kind = getattr(library, part.class_name)
+    declared = network_classes()[part.class_name]
     label = f"{part.folder}: its configuration cannot be used for a {part.class_name}"
     with torch.device("meta"), bounded(part.folder, len(part.source.names())), library_errors(label):
-        if CLASSES[part.class_name] == "diffusers":
-            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
-        else:
+        library = import_module(declared.library)
+        kind = getattr(library, part.class_name)
+        if hasattr(kind, "config_class"):  # a model of transformers
             config = transformers_config(part.folder, kind.config_class, part.config)
-            if part.class_name in TEXT_MODELS:
-                kind, config = getattr(library, TEXT_MODELS[part.class_name]), config.get_text_config()
+            if declared.text_model:
+                kind, config = getattr(library, declared.text_model), config.get_text_config()
             network = kind(config)
+        else:
+            network = kind.from_config(diffusers_config(part.folder, kind, part.config))
     assert isinstance(network, nn.Module)
     return network
 

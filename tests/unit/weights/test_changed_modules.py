@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations, prune
 import inweave
 from inweave.errors import ConfigError, MergeStateError, TargetError
 from inweave.formats.read import read
-from inweave.ops.overlaps import overlaps
+from inweave.ops.tensors.overlaps import overlaps
 from inweave.weights.source import DictSource
 from tests.support import random
 

@@ -12,7 +12,7 @@ from inweave.bench.timing import Rates, measure_rates
 from inweave.errors import MemoryBudgetError
 from inweave.models import embedded
 from inweave.models.model import on_meta
-from inweave.ops.device import choose_device, choose_dtype, device_memory
+from inweave.ops.tensors.device import choose_device, choose_dtype, device_memory
 
 _GIB = 1 << 30
 

@@ -26,8 +26,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from inweave.ops import lora_backward
 from inweave.ops.activation import geglu, tanh_gelu
 from inweave.ops.attention import attention
-from inweave.ops.merge import Product, Target, merge_products
-from inweave.ops.norm import group_norm
+from inweave.ops.group_norm import group_norm
+from inweave.ops.merge import Product, WeightUpdate, merge_products
 from inweave.ops.row_norm import add_layer_norm
 from inweave.targets.bases import known_index
 
@@ -256,7 +256,7 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
     targets = []
     for out, into in shapes:
         base, up, down = draw(out, into, scale=0.02), draw(out, rank, scale=0.02), draw(rank, into, scale=0.02)
-        targets.append(Target(base, torch.empty_like(base), (Product(up, down, 0.8),)))
+        targets.append(WeightUpdate(base, torch.empty_like(base), (Product(up, down, 0.8),)))
     size = sum(target.base.numel() for target in targets)
     factors = sum(rank * (out + into) for out, into in shapes)
 
@@ -274,9 +274,9 @@ def merge_cases(device: torch.device, dtype: torch.dtype, *, tiny: bool) -> Iter
 
     def ready() -> Callable[[], object]:
         """Return a launch whose tables are on the device, as a weaver keeps it."""
-        from inweave.ops.merge.dispatch import prepared
+        from inweave.ops.merge import prepare_merge
 
-        return prepared(targets).run
+        return prepare_merge(targets).run
 
     yield KernelCase(
         f"merge of rank {rank} into {len(targets)} weights, {size / 1e6:.3g} M numbers",

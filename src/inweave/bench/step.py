@@ -215,7 +215,7 @@ def ready_step(case: StepCase, device: torch.device, dtype: torch.dtype) -> Read
     step.require_choices()
     if problems := quantize_problems(model.denoiser, config, device):
         raise ConfigError(problems)
-    remarks = [quantize_denoiser(model, device)] if config.quantize != "off" else []
+    remarks = [quantize_denoiser(model, config.quantize, device)] if config.quantize != "off" else []
     step.compile(model, 0, before=None)
     if device.type == "cuda":
         for network in task.networks.values():

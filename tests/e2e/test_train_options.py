@@ -104,7 +104,7 @@ def test_a_check_knows_what_this_device_cannot_do(tmp_path: Path, cache: Path) -
 
 def test_a_check_adds_up_and_says_that_nothing_is_limited_here(tmp_path: Path, cache: Path) -> None:
     report = invoked(*quick(tmp_path / "out", cache, "--steps", 2, "--vram", "auto", "--check"))
-    assert 'vram = "auto" plans for the memory that is free on a GPU, and device cpu is not one' in report
+    assert 'vram = "auto" uses the free memory of a GPU, and device cpu is not one' in report
     assert "CUDA         1.00 GiB" in report and " seconds for 2 steps" in report
 
 

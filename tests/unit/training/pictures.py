@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from inweave.models.families.base import Tensors
 from inweave.models.model import Model, load_model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.cache import TensorCache
 from inweave.training.data.reader import read_dataset
-from inweave.training.tasks.base import Tensors, generators_for
+from inweave.training.tasks.base import generators_for
 from inweave.training.tasks.diffusion import DiffusionTask
 from tests.peers import tiny_models as tiny
 

@@ -307,5 +307,5 @@ def test_the_average_is_of_the_last_losses_also_after_a_resume(tmp_path: Path) -
 
 def test_the_average_leaves_out_what_is_not_finite_and_forgets(tmp_path: Path) -> None:
     run = tiny(tmp_path, steps=4)
-    run.progress.load([7.0] * 50 + [1.0] * 99 + [float("nan")])
-    assert run.progress.average == 1.0
+    run.losses.load([7.0] * 50 + [1.0] * 99 + [float("nan")])
+    assert run.losses.average == 1.0

@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from safetensors.torch import save_file
 from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError
 from inweave.training.checkpoint.store import checkpoints, load_state
 from inweave.training.loop import Run
-from inweave.training.output.metadata import base_hashes
 from inweave.training.output.result import DONE, STOPPED
 from inweave.training.output.samples import SampleImage
-from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, file_bits, log, state_bits, tiny
+from tests.unit.training.tiny import EVERYTHING, OPTIMIZERS, config, file_bits, log, make_run, state_bits, tiny
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -372,10 +370,7 @@ def test_the_hashes_of_the_base_are_in_the_file(tmp_path: Path) -> None:
     """They are computed in the background, and the run waits for them at the end."""
     base = tmp_path / "base.safetensors"
     save_file({"weight": torch.arange(400_000, dtype=torch.float32)}, base)
-    run = tiny(tmp_path / "out", steps=1)
-    with ThreadPoolExecutor(1) as pool:
-        run.base_hashes = pool.submit(base_hashes, base)
-        report = run.train()
+    report = make_run(config(tmp_path / "out", steps=1), base_file=base).train()
     with safe_open(report.path / "adapter_model.safetensors", "pt") as file:
         metadata = file.metadata()
     raw = base.read_bytes()

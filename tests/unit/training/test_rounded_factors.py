@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from inweave.layers import fused
+from inweave.models.families.base import Tensors
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors, generators_for
+from inweave.training.tasks.base import generators_for
 from tests.unit.training.tiny import TinyTask, config, make_run
 
 BF16 = torch.bfloat16

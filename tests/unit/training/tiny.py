@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from inweave.models.families.base import Tensors
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.batches import Order
 from inweave.training.distributed.world import World
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors
 
 WIDTH = 8
 OPTIMIZERS = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
@@ -107,11 +107,11 @@ def tiny(
     )
 
 
-def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None) -> Run:
+def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None, **options: Any) -> Run:
     task = task or TinyTask(config)
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
-    return Run(task, task.networks["model"], index, config, world)
+    return Run(task, task.networks["model"], index, config, world, **options)
 
 
 def log(output: Path) -> list[dict[str, Any]]:

@@ -390,8 +390,8 @@ def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: st
 def test_checkpoints_by_time_bound_what_is_lost_and_count_for_nothing(keep_last: int, tmp_path: Path) -> None:
     plain = tiny(tmp_path / "plain", save_every=2, keep_last=keep_last)
     plain.train()
-    run = tiny(tmp_path / "timed", save_every=2, keep_last=keep_last)
-    run.schedule.seconds = 0.0  # overdue after every step
+    timed = config(tmp_path / "timed", save_every=2, keep_last=keep_last)
+    run = make_run(timed, checkpoint_seconds=0.0)  # overdue after every step
     seen: list[list[int]] = []
     train_step = run.train_step
 

@@ -26,9 +26,10 @@ from inweave.models.open import open_model  # noqa: E402
 from inweave.ops.attention import MAX_WORKSPACE  # noqa: E402
 from inweave.training.adapters.attach import attach_adapters  # noqa: E402
 from inweave.training.config.schema import TrainConfig  # noqa: E402
+from inweave.training.execution.capture import is_recorded, recording_pays  # noqa: E402
 from inweave.training.memory.checkpointing import apply_checkpointing  # noqa: E402
 from inweave.training.memory.estimate import GIB, estimate  # noqa: E402
-from inweave.training.memory.meta import FusedAttention, Measured, blank, measure  # noqa: E402
+from inweave.training.memory.meta import Measured, MetaAttention, blank, measure  # noqa: E402
 from inweave.training.memory.plan import limit_for, plan_memory  # noqa: E402
 from inweave.training.memory.speed import (  # noqa: E402
     EAGER_LAUNCH,
@@ -36,8 +37,6 @@ from inweave.training.memory.speed import (  # noqa: E402
     PASSES,
     RECORDED_LAUNCH,
     Speed,
-    is_recorded,
-    recording_pays,
     speed_of,
 )
 from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
@@ -213,7 +212,7 @@ def test_a_model_without_weights_has_their_sizes() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
     """On a GPU a step stores less, and the plan knows; on the CPU it is planned as ever."""
-    checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
+    checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
     settings, blueprint = config(gradient_checkpointing=mode), open_model("inweave/emoji")
     plain, fused = (
         measure(blueprint, settings, torch.bfloat16, checkpoint, backward=mode != "off", fused=fused)
@@ -228,7 +227,7 @@ def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pyte
     """cuDNN stores them in 16 bits: the embedded model's largest attention has 4 heads of 16 x 16 tokens, the next one 32 of text."""
     module = "inweave.training.memory.estimate"
     blueprint, settings = open_model("inweave/emoji"), config(gradient_checkpointing="off")
-    checkpoint = partial(apply_checkpointing, mode="off", recompute_in=FusedAttention)
+    checkpoint = partial(apply_checkpointing, mode="off", recompute_in=MetaAttention)
     measured = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=False, fused=True)
     largest, second, *_ = sorted(measured.scores, reverse=True)
     assert (largest, second) == (4 * 256**2, 4 * 256 * 32)
@@ -487,7 +486,7 @@ def test_selective_checkpointing_of_sdxl_stores_little_more_than_half() -> None:
     stored = {}
     for mode in ("off", "selective"):
         settings = config(gradient_checkpointing=mode, rank=32, targets="attention", resolution=256)
-        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=FusedAttention)
+        checkpoint = partial(apply_checkpointing, mode=mode, recompute_in=MetaAttention)
         blueprint = published("sdxl")
         stored[mode] = measure(blueprint, settings, torch.bfloat16, checkpoint, backward=True, fused=True).activations
     assert stored["selective"] <= 0.6 * stored["off"]

@@ -15,9 +15,10 @@ from safetensors.torch import load, save  # noqa: E402
 from torch import nn  # noqa: E402
 
 from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.adamw import NAMES, Optimizer, make_optimizer  # noqa: E402
+from inweave.training.optim.adamw import Optimizer, make_optimizer  # noqa: E402
 from inweave.training.optim.ema import Ema  # noqa: E402
 from inweave.training.optim.flat import FlatParameters  # noqa: E402
+from tests.unit.training.tiny import OPTIMIZERS  # noqa: E402
 
 EPS = torch.finfo(torch.float32).eps
 SHAPES = {"a": (16, 40), "b": (70, 16), "c": (33,), "d": (8, 4, 3, 3)}
@@ -103,7 +104,7 @@ def test_padding_stays_zero_and_large_buffers_are_processed_in_chunks(monkeypatc
     assert same(*results)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_not_ok_changes_no_bit(name: str) -> None:
     flat, optimizer = built(name)
     for _ in gradients(flat.parameters, 3):
@@ -120,7 +121,7 @@ def test_not_ok_changes_no_bit(name: str) -> None:
     assert not same(before, snapshot(flat, optimizer)) and flat.values.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_skipped_first_step_leaves_no_trace(name: str) -> None:
     results = []
     for skipped in (True, False):
@@ -134,7 +135,7 @@ def test_a_skipped_first_step_leaves_no_trace(name: str) -> None:
     assert same(*results)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("groups", [{}, GROUPS])
 def test_restored_from_a_file_it_continues_bit_for_bit(name: str, groups: dict[str, float]) -> None:
     if name == "prodigy" and groups:
@@ -164,7 +165,7 @@ def test_restored_from_a_file_it_continues_bit_for_bit(name: str, groups: dict[s
     assert same(snapshot(flat, optimizer), snapshot(fresh, third))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_of_other_parameters_or_another_optimizer_is_refused(name: str) -> None:
     _, optimizer = built(name)
     other = FlatParameters(dict(reversed(parameters().items())))
@@ -233,7 +234,7 @@ def test_schedulefree_evaluates_the_average_and_continues() -> None:
         optimizer.step(LR, ONE, YES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_reports_whether_its_step_can_be_captured(name: str) -> None:
     _, optimizer = built(name)
     assert optimizer.capturable is (name in ("adamw", "adamw8bit"))

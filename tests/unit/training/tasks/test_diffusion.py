@@ -19,7 +19,7 @@ from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
 from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
-from inweave.training.tasks.diffusion import _batches  # noqa: E402
+from inweave.training.tasks.diffusion_data import batches_of  # noqa: E402
 from tests.unit.training.pictures import CAPTIONS, fresh_model, make_set, picture, sample_inputs, shared_model, task_on  # noqa: E402
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
@@ -103,7 +103,7 @@ def test_one_long_caption_pads_its_own_batch_alone(variant: str, tmp_path: Path)
     lengths = {rows: sample_inputs(task, 0, rows)["text.encoder_hidden_states"].shape[1] for rows in ((0, 1), (1, 2))}
     if variant == "sd1.5":  # where no mask hides padding, no batch of the run has any
         assert {frozenset(batch) for batch in task.order.batches(0)} == {frozenset({0}), frozenset({1, 2})}
-        assert _batches([0, 1, 2], task.places, task.batch_lengths, 2) == [(0,), (1, 2)]
+        assert batches_of([0, 1, 2], task.places, task.batch_lengths, 2) == [(0,), (1, 2)]
     else:
         assert sorted(map(len, task.order.batches(0))) == [1, 2]
     assert lengths[0, 1] == task.chunks * (77 if variant == "sd1.5" else 32) > 2 * lengths[1, 2]
@@ -406,7 +406,7 @@ def test_offloaded_networks_leave_the_device_even_after_an_error(
     monkeypatch.setattr(model.vae, "to", lambda where: full() if where != "cpu" else moves.log.append(("vae", "out")))
     moves.log.clear()
     with (
-        pytest.raises(MemoryBudgetError, match="not enough memory to bring vae to cpu"),
+        pytest.raises(MemoryBudgetError, match="not enough memory to move vae to cpu"),
         task.on_device("vae", "text_encoder"),
     ):
         raise AssertionError

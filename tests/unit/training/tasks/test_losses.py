@@ -15,7 +15,7 @@ from diffusers.training_utils import compute_snr  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
 from inweave.training.tasks.losses import image_loss  # noqa: E402
-from inweave.training.tasks.objective import Objective, make_objective, mse_loss  # noqa: E402
+from inweave.training.tasks.objective import Objective, make_objective  # noqa: E402
 from tests.unit.training.tasks.test_objective import CPU, SCHEDULES, model  # noqa: E402
 
 ALPHAS = diffusers.DDPMScheduler(**SCHEDULES["sd"]).alphas_cumprod
@@ -76,7 +76,7 @@ def test_huber_is_the_square_near_zero_and_a_line_far_away() -> None:
 def test_the_mean_squared_error_has_the_bits_it_always_had() -> None:
     prediction, target = pair()
     before = (prediction - target).square().flatten(1).mean(1).mean()
-    assert torch.equal(mse_loss(prediction, target, None, None), before)
+    assert torch.equal(image_loss(prediction, target, None, None), before)
     objective = Objective("epsilon", ALPHAS)
     assert torch.equal(objective.loss_of(prediction, target, torch.tensor([1, 2, 3]), None, None), before)
     times = objective.draw_times(64, 0, torch.Generator().manual_seed(1))

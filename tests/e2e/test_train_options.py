@@ -175,7 +175,8 @@ def test_a_model_of_the_hub_is_downloaded_where_that_is_allowed(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     command = ["train", "--model", model, "-d", str(style_folder("pixel")), "-o", str(tmp_path / "out"), "--rank", "32",
-               "--alpha", "32", "--steps", "1000", "--lr", "1e-4", "--batch-size", "1", "--save-every", "250", "--fp16"]  # fmt: skip
+               "--alpha", "32", "--steps", "1000", "--lr", "1e-4", "--batch-size", "1", "--save-every", "250",
+               "--fp16"]  # fmt: skip
     refused = CliRunner().invoke(app, command)
     assert refused.exit_code == 2 and "not on this machine, and downloading is off" in refused.output
     assert "--allow-download" in refused.output and not (tmp_path / "out").exists()

@@ -33,7 +33,7 @@ from inweave.training.memory.checkpointing import apply_checkpointing
 from inweave.training.optim.flat import FlatParameters
 from inweave.training.step import Step
 from tests.peers.tiny_models import SECOND, WIDTH, randomise
-from tests.unit.training.pictures import shared_model
+from tests.unit.training.image_sets import shared_model
 
 RANK, ALPHA, RATE = 4, 2.0, 1e-3
 PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp32"}

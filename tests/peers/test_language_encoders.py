@@ -24,7 +24,7 @@ from inweave.targets.index import component_from_names  # noqa: E402
 from inweave.targets.tables import TABLES  # noqa: E402
 from tests.peers import tiny_models as tiny  # noqa: E402
 from tests.peers.test_families import PROMPT, assert_same, ours, requests, theirs  # noqa: E402
-from tests.unit.training.pictures import make_set, sample_inputs, shared_model, task_on  # noqa: E402
+from tests.unit.training.image_sets import make_set, sample_inputs, shared_model, task_on  # noqa: E402
 
 VARIANTS = ("z-image-turbo", "qwen-image")
 CAPTIONS = {"a": "a red apple", "b": "a blue boat on a quiet sea, with a white sail, under a sky full of small clouds"}

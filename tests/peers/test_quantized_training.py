@@ -27,7 +27,7 @@ from inweave.training.loop import Run  # noqa: E402
 from inweave.training.memory import quantization  # noqa: E402
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems  # noqa: E402
 from inweave.training.session import check, prepare, train  # noqa: E402
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_keeps_it() -> None:
 
 
 def session_config(folder: Path) -> TrainConfig:
-    """One picture and one step on the bundled model."""
+    """One image and one step on the bundled model."""
     make_set(folder / "set", {"one": "a cat"})
     return TrainConfig.of(
         dataset=str(folder / "set"), output=str(folder / "out"), cache_dir=str(folder / "cache"), device="cpu", steps=1,

@@ -1,6 +1,6 @@
 """A run so small that hundreds of them fit into a test: two linear layers behind the task protocol.
 
-Everything a real task does is there: buckets of two lengths, noise, captions that are sometimes dropped, examples held out.
+It does everything a real task does: buckets of two lengths, noise, captions that are sometimes dropped, validation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from inweave.training.loop import Run
 WIDTH = 8
 OPTIMIZERS = ("adamw", "adamw8bit", "prodigy", "schedulefree", "adafactor")
 EVERYTHING: dict[str, Any] = {  # all that a resumed run could get wrong
-    "gradient_accumulation": 2, "ema_decay": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "lr_scheduler": "cosine", "warmup": 2,
+    "gradient_accumulation": 2, "ema_decay": 0.9, "dropout": 0.25, "caption_dropout": 0.5, "lr_scheduler": "cosine",
+    "warmup": 2,
 }  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def log(output: Path) -> list[dict[str, Any]]:
     """Every line, as strict JSON."""
 
     def refused(text: str) -> Any:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not JSON")
 
     lines = (output / "t.jsonl").read_text("utf-8").splitlines()
     return [json.loads(line, parse_constant=refused) for line in lines]

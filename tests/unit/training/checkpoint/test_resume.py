@@ -60,8 +60,10 @@ CHOICES = {"cpu: float16 1x2x3x3x8": "flash", "cpu: float16 1x2x3x5x8": "efficie
     ("before", "after", "note"),
     [
         (CHOICES, CHOICES, ""),
-        ({**CHOICES, "cpu: float16 1x1x1x1x8": "new"}, CHOICES, "kernels that are not in this version (new): results differ"),
-        ({"GPU, torch 2: x": "flash"}, {"GPU, torch 2: x": "flash"}, "on GPU, torch 2, and this is cpu: results differ"),
+        ({**CHOICES, "cpu: float16 1x1x1x1x8": "new"}, CHOICES,
+         "kernels that are not in this version (new): results differ"),
+        ({"GPU, torch 2: x": "flash"}, {"GPU, torch 2: x": "flash"},
+         "on GPU, torch 2, and this is cpu: results differ"),
     ],
 )  # fmt: skip
 def test_a_resumed_run_keeps_its_kernels_of_attention_or_says_why_not(
@@ -370,7 +372,8 @@ def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: st
     rng = random.Random(0)
     wrong: list[torch.Tensor | None] = [
         None, torch.zeros(()), torch.zeros(3), torch.zeros(2, 0), torch.zeros(3, dtype=torch.int64), torch.tensor(True),
-        torch.zeros(2, 2, dtype=torch.complex64), torch.tensor(-5), torch.tensor(2**40), torch.full((4,), 200, dtype=torch.uint8),
+        torch.zeros(2, 2, dtype=torch.complex64), torch.tensor(-5), torch.tensor(2**40),
+        torch.full((4,), 200, dtype=torch.uint8),
         torch.tensor(list(b'{"optimizer": [], "groups": 5, "parameters": [1]}'), dtype=torch.uint8),
         torch.tensor(list(b"[" * 5000), dtype=torch.uint8),
     ]  # fmt: skip

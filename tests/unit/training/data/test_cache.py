@@ -18,11 +18,11 @@ from safetensors.torch import save_file  # noqa: E402
 from inweave.errors import FormatError  # noqa: E402
 from inweave.training.data import cache as caching  # noqa: E402
 from inweave.training.data.cache import TensorCache, cache_key  # noqa: E402
-from tests.unit.training.pictures import (  # noqa: E402
+from tests.unit.training.image_sets import (  # noqa: E402
     CAPTIONS,
+    color_image,
     fresh_model,
     make_set,
-    picture,
     same,
     sample_inputs,
     shared_model,
@@ -217,7 +217,7 @@ def test_a_changed_image_or_caption_is_encoded_again_and_a_renamed_one_is_not(tm
     shutil.move(data, tmp_path / "moved")
     data = tmp_path / "moved"
     assert made_by(data, store) == 0
-    picture(9).save(data / "z.png")
+    color_image(9).save(data / "z.png")
     assert made_by(data, store) == 1
     (data / "z.txt").write_text("another caption")
     assert made_by(data, store) == 1
@@ -295,7 +295,7 @@ def test_flips_are_cached_and_mirror_the_image(tmp_path: Path) -> None:
         sizes = {sample_inputs(task, step, (0,))["sizes"].numpy().tobytes() for step in range(20)}
         latents = {task._latents(0, flip, 0)["mean"].numpy().tobytes() for flip in (False, True)}
         assert calls["vae"] == 2 and len(latents) == 2 and len(sizes) == 1
-    mirrored = picture(0).transpose(0)
+    mirrored = color_image(0).transpose(0)
     mirrored.save(data / "a.png")
     other = task_on(data)
     assert torch.equal(other._latents(0, False, 0)["mean"], task._latents(0, True, 0)["mean"])

@@ -167,7 +167,7 @@ def test_captions_next_to_an_image(tmp_path: Path) -> None:
     (tmp_path / "a.b.TXT").write_bytes(b"\xef\xbb\xbf first \r\n\r\nsecond\r\n")
     assert find(".txt", ".caption") == ("first", "second")
     (tmp_path / "a.b.caption").write_text(" \n")
-    assert find(".caption", ".txt") == ("first", "second")  # an empty file is no caption
+    assert find(".caption", ".txt") == ("first", "second")  # an empty file is not a caption
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9")
     assert find(".caption") == ("caf\u00e9",)
     (tmp_path / "a.b.caption").write_bytes(b"caf\xe9 \x01\x02")

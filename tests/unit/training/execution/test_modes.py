@@ -1,4 +1,4 @@
-"""`graph` and `compile`: what cannot be is refused before weights are read, and the log says what was chosen and what it cost."""
+"""`graph` and `compile`: the impossible is refused before weights are read, and the log has the choice and its cost."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_the_log_says_what_was_chosen_and_why() -> None:
     )
     text = describe_modes(config(optimizer="prodigy"), 500, sizes=1, recorded=True, compiled=57, against=nothing)
     assert text == (
-        "forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly (prodigy: its step reads the "
-        "learning rate and the finite check on the host); 57 blocks are compiled"
+        "forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly (prodigy: its step "
+        "reads the learning rate and the finite check on the host); 57 blocks are compiled"
     )
     off, against = config(graph="off"), (["why"], ["no compiler", "no Triton"])
     assert describe_modes(off, 9, sizes=1, recorded=False, compiled=0, against=against) == (

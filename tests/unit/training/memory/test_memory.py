@@ -39,7 +39,7 @@ from inweave.training.memory.speed import (  # noqa: E402
     Speed,
     speed_of,
 )
-from tests.unit.training.pictures import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
+from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on  # noqa: E402
 
 MODES = ("off", "selective", "full")
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution")
@@ -224,7 +224,7 @@ def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
 
 
 def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN stores them in 16 bits: the embedded model's largest attention has 4 heads of 16 x 16 tokens, the next one 32 of text."""
+    """cuDNN stores them in 16 bits: the embedded model's largest attention has 4 heads of 16 x 16 tokens, then 32 of text."""
     module = "inweave.training.memory.estimate"
     blueprint, settings = open_model("inweave/emoji"), config(gradient_checkpointing="off")
     checkpoint = partial(apply_checkpointing, mode="off", recompute_in=MetaAttention)
@@ -328,7 +328,7 @@ RECORDED, EAGER = Speed(H200, RECORDED_LAUNCH, recorded=True), Speed(H200, EAGER
 
 
 def sdxl_needs(batch: int, parts: int, mode: str) -> dict[str, Any]:
-    """Work of a step of SDXL at 1024 pixels: 6.76 Tera-operations per image, and 4,903 tensors made, in a forward pass."""
+    """A step of SDXL at 1024 pixels: 6.76 Tera-operations per image, and 4,903 tensors made, in a forward pass."""
     passes, kernels = PASSES[mode], KERNELS[mode]
     return {"operations_per_step": 6.76e12 * passes * batch, "launches_per_step": 4903 * kernels * parts}
 

@@ -1,4 +1,4 @@
-"""Optimizers of other libraries: each step is the library's own, resumed runs have the same bits, names are forgiving."""
+"""Optimizers of other libraries: steps are the library's own, resumed runs have the same bits, names are forgiving."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def test_a_resumed_run_is_the_straight_one(name: str, tmp_path: Path) -> None:
     library_class(name)
     adaptive = name.startswith("dadapt")
     settings: dict[str, Any] = {
-        **EVERYTHING, "optimizer": name, "steps": 4, "learning_rate": 1.0 if adaptive else 0.01, "scale_weight_norms": 1.0,
+        **EVERYTHING, "optimizer": name, "steps": 4, "learning_rate": 1.0 if adaptive else 0.01,
+        "scale_weight_norms": 1.0,
     }  # fmt: skip
     straight = tiny(tmp_path / "straight", save_every=2, **settings)
     done = straight.train()
@@ -107,8 +108,9 @@ def test_every_class_of_torch_has_a_name_or_a_reason() -> None:
 @pytest.mark.parametrize(
     ("written", "name"),
     [
-        ("RAdam", "torch.optim.RAdam"), ("radam", "torch.optim.RAdam"), ("torch.optim.SGD", "torch.optim.SGD"), ("AdamW8bit", "adamw8bit"), ("Lion", "lion"), ("CAME", "came"),
-        ("DAdaptAdam", "dadapt_adam"), ("dadaptation", "dadapt_adam"), ("DAdaptLion", "dadapt_lion"), ("Prodigy", "prodigy"),
+        ("RAdam", "torch.optim.RAdam"), ("radam", "torch.optim.RAdam"), ("torch.optim.SGD", "torch.optim.SGD"),
+        ("AdamW8bit", "adamw8bit"), ("Lion", "lion"), ("CAME", "came"), ("DAdaptAdam", "dadapt_adam"),
+        ("dadaptation", "dadapt_adam"), ("DAdaptLion", "dadapt_lion"), ("Prodigy", "prodigy"),
         ("torch.optim.AdamW", "adamw"),
     ],
 )  # fmt: skip
@@ -133,8 +135,13 @@ def test_optimizers_that_cannot_train(written: str, message: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [("lion", "lion-pytorch", "optimizers"), ("came", "came-pytorch", "optimizers"), ("dadapt_sgd", "dadaptation", "optimizers"), ("prodigy", "prodigyopt", "train")],
-)  # fmt: skip
+    [
+        ("lion", "lion-pytorch", "optimizers"),
+        ("came", "came-pytorch", "optimizers"),
+        ("dadapt_sgd", "dadaptation", "optimizers"),
+        ("prodigy", "prodigyopt", "train"),
+    ],
+)
 def test_a_missing_library_is_named(name: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(module: str) -> Any:
         raise ImportError(module)

@@ -33,7 +33,7 @@ def parameters(seed: int = 0) -> dict[str, nn.Parameter]:
 
 
 def gradients(named_parameters: dict[str, nn.Parameter], steps: int, seed: int = 1) -> Iterator[None]:
-    """Sets the same random gradients, of very different sizes, whoever asks."""
+    """Set the same random gradients, of very different sizes, on every call."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         for number, (name, shape) in enumerate(SHAPES.items()):

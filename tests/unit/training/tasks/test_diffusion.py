@@ -1,4 +1,4 @@
-"""A batch is what the model was trained on: latents of the autoencoder, text as generating encodes it, masks, weights."""
+"""Batches of a diffusion task: latents of the autoencoder, text encoded as in generation, masks, weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from inweave.layers import inject, lora_layers  # noqa: E402
 from inweave.models.families.base import ConditioningRequest  # noqa: E402
 from inweave.training.data.images import load_image  # noqa: E402
 from inweave.training.tasks.diffusion_data import batches_of  # noqa: E402
-from tests.unit.training.pictures import CAPTIONS, fresh_model, make_set, picture, sample_inputs, shared_model, task_on  # noqa: E402
+from tests.unit.training.image_sets import (  # noqa: E402
+    CAPTIONS,
+    color_image,
+    fresh_model,
+    make_set,
+    sample_inputs,
+    shared_model,
+    task_on,
+)
 
 FAMILIES = ("sd1.5", "sd2.1", "sdxl", "sd3-medium", "flux1-dev", "flux1-schnell", "z-image-turbo", "qwen-image")
 
@@ -44,7 +52,7 @@ def test_text_conditioning_is_that_of_generation(variant: str, clip_skip: int | 
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_latents_are_sampled_from_the_autoencoders_distribution(variant: str, tmp_path: Path) -> None:
     model, task = shared_model(variant), task_on(make_set(tmp_path / "set"), model=shared_model(variant))
-    pixels = torch.from_numpy(np.asarray(picture(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
+    pixels = torch.from_numpy(np.asarray(color_image(0), dtype=np.float32) / 127.5 - 1).permute(2, 0, 1)[None]
     config, frames = model.vae.config, variant == "qwen-image"  # which has a frame axis and values per channel
     with torch.no_grad():
         distribution = model.vae.encode(pixels[:, :, None] if frames else pixels).latent_dist
@@ -168,7 +176,7 @@ def test_16_bit_masks_are_scaled_and_rotated_by_exif(tmp_path: Path) -> None:
     Image.fromarray(mask.astype(np.uint16) * 257).save(data / "b-masklabel.png")
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned by 270 degrees
-    for name, image in (("c", picture(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
+    for name, image in (("c", color_image(2, 96, 64)), ("c-masklabel", Image.fromarray(mask))):
         orientation = exif if name == "c" else Image.Exif()
         image.transpose(Image.Transpose.ROTATE_90).save(data / f"{name}.png", exif=orientation)
     task = task_on(data, masked_loss=True)
@@ -272,7 +280,8 @@ def test_a_subset_setting_overrides_the_run(tmp_path: Path) -> None:
         + "shuffle_caption = false\ncaption_tag_dropout_rate = 0.0\n"
     )  # fmt: skip
     settings: dict[str, Any] = {
-        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5, "buckets": False,
+        "flip": True, "crop": "random", "caption_dropout": 1.0, "shuffle_tags": True, "tag_dropout": 0.5,
+        "buckets": False,
     }  # fmt: skip
     own, left, folder = (task_on(source, **settings) for source in (file, open_file, data))
     assert own._views(0) == [(False, 0)] and own.captions == [["one, two, three, four"]]
@@ -426,8 +435,8 @@ def test_the_fingerprint_covers_settings_and_placement_of_every_example(tmp_path
     task = task_on(make_set(tmp_path / "set"), flip=True, keep_tokens=2)
     settings = {
         "repeats": 1, "regularization": False, "class_tokens": "", "caption_extensions": [".txt", ".caption"],
-        "shuffle_tags": False, "keep_tokens": 2, "keep_separator": "|||", "tag_separator": ",", "prefix": "", "suffix": "",
-        "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": True, "random_crop": False,
+        "shuffle_tags": False, "keep_tokens": 2, "keep_separator": "|||", "tag_separator": ",", "prefix": "",
+        "suffix": "", "wildcards": True, "caption_dropout": 0.0, "tag_dropout": 0.0, "flip": True, "random_crop": False,
         "alpha_mask": False, "resolution": None, "batch_size": None, "buckets": None, "min_bucket": None,
         "max_bucket": None, "bucket_step": None, "upscale": None,
     }  # fmt: skip

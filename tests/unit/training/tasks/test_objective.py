@@ -26,7 +26,9 @@ from inweave.training.tasks.objective import Objective, make_objective  # noqa: 
 CPU = torch.device("cpu")
 SCHEDULES: dict[str, dict[str, Any]] = {
     "sd": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"},
-    "zero": {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "rescale_betas_zero_snr": True},
+    "zero": {
+        "beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "rescale_betas_zero_snr": True,
+    },
 }  # fmt: skip
 DRAWS = 40_000
 
@@ -170,7 +172,7 @@ def test_a_shift_that_is_set_moves_other_times_too(kind: str) -> None:
 
 
 def test_sigma_weighting_is_the_loss_of_images() -> None:
-    """With x = z + s (e - z): that of x - s * prediction against z is s^2 times that of the prediction against e - z."""
+    """With x = z + s (e - z): the loss of x - s * prediction against z is s^2 times that against e - z."""
     generator = torch.Generator().manual_seed(0)
     latents, noise, prediction = (torch.randn(3, 4, 8, 8, generator=generator) for _ in range(3))
     times = torch.tensor([0.1, 0.5, 0.9])

@@ -320,8 +320,9 @@ app()
 
 def process(output: Path, *more: str) -> subprocess.Popen[str]:
     arguments = ["train", "-m", "tiny", "-d", "-", "-o", str(output), "--name", "t", "--steps", "60",
-                 "--save-every", "1", "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]', "--set", "dialect=peft",
-                 "--set", "save_dtype=fp32", "--set", "precision=fp32", "--set", "log_every=1", *more]  # fmt: skip
+                 "--save-every", "1", "-b", "2", "--rank", "2", "--lr", "0.05", "--set", 'targets=["to_q", "to_k"]',
+                 "--set", "dialect=peft", "--set", "save_dtype=fp32", "--set", "precision=fp32",
+                 "--set", "log_every=1", *more]  # fmt: skip
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -122,8 +122,8 @@ def test_the_same_adapter_in_half_the_memory(variant: str, tmp_path: Path) -> No
     else:
         assert freed[1] > 0.45 * whole[1][1]
     lines = [json.loads(line) for line in (tmp_path / "spread" / "t.jsonl").read_text().splitlines()]
-    before = itertools.takewhile(lambda line: "loss" not in line, lines)  # the first step
-    notes = [line["text"] for line in before if line["event"] == "memory"]
+    first = itertools.takewhile(lambda line: "loss" not in line, lines)  # the first step
+    notes = [line["text"] for line in first if line["event"] == "memory"]
     assert len(notes) == 1 and f"holds {sharded[0][0]:,} of {sharded[0][1]:,} bytes" in notes[0]
 
 
@@ -151,7 +151,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
 def llama(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # type: ignore[attr-defined]
 
     letters = {letter: number for number, letter in enumerate(["</s>", *pre_tokenizers.ByteLevel.alphabet()])}
     words = Tokenizer(models.BPE(letters, []))

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 diffusers = pytest.importorskip("diffusers")
 pytest.importorskip("peft")
 
+import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 
 from inweave.errors import ConfigError  # noqa: E402
@@ -39,7 +40,7 @@ def trained(variant: str, folder: Path, **settings: Any) -> tuple[Path, list[flo
     task = task_on(data, model=model, **settings)
     task.prepare()
     same = sample_inputs(task)
-    task.sample_batch = lambda batch, generator: same  # type: ignore[method-assign]
+    task.sample_batch = lambda batch, generators: same  # type: ignore[method-assign]
     report = Run(task, model, file_index(model), task.config).train()
     with torch.no_grad():
         return report.path, [*report.losses, float(task.loss(same))]

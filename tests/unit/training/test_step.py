@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_parts_of_a_batch_are_the_batch(split: int, tmp_path: Path) -> None:
 
 def test_two_processes_are_one_with_twice_the_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their gradients added up by hand: the same bits, dropout included."""
-    settings = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
+    settings: dict[str, Any] = {"dropout": 0.25, "caption_dropout": 0.5, "steps": 3}
     one = tiny(tmp_path / "one", gradient_accumulation=2, **settings)
     two = [tiny(tmp_path / str(rank), world=World(2, rank), **settings) for rank in (0, 1)]
     for number in range(3):

@@ -88,6 +88,12 @@ class TinyTask:
         return {"inweave.texts": str(len(self.examples))}
 
 
+class TinyRun(Run):
+    """A run of a `TinyTask`."""
+
+    task: TinyTask
+
+
 def config(output: Path, **settings: Any) -> TrainConfig:
     usual: dict[str, Any] = {
         "model": "tiny", "dataset": "-", "output": str(output), "name": "t", "steps": 8, "batch_size": 2, "rank": 2,
@@ -101,18 +107,18 @@ def config(output: Path, **settings: Any) -> TrainConfig:
 
 def tiny(
     output: Path, *, world: World | None = None, dtype: torch.dtype = torch.float32, examples: int = 10, **settings: Any
-) -> Run:
+) -> TinyRun:
     """A run that has not begun."""
     return make_run(
         config(output, **settings), world, TinyTask(config(output, **settings), examples=examples, dtype=dtype)
     )
 
 
-def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None, **options: Any) -> Run:
+def make_run(config: TrainConfig, world: World | None = None, task: TinyTask | None = None, **options: Any) -> TinyRun:
     task = task or TinyTask(config)
     shapes = {name: tuple(value.shape) for name, value in task.networks["model"].state_dict().items()}
     index = ModelIndex({"model": component_from_names("model", shapes)}, source="tiny")
-    return Run(task, task.networks["model"], index, config, world, **options)
+    return TinyRun(task, task.networks["model"], index, config, world, **options)
 
 
 def log(output: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    SCALARS,
+    EventAccumulator,
+)
 
 from inweave.errors import ConfigError, FormatError, InweaveError
 from inweave.training.checkpoint.store import State, checkpoints, load_newest, load_state, save_state
@@ -239,7 +242,11 @@ def test_tensorboard_reads_what_is_written_for_it(tmp_path: Path) -> None:
         tmp_path, steps=5, tensorboard=True, lr_scheduler="cosine", validation_split=0.2, save_every=2
     ).train()
     records = [record for record in log(tmp_path) if "loss" in record]
-    as_float = np.float32  # what an event file holds
+
+    def as_float(value: float) -> float:
+        """Rounded as in an event file."""
+        return float(np.float32(value))
+
     assert curve(tmp_path, "loss") == [(step, as_float(loss)) for step, loss in enumerate(report.losses, 1)]
     assert curve(tmp_path, "lr") == [(record["step"], as_float(record["lr"])) for record in records]
     assert curve(tmp_path, "validation") == [(step, as_float(loss)) for step, loss in report.validation]
@@ -326,7 +333,7 @@ def outcome(tmp_path: Path, **settings: Any) -> str:
 
 
 def test_every_fact_of_a_checkpoint_may_be_of_any_type(tmp_path: Path) -> None:
-    settings = {"steps": 3, "save_every": 2, "keep_last": 1}
+    settings: dict[str, Any] = {"steps": 3, "save_every": 2, "keep_last": 1}
     run = tiny(tmp_path, validation_split=0.2, **settings)
     run.train_step()
     run.validation = [(1, 0.5)]
@@ -362,7 +369,11 @@ def test_every_fact_of_a_checkpoint_may_be_of_any_type(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_tensor_of_a_checkpoint_may_be_of_any_shape_and_type(optimizer: str, tmp_path: Path) -> None:
-    settings = {"steps": 3, "optimizer": optimizer, "ema_decay": 0.9 if optimizer != "schedulefree" else 0.0}
+    settings: dict[str, Any] = {
+        "steps": 3,
+        "optimizer": optimizer,
+        "ema_decay": 0.9 if optimizer != "schedulefree" else 0.0,
+    }
     run = tiny(tmp_path, validation_split=0.2, **settings)
     run.train_step()
     run.save_checkpoint()

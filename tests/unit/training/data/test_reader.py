@@ -615,7 +615,7 @@ def test_heic_is_read_or_named_with_what_reads_it(tmp_path: Path) -> None:
     captioned(tmp_path / "a.png")
     photo = tmp_path / "b.jpg"  # named so by the program that copied it from a phone
     try:
-        import pillow_heif
+        import pillow_heif  # type: ignore[import-not-found]
     except ImportError:
         photo.write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 100)
         with pytest.raises(FormatError, match=r"b\.jpg: .*pillow-heif: pip install 'inweave\[heic\]'"):

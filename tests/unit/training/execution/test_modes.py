@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from inweave.training.config.schema import TrainConfig  # noqa: E402
-from inweave.training.execution.capture import capture_problems  # noqa: E402
-from inweave.training.execution.modes import describe_modes, mode_problems  # noqa: E402
-from tests.unit.training.tiny import tiny  # noqa: E402
+from inweave.training.config.schema import TrainConfig
+from inweave.training.execution.capture import capture_problems
+from inweave.training.execution.modes import describe_modes, mode_problems
+from tests.unit.training.tiny import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 transformers = pytest.importorskip("transformers")
 
+import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -224,7 +225,7 @@ def test_fused_blocks_are_planned_with_what_they_store(mode: str) -> None:
 
 
 def test_attention_in_a_fixed_order_is_planned_with_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN stores them in 16 bits: the embedded model's largest attention has 4 heads of 16 x 16 tokens, then 32 of text."""
+    """cuDNN stores them in 16 bits: the largest attention has 4 heads of 16 x 16 tokens, the next 32 of text."""
     module = "inweave.training.memory.estimate"
     blueprint, settings = open_model("inweave/emoji"), config(gradient_checkpointing="off")
     checkpoint = partial(apply_checkpointing, mode="off", recompute_in=MetaAttention)
@@ -470,7 +471,7 @@ def test_every_network_can_be_measured(network: str, tmp_path: Path) -> None:
 def test_the_estimate_is_the_activation_memory_of_a_real_step(variant: str, tmp_path: Path) -> None:
     """On the CPU, where attention is fused too."""
     data, model = make_set(tmp_path / "set"), fresh_model(variant)
-    settings = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
+    settings: dict[str, Any] = {"targets": "attention-mlp", "rank": 4, "resolution": 64, "precision": "fp32"}
     task = task_on(data, model=model, batch_size=1, **settings)
     estimated = estimate(model, config(**settings), chunks=task.chunks)["activation_bytes"]
     attach_adapters(task.networks, task.config)

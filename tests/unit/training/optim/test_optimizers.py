@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load, save  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+from safetensors.torch import load, save
+from torch import nn
 
-from inweave.errors import ConfigError, FormatError  # noqa: E402
-from inweave.training.optim.adamw import Optimizer, make_optimizer  # noqa: E402
-from inweave.training.optim.ema import Ema  # noqa: E402
-from inweave.training.optim.flat import FlatParameters  # noqa: E402
-from tests.unit.training.tiny import OPTIMIZERS  # noqa: E402
+from inweave.errors import ConfigError, FormatError
+from inweave.training.optim.adamw import Optimizer, make_optimizer
+from inweave.training.optim.ema import Ema
+from inweave.training.optim.flat import FlatParameters
+from tests.unit.training.tiny import OPTIMIZERS
 
 EPS = torch.finfo(torch.float32).eps
 SHAPES = {"a": (16, 40), "b": (70, 16), "c": (33,), "d": (8, 4, 3, 3)}
@@ -46,7 +47,7 @@ def spoil(flat: FlatParameters, bad: float) -> None:
         parameter.grad.fill_(bad)
 
 
-def built(name: str, groups: dict[str, float] | None = None, **options: object) -> tuple[FlatParameters, Optimizer]:
+def built(name: str, groups: dict[str, float] | None = None, **options: Any) -> tuple[FlatParameters, Optimizer]:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     flat = FlatParameters(parameters(), groups)
@@ -110,7 +111,7 @@ def test_not_ok_changes_no_bit(name: str) -> None:
     for _ in gradients(flat.parameters, 3):
         optimizer.step(LR, ONE, YES)
     if name == "adamw":
-        optimizer._m[::7] = -0.0
+        optimizer.state()["m"][::7] = -0.0
     before = snapshot(flat, optimizer)
     for bad in (float("nan"), float("inf"), 1.0):
         spoil(flat, bad)

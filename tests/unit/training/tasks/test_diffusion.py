@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-from PIL import Image  # noqa: E402
+import torch
+from PIL import Image
 
-from inweave.errors import ConfigError, MemoryBudgetError  # noqa: E402
-from inweave.layers import inject, lora_layers  # noqa: E402
-from inweave.models.families.base import ConditioningRequest  # noqa: E402
-from inweave.training.data.images import load_image  # noqa: E402
-from inweave.training.tasks.diffusion_data import batches_of  # noqa: E402
-from tests.unit.training.image_sets import (  # noqa: E402
+from inweave.errors import ConfigError, MemoryBudgetError
+from inweave.layers import inject, lora_layers
+from inweave.models.families.base import ConditioningRequest
+from inweave.training.data.images import load_image
+from inweave.training.tasks.diffusion_data import batches_of
+from tests.unit.training.image_sets import (
     CAPTIONS,
     color_image,
     fresh_model,

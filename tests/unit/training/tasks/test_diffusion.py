@@ -81,7 +81,7 @@ def test_captions_that_make_steps_slow_are_named(tmp_path: Path) -> None:
     task = task_on(data, max_token_length=100_000)
     assert task.chunks > 3
     message = f"captions: the longest takes {task.chunks} chunks of the text encoder, which makes its steps slow; "
-    advice = "shorten those that are long, or lower max_token_length"
+    advice = "shorten long ones, or lower max_token_length"
     assert task.notes() == [f"{message}{advice}: {tmp_path / 'set' / 'b.png'}"]
     assert task_on(make_set(tmp_path / "other")).notes() == []
 

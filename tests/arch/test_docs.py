@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from tools.architecture_page import render
 
 import inweave
 from inweave.cli.app import app
@@ -95,3 +96,9 @@ def test_every_line_of_the_example_configuration_is_valid_on_its_own() -> None:
             name, value = next(iter(tomllib.loads(match[1]).items()))
             base = {} if name == "epochs" else {"steps": 10}
             inweave.TrainConfig.of(**{"dataset": "inweave/pixel", **NEEDED_BESIDE.get(name, base), name: value})
+
+
+def test_the_tables_of_the_architecture_page_are_what_the_tests_enforce() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert page.count("<!-- generated: ") == page.count("<!-- end -->") == 5
+    assert render(page) == page, "run `python tools/architecture_page.py`"

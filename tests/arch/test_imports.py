@@ -7,90 +7,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
-
-SRC = Path(__file__).parents[2] / "src" / "inweave"
-
-#: package -> its height; equal heights do not know each other
-TIERS = {
-    "errors": 0,
-    "version": 0,
-    "checked": 1,
-    "arguments": 1,
-    "files": 1,
-    "adapter": 1,
-    "patterns": 1,
-    "formats": 2,
-    "targets": 2,
-    "ops": 2,
-    "exchange": 3,
-    "weights": 4,
-    "layers": 4,
-    "models": 5,
-    "generate": 6,
-    "training": 7,
-    "library": 7,
-    "serve": 8,
-    "bench": 8,
-    "demo": 9,
-    "cli": 10,
-    "__main__": 11,
-    "__init__": 11,
-}
-#: third-party imports each package may use
-ALLOWED = {
-    "errors": set(),
-    "version": set(),
-    "checked": {"pydantic"},
-    "arguments": set(),
-    "files": {"PIL"},
-    "adapter": set(),
-    "patterns": set(),
-    "formats": {"numpy", "safetensors"},
-    "targets": set(),
-    "weights": {"torch", "safetensors", "numpy"},
-    "layers": {"torch"},
-    "ops": {"torch", "triton", "numpy"},
-    "exchange": set(),
-    "models": {"torch", "numpy", "diffusers", "transformers", "huggingface_hub"},
-    "generate": {"torch", "numpy", "PIL", "pydantic"},
-    "training": {"torch", "numpy", "PIL", "pydantic", "safetensors", "yaml", "accelerate"},
-    "library": set(),
-    "serve": {"PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"},
-    "bench": {"numpy", "PIL", "torch", "peft", "safetensors"},
-    "demo": {"PIL"},
-    "cli": {"typer", "rich"},
-    "__main__": set(),
-    "__init__": set(),
-}
-FILES = sorted(SRC.rglob("*.py"))
-
-
-def package_of(path: Path) -> str:
-    relative = path.relative_to(SRC)
-    return relative.stem if len(relative.parts) == 1 else relative.parts[0]
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
-
-
-@cache
-def imports_of(path: Path) -> set[str]:
-    modules: set[str] = set()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            modules.add(node.module or "")
-            if node.module == "inweave":  # `from inweave import models` is an import of the package below
-                modules |= {f"inweave.{alias.name}" for alias in node.names if alias.name in TIERS}
-    return modules
+from tests.arch.layout import FILES, PACKAGES, SRC, imports_of, package_of, tree_of
 
 
 def violations(rule: Callable[[Path], Iterator[str]]) -> list[str]:
@@ -103,7 +23,7 @@ def test_imports_point_down() -> None:
         here = package_of(path)
         for name in sorted(imports_of(path)):
             there = name.split(".")[1] if name.startswith("inweave.") else here
-            if there != here and TIERS[there] >= TIERS[here]:
+            if there != here and PACKAGES[there].height >= PACKAGES[here].height:
                 yield f"{here} imports {name}"
 
     assert violations(upward) == []
@@ -111,7 +31,7 @@ def test_imports_point_down() -> None:
 
 def test_third_party_imports_are_those_of_the_page() -> None:
     def foreign(path: Path) -> Iterator[str]:
-        known = {"inweave", "__future__", *sys.stdlib_module_names, *ALLOWED[package_of(path)]}
+        known = {"inweave", "__future__", *sys.stdlib_module_names, *PACKAGES[package_of(path)].libraries}
         yield from (f"imports {name}" for name in sorted(imports_of(path)) if name.split(".")[0] not in known)
 
     assert violations(foreign) == []
@@ -119,12 +39,12 @@ def test_third_party_imports_are_those_of_the_page() -> None:
 
 def test_one_package_knows_the_model_libraries() -> None:
     for library in ("diffusers", "transformers", "huggingface_hub"):
-        assert [package for package, allowed in ALLOWED.items() if library in allowed] == ["models"]
+        assert [name for name, package in PACKAGES.items() if library in package.libraries] == ["models"]
 
 
 def test_every_package_has_a_place() -> None:
     packages = {package_of(path) for path in FILES}
-    assert packages == TIERS.keys() == ALLOWED.keys()
+    assert packages == PACKAGES.keys()
 
 
 def test_files_stay_small_and_say_what_they_are() -> None:

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from inweave.errors import ConfigError
 from inweave.layers import lora_layers
 from inweave.models.model import file_index
-from inweave.ops.fp8 import Fp8Linear, linear
+from inweave.ops.quantized import fp8
+from inweave.ops.quantized.fp8 import Fp8Linear
 from inweave.training.adapters.targets import token_layers
 from inweave.training.checkpoint.resume import ensure_resumable
 from inweave.training.config.schema import TrainConfig
 from inweave.training.loop import Run
-from inweave.training.memory import quantization
 from inweave.training.memory.quantization import quantize_denoiser, quantize_problems
 from inweave.training.session import check, prepare, train
 from tests.unit.training.image_sets import fresh_model, make_set, sample_inputs, task_on
@@ -36,8 +36,8 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU and the narrow layers of tiny models will do."""
-    monkeypatch.setattr(quantization, "device_problems", lambda device: [])
-    monkeypatch.setattr(linear, "SMALLEST_SIDE", 16)
+    monkeypatch.setattr(Fp8Linear, "device_problems", lambda device: [])
+    monkeypatch.setattr(fp8, "SMALLEST_SIDE", 16)
 
 
 def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
@@ -55,7 +55,7 @@ def trained(folder: Path, *, quantize: str) -> tuple[Run, Any]:
     task.sample_batch = lambda batch, generators: same  # type: ignore[method-assign]
     run = Run(task, model, file_index(model), task.config)
     if quantize != "off":
-        assert "are multiplied in 8 bits" in quantize_denoiser(model, CPU)
+        assert "are multiplied in 8 bits" in quantize_denoiser(model, "fp8", CPU)
     return run, run.train()
 
 

@@ -17,7 +17,7 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
-from inweave.ops.device import choose_device
+from inweave.ops.tensors.device import choose_device
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -124,7 +124,7 @@ def prepare(
                 checkpoint_seconds=checkpoint_seconds,
             )
             if config.quantize != "off":
-                run.note("quantize", quantize_denoiser(loaded.model, setup.device))
+                run.note("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)
@@ -199,7 +199,7 @@ def check_libraries(config: TrainConfig) -> None:
             if needed:
                 check_one()
         except ConfigError as error:
-            problems += error.problems
+            problems += map(str, error.problems)
     if problems:
         raise ConfigError(problems)
 

@@ -34,13 +34,13 @@ from inweave.training.output.adapter_file import adapter_exists, remove_leftover
 
 
 class ResumePoint:
-    """The checkpoint a run starts from. ``notes``: for the log; ``held``: the lock of its folder, until `release`."""
+    """The checkpoint a run starts from. ``notes``: for the log; ``folder_lock``: on its folder, until `release`."""
 
     def __init__(
-        self, folder: Path, state: State | None = None, notes: Sequence[str] = (), held: TextIO | None = None
+        self, folder: Path, state: State | None = None, notes: Sequence[str] = (), folder_lock: TextIO | None = None
     ) -> None:
         self.folder, self.notes = folder, notes
-        self._state, self._lock = state, held
+        self._state, self._lock = state, folder_lock
         self.config = None if state is None else _config_of(state)
 
     def take(self) -> State | None:
@@ -76,10 +76,10 @@ def open_resume_point(config: TrainConfig, world: World, source: str | None = No
     """
     source = source or config.resume
     folder = state_folder(config)
-    held = lock(folder) if world.first and is_folder(folder) else None
+    folder_lock = lock(folder) if world.first and is_folder(folder) else None
     try:
         if world.first:
-            if held is not None:
+            if folder_lock is not None:
                 recover(folder)
             remove_leftovers(Path(config.output), config.name)
         world.wait()
@@ -87,14 +87,14 @@ def open_resume_point(config: TrainConfig, world: World, source: str | None = No
         if problem := existing_output(config, source):
             raise ConfigError(problem)
     except BaseException:
-        if held is not None:
-            held.close()
+        if folder_lock is not None:
+            folder_lock.close()
         raise
     if state is not None:
         notes.append(f"from step {state.step}")
     elif source != "never":
         notes.append(f"there is no checkpoint in {folder}: training starts at step 0")
-    return ResumePoint(folder, state, notes, held)
+    return ResumePoint(folder, state, notes, folder_lock)
 
 
 def resumed_config(config: TrainConfig) -> Mapping[str, Any] | None:

@@ -68,8 +68,8 @@ class StepMeter:
             return None
         retries = self._retries()
         measured = self._on_gpu(step) if self._device.type == "cuda" else self._on_cpu(step)
-        found, expected = (f"{size / 2**30:.2f} GiB" for size in (measured, self._expected))
-        text = f"a step uses {found} of activation memory; the estimate was {expected}"
+        measured_text, expected_text = (f"{size / 2**30:.2f} GiB" for size in (measured, self._expected))
+        text = f"a step uses {measured_text} of activation memory; the estimate was {expected_text}"
         if (retried := self._retries() - retries) > 0:
             text += f"; the allocator emptied its cache {retried} times to fit, which is slow: raise vram a little"
         return {"event": "memory", "text": text, "measured_bytes": measured, "expected_bytes": self._expected}

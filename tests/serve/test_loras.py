@@ -18,8 +18,8 @@ import pytest
 from inweave.errors import MissingError
 from inweave.exchange.load import load
 from inweave.formats.files import write_file
-from inweave.library import Entry
-from inweave.library.entry import Facts
+from inweave.library import LibraryEntry
+from inweave.library.entry import LibraryFacts
 from inweave.models import embedded
 from inweave.serve.app import create_app
 from inweave.serve.sandbox.client import SandboxClient
@@ -173,7 +173,7 @@ def test_old_conversions_make_room(tmp_path: Path) -> None:
 
     async def fill() -> None:
         store = ConversionStore(tmp_path / "converted", Writer())
-        entry = Entry("id", str(tmp_path), "<b>.safetensors", 1, 0.0, Facts(), None)
+        entry = LibraryEntry("id", str(tmp_path), "<b>.safetensors", 1, 0.0, LibraryFacts(), None)
         reports = [await store.create(entry, to="kohya", base=None, drop=False) for _ in range(MAX_KEPT + 2)]
         assert len(list((tmp_path / "converted").iterdir())) == MAX_KEPT
         assert store.file(reports[-1]["id"])[1] == "<b>-kohya.safetensors"

@@ -1,4 +1,4 @@
-"""Additions and multiplications of a published network, counted on the meta device: what limits are computed from.
+"""Additions and multiplications of a published network, counted on the meta device, for the limits.
 
 forward     all products and attention
 step        forward and backward of a frozen base: the gradient of an input costs one forward pass, that of attention
@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from inweave.bench.models import published_blueprint
-from inweave.training.memory.meta import FusedAttention, blank
+from inweave.training.memory.meta import MetaAttention, blank
 
 
 def forward_operations(name: str, batch: int, size: int, dtype: torch.dtype) -> float:
@@ -28,12 +28,12 @@ def step_operations(name: str, batch: int, size: int, dtype: torch.dtype) -> flo
 
 @cache
 def _counts(name: str, size: int, dtype: torch.dtype) -> tuple[int, int]:
-    """(products, attention) of the denoiser for one image."""
+    """Return (products, attention) of the denoiser for one image."""
     model = blank(published_blueprint(name), dtype)
     family = model.family
     latents = torch.empty(model.latent_space.shape(size, size), dtype=dtype, device="meta")
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), FusedAttention():
+    with torch.no_grad(), MetaAttention():
         text = family.encode(model, family.example_ids(model, 1, latents.device), None)
         inputs = family.batch_inputs(model, text, torch.empty(1, 6, device="meta"), latents.shape, 1.0)
         with counter:

@@ -1,11 +1,11 @@
-"""Which file of the library a name, a path, an id or a hash means.
+"""Files of the library by name, path, id or hash.
 
-id                     lora-5f3a...
-path                   styles/pixel, with or without its ending; a path of this machine must begin with a folder of the library
-name                   pixel: the name of the file, then the name its trainer gave it
-hash                   SHA-256, AutoV1, AutoV2 or AutoV3, with or without its kind: autov2:8845bf35ff
+id      lora-5f3a...
+path    styles/pixel, with or without its ending; a path of this machine must begin with a folder of the library
+name    pixel: the name of the file, then the name that its trainer recorded
+hash    SHA-256, AutoV1, AutoV2 or AutoV3, with or without its kind: autov2:8845bf35ff
 
-Names are compared as they are, then with their letters composed: macOS stores accents apart from their letters.
+Names are compared literally, then with composed letters: macOS stores accents separately.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, ConflictError, MissingError
+from inweave.exchange.hashes import KINDS, hash_digits
 from inweave.library.database import Database, composed, folded
-from inweave.library.entry import Entry
+from inweave.library.entry import LibraryEntry
 from inweave.library.walk import is_unicode
 
 _ATTEMPTS = 3
 _MAX_WORDS = 50
-_HASHES = {8: "autov1", 10: "autov2", 12: "autov3", 64: "sha256"}
 
 
 class Lookup(Database, ABC):
-    """Questions to the index. What is returned for use was compared with its file on the disk."""
+    """Queries of the index. Entries for use (`get`, `find`) were compared with their files on the disk."""
 
-    def get(self, entry: str) -> Entry:
-        """The entry with an id, or `MissingError`: also where another file has taken the place of its own."""
+    def get(self, entry: str) -> LibraryEntry:
+        """Return the entry with an id; raise MissingError if its file is gone or was replaced by another."""
         former = self._one("SELECT id FROM former WHERE former = ?", entry)
         for row in self._entries("id = ?", former[0] if former is not None else entry):
             if self._confirm(row):
                 return row
         raise MissingError(f"LoRA {entry}: not in the library, or its file was replaced by another")
 
-    def find(self, reference: str) -> Entry:
-        """The entry that a name, a path below a folder, an id or a hash means; unknown and ambiguous ones are errors.
+    def find(self, reference: str) -> LibraryEntry:
+        """Return the entry of a name, a path below a folder, an id or a hash.
 
-        A file that was replaced since the last scan is read anew first, one that is gone is unknown.
+        A file that was replaced since the last scan is read again first.
+
+        Raises:
+            MissingError: there is no such file, or it is gone.
+            ConflictError: several files match.
         """
         if not is_unicode(reference):
             raise MissingError(f"LoRA {ascii(reference[:200])[1:-1]}: not in the library; names are Unicode")
@@ -51,13 +55,13 @@ class Lookup(Database, ABC):
         raise MissingError(f"LoRA {reference[:200]}: its file keeps changing; try again when it is written")
 
     @abstractmethod
-    def _confirm(self, entry: Entry) -> bool:
-        """Whether the file of an entry is the one that was indexed; if not, the index is brought up to date."""
+    def _confirm(self, entry: LibraryEntry) -> bool:
+        """Return whether the file of an entry is the indexed one; otherwise update the index."""
 
-    def _find(self, reference: str) -> Entry:
+    def _find(self, reference: str) -> LibraryEntry:
         text = reference
         kind, colon, digits = text.lower().partition(":")
-        if colon and kind in _HASHES.values() and (rows := self._entries(f"{kind} = ?", digits)):
+        if colon and kind in KINDS.values() and (rows := self._entries(f"{kind} = ?", digits)):
             return self._only(reference, rows)
         path = text.replace("\\", "/")
         if rows := self._at(path):
@@ -77,13 +81,12 @@ class Lookup(Database, ABC):
         ):
             if rows := self._entries(where, value):
                 return self._only(reference, rows)
-        digits = text.lower().removeprefix("0x")
-        if (column := _HASHES.get(len(digits))) and set(digits) <= set("0123456789abcdef"):
-            return self._only(reference, self._entries(f"{column} = ?", digits))
-        return self._only(reference, [])
+        digest = hash_digits(text)
+        rows = self._entries(f"{KINDS[len(digest)]} = ?", digest) if digest is not None else []
+        return self._only(reference, rows)
 
-    def _at(self, path: str) -> list[Entry]:
-        """The entry at a path of this machine, which must begin with a folder of the library."""
+    def _at(self, path: str) -> list[LibraryEntry]:
+        """Return the entry at a path of this machine, which must begin with a folder of the library."""
         whole = posixpath.normpath(str(Path(path).expanduser()) if path.startswith("~/") else path)
         for folder in self.folders:
             if whole.startswith(f"{folder}/"):
@@ -92,14 +95,14 @@ class Lookup(Database, ABC):
                     return rows[:1]
         return []
 
-    def _only(self, reference: str, rows: list[Entry]) -> Entry:
+    def _only(self, reference: str, rows: list[LibraryEntry]) -> LibraryEntry:
         if len({row.contents.sha256 if row.contents else row.id for row in rows}) > 1:
             first = [row for row in rows if row.root != str(self.folders[-1])]
             if len(first) != 1:
                 same_path = len({row.path for row in rows}) < len(rows)  # in several folders
                 names = [f"{row.path} ({row.id})" if same_path else row.path for row in rows[:5]]
                 raise ConflictError(
-                    f"LoRA {reference[:200]}: several files are called so: {', '.join(names)}; "
+                    f"LoRA {reference[:200]}: several files have this name: {', '.join(names)}; "
                     f"name one by its {'id' if same_path else 'path'} or hash"
                 )
             rows = first
@@ -114,13 +117,15 @@ class Lookup(Database, ABC):
         near = difflib.get_close_matches(folded(reference[:100]), names, 1)
         return f"; did you mean {names[near[0]]!r}?" if near else ""
 
-    def entries(self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0) -> list[Entry]:
-        """The entries by name; each word of ``text`` must be part of a path, an alias or a trigger word, in any case."""
+    def entries(
+        self, text: str = "", *, base: str | None = None, limit: int = 100_000, offset: int = 0
+    ) -> list[LibraryEntry]:
+        """Return entries by name; each word of ``text`` must be in a path, an alias or a trigger word, in any case."""
         where, values = ["1"], list[Any]()
         if base is not None:
             where.append("base = ?")
             values.append(base)
-        text = text.encode("utf-8", "replace").decode()  # half surrogates of a command line are in no name
+        text = text.encode("utf-8", "replace").decode()  # unpaired surrogates of a command line are not in any name
         words = folded(text).split()
         if len(words) > _MAX_WORDS:
             raise ConfigError(f"a search takes at most {_MAX_WORDS} words, got {len(words):,}")
@@ -131,21 +136,21 @@ class Lookup(Database, ABC):
         return self._entries(" AND ".join(where), *values, tail=f"ORDER BY name, path LIMIT {limit} OFFSET {offset}")
 
     def count(self) -> int:
-        """How many files there are."""
+        """Return the number of files."""
         marks = ", ".join("?" * len(self.folders))
         query = f"SELECT count(*) FROM files WHERE present = 1 AND root IN ({marks})"
         return int(self._query(query, *map(str, self.folders))[0][0])
 
-    def duplicates(self) -> list[list[Entry]]:
-        """Files that hold the same tensors, whatever their names and metadata."""
-        groups: dict[str, list[Entry]] = {}
+    def duplicates(self) -> list[list[LibraryEntry]]:
+        """Return groups of files with the same tensors, regardless of their names and metadata."""
+        groups: dict[str, list[LibraryEntry]] = {}
         for entry in self.entries():
             if entry.contents is not None and entry.contents.autov3:
                 groups.setdefault(entry.contents.autov3, []).append(entry)
         return [group for group in groups.values() if len(group) > 1]
 
-    def twins(self, entry: Entry) -> list[str]:
-        """The paths of other files with the same tensors."""
+    def twins(self, entry: LibraryEntry) -> list[str]:
+        """Return the paths of other files with the same tensors."""
         if entry.contents is None or not entry.contents.autov3:
             return []
         return [row.path for row in self._entries("autov3 = ? AND id != ?", entry.contents.autov3, entry.id)]

@@ -20,7 +20,7 @@ from inweave.errors import ConfigError, FormatError, InweaveError, MissingError,
 from inweave.exchange.load import open_base
 from inweave.files.paths import printable_path
 from inweave.generate.config import GenerateConfig, LoraChoice
-from inweave.library import Entry, Library
+from inweave.library import Library, LibraryEntry
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
 from inweave.models.variants import find_variant
@@ -180,7 +180,7 @@ class Service:
         where = self.models[model]
         return str(embedded.folder()) if where == embedded.NAME else where
 
-    async def verdict(self, entry: Entry, model: str) -> dict[str, Any]:
+    async def verdict(self, entry: LibraryEntry, model: str) -> dict[str, Any]:
         """Whether a LoRA fits a model, proved in another process and remembered while the file stays the same."""
         key = (entry.id, entry.size, entry.modified, model)
         if key not in self._verdicts:
@@ -189,7 +189,7 @@ class Service:
             self._verdicts[key] = await self.sandbox.lora(str(entry.file), self.base_of(model), f"LoRA {entry.name}")
         return self._verdicts[key]
 
-    async def fits_by_header(self, entry: Entry, model: str) -> bool:
+    async def fits_by_header(self, entry: LibraryEntry, model: str) -> bool:
         """Whether a LoRA was detected to be made for a model's base: cheap, for lists."""
         base = await self.base_name(model)
         return entry.facts.base is not None and entry.facts.base == base
@@ -209,7 +209,7 @@ class Service:
             defaults = {"size": variant.size, "steps": variant.steps, "guidance": variant.guidance}
         return {"base": base, "defaults": defaults}
 
-    async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> Entry:
+    async def add_lora(self, name: str, content: AsyncIterator[bytes]) -> LibraryEntry:
         """Receive a file, have another process read it, and add it under a name that is free."""
         incoming = self.settings.data / "incoming"
         incoming.mkdir(exist_ok=True)
@@ -228,9 +228,9 @@ class Service:
         await asyncio.to_thread(self.library.scan)
         return await asyncio.to_thread(self.library.find, str(target.resolve()))
 
-    async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
+    async def find_loras(self, choices: Iterable[LoraChoice]) -> dict[str, LibraryEntry]:
         """Each reference and its entry; everything that is unknown is one error."""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, LibraryEntry] = {}
         problems: list[InweaveError] = []
         for choice in choices:
             try:
@@ -243,7 +243,7 @@ class Service:
             raise MissingError("; ".join(str(problem) for problem in problems))
         return entries
 
-    async def _check_fit(self, entries: Iterable[Entry], model: str, on_mismatch: str) -> list[str]:
+    async def _check_fit(self, entries: Iterable[LibraryEntry], model: str, on_mismatch: str) -> list[str]:
         """Warnings for what does not fit, or `MismatchError` with the report."""
         warnings: list[str] = []
         for entry in entries:
@@ -365,7 +365,7 @@ class Service:
         source = Path(result["adapter"])
         return {**result, "adapter": self.publish(source, source.stem).as_dict(details=False)}
 
-    def publish(self, adapter: Path, stem: str) -> Entry:
+    def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""
         target = add_to_library(adapter, self.loras, stem)
         self.library.scan()

@@ -25,7 +25,7 @@ from inweave.arguments import expect, expect_callable
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.check import check
 from inweave.exchange.convert import naming_for, refuse_output, save
-from inweave.exchange.load import component_folders, load_stack, open_base, open_weights
+from inweave.exchange.load import alphas_for, component_folders, load, open_base, open_weights
 from inweave.exchange.ties import tied_changes
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
@@ -33,7 +33,7 @@ from inweave.formats.alphas import Alphas
 from inweave.formats.files import maps_of, open_container, refuse_truncated
 from inweave.formats.read import read_container
 from inweave.formats.writers import WRITERS
-from inweave.ops.device import choose_device, named_dtype
+from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
 from inweave.targets.index import ModelIndex
@@ -92,7 +92,8 @@ def bake(
     warnings: list[str] = []
     entries = read_stack(loras)
     paths = [adapter for adapter, _ in entries if isinstance(adapter, str | os.PathLike)]
-    scaled = dict(zip(paths, load_stack(paths, alpha=alpha), strict=True)) if alpha is not None else {}
+    alphas = alphas_for(paths, alpha) if alpha is not None else []
+    scaled = {path: load(path, alpha=each) for path, each in zip(paths, alphas, strict=False)}
     stack = []
     for adapter, strength in entries:
         if isinstance(adapter, str | os.PathLike) and Path(adapter).resolve() == target.resolve():

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from inweave.errors import ConfigError, ConflictError, MissingError, Problem
 from inweave.formats.writers import WRITERS
-from inweave.library import Entry
+from inweave.library import LibraryEntry
 from inweave.serve.api.file_responses import library_file
 from inweave.serve.api.json_body import JsonRoute
 from inweave.serve.api.native.jobs import service_of
@@ -65,7 +65,7 @@ class LoraConversion(BaseModel):
     drop: bool = False
 
 
-def document(service: Service, entry: Entry, *, details: bool = True) -> dict[str, Any]:
+def document(service: Service, entry: LibraryEntry, *, details: bool = True) -> dict[str, Any]:
     """An entry as clients get it; ``removable``: whether this worker may delete it."""
     return {
         **entry.as_dict(details=details), "duplicates": service.library.twins(entry),

@@ -130,7 +130,7 @@ def generate(
         if out is not None and out != "-":
             _check_ending(out)
         progress.start("starting")
-        from inweave.generate.find import LoraFinder, check_request, with_alpha
+        from inweave.generate.find import RequestFinder, check_request, with_alpha
         from inweave.generate.pipeline import pipeline
         from inweave.generate.repeat import (
             input_warnings,
@@ -151,10 +151,10 @@ def generate(
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_folders(lora_dir)
-        finder = LoraFinder(folders, source.hashes)
+        finder = RequestFinder(folders, source.hashes)
         config = check_request(settings, finder)
         if config.seed in (None, -1):  # chosen now, since files are named after it, and the cells of a grid share it
-            config = config.model_copy(update={"seed": secrets.randbits(32)})
+            config = config.model_copy(update={"seed": secrets.randbits(32)}, check=False)
         output = ImageOutput(out, config, bool(grid or compare), force, saved)
         if config.sampler is not None and "sampler" in user_options and not repeats_schedule:
             ensure_schedule(config.sampler, config.schedule)
@@ -162,7 +162,7 @@ def generate(
         _check_inputs(config)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
-            config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
+            config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))}, check=False)
         progress.start(f"loading {model}")
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
@@ -170,7 +170,6 @@ def generate(
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
-        output.check_settings(lambda: pipe.record(config))
         started = time.perf_counter()
         try:
             if grid or compare:
@@ -224,7 +223,7 @@ class ImageOutput:
         self.stdout = out == "-"
         self.saved = saved
         count = 1 if sheet else config.count
-        self._names = ImageNames.parse(None if self.stdout else out, config.prompt, count, force)
+        self._names = ImageNames.parse(None if self.stdout else out, config.prompts[0].text, count, force)
         self._paths = [] if self.stdout else self._names.paths(config.seed, count)
 
     def check_settings(self, record: Callable[[], dict[str, Any]]) -> None:
@@ -259,10 +258,14 @@ def _source(image: Path | None) -> ImageSettings:
 def _images(
     pipe: Pipeline, config: GenerateConfig, output: ImageOutput, progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
+    from inweave.generate.denoise import Callbacks
+
     def write(number: int, image: Any, record: dict[str, Any]) -> None:
         output.write(number, image, record, seed=record["config"]["seed"], settings=record["config"])
 
-    result = pipe(config, progress=progress, on_image=write)
+    request = pipe.prepare(config)
+    output.check_settings(lambda: pipe.record(request))
+    result = pipe.run(request, Callbacks(progress), write)
     return {"images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
 
 
@@ -298,6 +301,7 @@ def _grid(
     """Write the sheet of a sweep over ``axes``, or of a comparison without axes."""
     from inweave.generate.sweep import compare, sweep
 
+    output.check_settings(lambda: pipe.record(config))
     made = sweep(pipe, config, axes, progress=progress) if axes else compare(pipe, config, progress=progress)
     results = [result for line in made.results for result in line]
     output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])

@@ -100,7 +100,7 @@ def test_adapters_of_transformers_have_no_alpha_of_their_own(
         train={**TOOLKIT["train"], **noise},
     )  # fmt: skip
     assert result.config.alpha == alpha
-    assert any(note.startswith("network.linear_alpha: adapters of transformers") for note in result.notes) is (
+    assert any(note.startswith("network.linear_alpha: in ai-toolkit adapters") for note in result.notes) is (
         alpha == 16
     )
 

@@ -160,7 +160,7 @@ def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_pat
 
 
 def test_steps_are_batches(tmp_path: Path) -> None:
-    """Gradients are accumulated over some of them; a warmup, and what is done every so many, is divided."""
+    """A warmup and intervals are divided by the number of batches that gradients are accumulated over."""
     table = {
         **ONE,
         "gradient_accumulation_steps": 4,

@@ -1,11 +1,11 @@
-"""A sweep over the tile sizes of the tanh GELU, compared with Inductor's kernels, and of GELU into fp8 rows.
+"""A sweep over the tile sizes of the GELU with tanh (`inweave.ops.activation.triton`), compared with Inductor's
+kernels, and over the warps of GELU into fp8 rows (`inweave.ops.fp8.triton`), compared with GELU and quantization.
 
 PYTHONPATH=src:.:.gpu-bundle/site python3 bench/gelu_tiles.py 4608x12288x3072 4096x12288 512x12288 4096x9728
 
-Arguments are ROWSxWIDTH[xLEFT]. Tiles of `inweave.ops.activation.triton`; warps of `inweave.ops.fp8.triton`, compared
-with GELU and quantizing one after the other. bf16, in a CUDA graph, microseconds forward and backward; "bytes": every
-number read and written once at the speed of a copy. Inductor's backward pass of a result with columns on its left is
-followed by the copy of their gradient, as attention needs it.
+A shape is ROWSxWIDTH[xLEFT]. bf16, in a CUDA graph, microseconds forward and backward; "bytes": every number read and
+written once at the speed of a copy. Inductor's backward pass of a result with columns on its left is followed by the
+copy of their gradient, as attention needs it.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from inweave.serve.jobs.image_request import ImageRequest, fingerprint
 from inweave.serve.jobs.job import Job, State, StoredEvent
 from inweave.serve.jobs.training_runs import run_of
 from inweave.serve.service import Service
-from inweave.serve.storage.datasets import MAX_DATASETS, MAX_PICTURES
+from inweave.serve.storage.datasets import MAX_DATASETS, MAX_IMAGES
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
@@ -245,7 +245,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,
             "images_per_job": limits.max_images, "job_seconds": limits.job_seconds, "keep_hours": limits.keep_hours,
             "uploads": limits.upload_count, "upload_bytes": int(limits.upload_gb * 1024**3),
-            "datasets": MAX_DATASETS, "pictures_per_dataset": MAX_PICTURES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
+            "datasets": MAX_DATASETS, "pictures_per_dataset": MAX_IMAGES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
         },
     }  # fmt: skip
 

@@ -242,8 +242,8 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
     if as_json:
         print_json({
             "ok": True, "kind": result.kind, "config": result.config.model_dump(mode="json", exclude_unset=True),
-            "mapping": dict(result.mapping), "defaults": dict(result.defaults), "no_equivalent": list(result.no_equivalent),
-            "notes": list(result.notes),
+            "mapping": result.mapping, "defaults": result.defaults, "no_equivalent": result.no_equivalent,
+            "notes": result.notes,
         })  # fmt: skip
     else:
         typer.echo(result.config.to_toml())
@@ -253,7 +253,7 @@ def _import(path: Path, overrides: dict[str, Any], settings: list[str], without:
 
 
 def _add_setting(overrides: dict[str, Any], text: str) -> None:
-    """SETTING=VALUE; the value is read as TOML, or else as plain text."""
+    """Add SETTING=VALUE to the overrides; the value is read as TOML, or else as plain text."""
     from inweave.errors import ConfigError
     from inweave.training.config.toml import parse_toml
 

@@ -237,8 +237,5 @@ DIFFUSERS: Final[dict[str, Row]] = {
 }  # fmt: skip
 
 IMPORTER = Importer(
-    "diffusers",
-    lambda table: dict(table) if is_diffusers_script(table.get("script")) else None,
-    _prepare,
-    _translate,
+    "diffusers", lambda table: dict(table) if is_diffusers_script(table.get("script")) else None, _prepare, _translate
 )

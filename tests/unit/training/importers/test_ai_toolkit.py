@@ -155,7 +155,7 @@ def test_rates_and_losses(tmp_path: Path) -> None:
 
 
 def test_refiners_of_z_image_are_not_adapted(tmp_path: Path) -> None:
-    (pattern,) = toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets
+    (pattern,) = list(toolkit(tmp_path, model={"name_or_path": "m", "arch": "zimage"}).config.targets)
     assert re.fullmatch(pattern, "layers.3.adaLN_modulation.0") and re.fullmatch(pattern, "layers.3.attention.to_q")
     assert not re.fullmatch(pattern, "noise_refiner.0.attention.to_q")
 

@@ -183,7 +183,7 @@ def test_steps_are_batches(tmp_path: Path) -> None:
     [
         ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
         ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5},
-        "a range of noise levels before the shift"),
+         "a range of noise levels before the shift"),
         ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
         ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),

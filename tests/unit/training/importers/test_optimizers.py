@@ -27,7 +27,8 @@ NAMES: dict[str, dict[str, str | None]] = {
         "pytorch_optimizer.CAME": "came", "lion_pytorch.Lion": "lion", "bitsandbytes.optim.AdamW8bit": "adamw8bit",
         "bitsandbytes.optim.AdEMAMix8bit": None, "prodigyplus.ProdigyPlusScheduleFree": None,
         **{f"torch.optim.{name}": f"torch.optim.{name}"
-           for name in "Adam RAdam NAdam Adamax Adadelta Adagrad RMSprop Rprop ASGD SGD Muon".split(" ")},
+           for name in ("Adam", "RAdam", "NAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD", "SGD",
+                        "Muon")},
         "torch.optim.AdamW": "adamw", "torch.optim.LBFGS": None,
     },
     "OneTrainer": {

@@ -1,4 +1,4 @@
-"""Train jobs: from pictures to a LoRA that the same worker generates with."""
+"""Train jobs: from images to a LoRA that the same worker generates with."""
 
 from __future__ import annotations
 

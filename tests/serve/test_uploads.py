@@ -1,4 +1,4 @@
-"""Pictures that are sent once and named in jobs by their id."""
+"""Images that are sent once and named in jobs by their id."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def image_of(worker: Worker, **fields: Any) -> bytes:
 
 
 class Clock:
-    """A time that tests move."""
+    """A clock that tests advance."""
 
     now = 1000.0
 
@@ -177,7 +177,7 @@ def test_uploads_are_bounded_in_size_and_time(tmp_path: Path) -> None:
     clock.now += 99
     uploads.read(names[1])
     clock.now += 2
-    assert availability(uploads, names) == [False, True, False]  # also before anybody has looked
+    assert availability(uploads, names) == [False, True, False]  # also before the next clean-up
     uploads.expire()
     assert [path.stem for path in (tmp_path / "uploads").iterdir()] == [names[1]]
 

@@ -144,7 +144,7 @@ def test_links_out_of_the_library_are_passed_over(folder: Path) -> None:
 
 
 def interrupted_reading(library: Library, folder: Path, name: str, process: str) -> None:
-    """What the index says if ``process`` dies while it reads the file."""
+    """Make the index look as if ``process`` had died while it read the file."""
     sighting = next(each for each in walk_of(folder) if each.path == name)
     row = (str(folder.resolve()), sighting.path, sighting.stamp, sighting.size, process)
     library._execute("INSERT INTO reading VALUES (?, ?, ?, ?, ?)", row)
@@ -164,9 +164,9 @@ def test_a_file_that_kills_its_reader_twice_is_not_opened_again(folder: Path) ->
 
 
 def test_a_file_that_another_process_reads_now_or_was_reading_once_is_healthy(folder: Path) -> None:
-    """A scan beside a scan, and a scanner that was stopped in the middle of a large file."""
+    """A scan during another scan, and a scanner that was stopped in the middle of a large file."""
     library = opened(folder)
-    for process in (process_mark(), f"{os.getpid()}:0"):  # this one lives; that one had the same number once
+    for process in (process_mark(), f"{os.getpid()}:0"):  # the first one runs; the second one had the same id earlier
         interrupted_reading(library, folder, "styles/pixel.safetensors", process)
         library.scan()
         assert library.find("pixel").health == []

@@ -46,7 +46,7 @@ def restart_killed(worker: Worker) -> None:
 def test_a_signal_drains_and_the_rest_waits_for_the_next_start(own_worker: Worker) -> None:
     """A job that ends within the grace period is done; a longer one is queued again as if it had not been started."""
     short = own_worker.submit(width=64, height=64, steps=3)
-    key = {"json": {"prompt": "a red apple", **SMALL}, "headers": {"Idempotency-Key": "over a restart"}}
+    key: dict[str, Any] = {"json": {"prompt": "a red apple", **SMALL}, "headers": {"Idempotency-Key": "over a restart"}}
     waiting = own_worker.http.post("/v1/jobs", **key).json()["id"]
     own_worker.running(short)
     started = time.monotonic()
@@ -123,7 +123,7 @@ def test_a_job_that_kills_its_process_twice_fails_with_the_reason(own_worker: Wo
     assert own_worker.http.get("/health").status_code == 200
 
 
-def two_pictures(worker: Worker) -> str:
+def two_images(worker: Worker) -> str:
     """Create a dataset that takes almost no time to train on."""
     dataset = str(worker.http.post("/v1/datasets", json={"name": "two"}).json()["id"])
     for color in ("red", "green"):
@@ -166,7 +166,7 @@ def resumed_from(worker: Worker, job: str) -> list[int]:
 @pytest.mark.full  # tests/serve/test_training_resume.py is the sample
 def test_training_that_is_interrupted_ends_with_the_bits_of_a_run_that_was_not(own_worker: Worker) -> None:
     own_worker.wait_ready()
-    dataset = two_pictures(own_worker)
+    dataset = two_images(own_worker)
     expected = trained_bits(own_worker, start_training(own_worker, dataset, "straight"))
     assert len(expected) > 10 and any(any(bits) for bits in expected.values())
     for interruption in ("model killed", "worker killed", "worker stopped"):

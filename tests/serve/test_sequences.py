@@ -76,7 +76,7 @@ class Clients(RuleBasedStateMachine):
 
     @initialize(target=jobs)
     def begin(self) -> str:
-        return self.submit(0, None, False)
+        return str(self.submit(0, None, False))
 
     @rule(job=jobs)
     def cancel(self, job: str) -> None:

@@ -32,12 +32,12 @@ def test_jobs_run_by_priority_then_in_order(store: JobStore) -> None:
 
 def test_a_submission_survives_the_process(tmp_path: Path) -> None:
     before = JobStore(tmp_path)
-    job = before.submit(submission(inputs={"init.png": b"picture"}))[0]
+    job = before.submit(submission(inputs={"init.png": b"image"}))[0]
     before.close()
     after = JobStore(tmp_path)
     after.recover()
     assert after.job(job.id).state == "queued"
-    assert after.files.inputs(job.id)["init"].read_bytes() == b"picture"
+    assert after.files.inputs(job.id)["init"].read_bytes() == b"image"
 
 
 def test_a_running_job_is_retried_once_and_then_fails(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inweave.models.families import FAMILIES
+from inweave.models.families import BUILT_IN
 
 SRC = Path(__file__).parents[2] / "src" / "inweave"
-NAMES = {family.name for family in FAMILIES}
-PRESETS = {name for family in FAMILIES for name in family.presets} - {"inweave/emoji"}
+NAMES = {family.name for family in BUILT_IN}
+PRESETS = {name for family in BUILT_IN for name in family.presets} - {"inweave/emoji"}
 #: name tables, listings and dialects of adapter files have names of their own, some of them the same words
 OTHER_NAMES = ("targets", "formats", "exchange")
 FILES = sorted(
@@ -73,7 +73,7 @@ def test_families_are_read_without_torch() -> None:
 
 
 def test_every_family_is_complete() -> None:
-    for family in FAMILIES:
+    for family in BUILT_IN:
         folders = [network.folder for network in family.networks]
         assert folders[0] in ("unet", "transformer") and "vae" in folders, family.name
         assert set(family.trainable_encoders) | set(family.frozen_encoders) == {
@@ -81,4 +81,4 @@ def test_every_family_is_complete() -> None:
         }
         assert all(variant.family == family.name for variant in family.variants)
         assert family.presets and family.attention and family.feed_forward and family.tokenizers
-    assert len(NAMES) == len(FAMILIES)
+    assert len(NAMES) == len(BUILT_IN)

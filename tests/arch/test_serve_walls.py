@@ -13,7 +13,7 @@ OUTER = sorted([*(SERVE / "api").rglob("*.py"), *(SERVE / "http").rglob("*.py")]
 #: rooms that only the service may import
 HIDDEN = ("sandbox", "planner", "storage", "engine", "jobs.store", "jobs.files", "jobs.signals", "jobs.schema")
 #: attributes of the service that tests and the server use, but no API
-PARTS = {"store", "library", "checker", "dispatchers", "signals", "planner", "conversions", "uploads", "runs"}
+PARTS = {"store", "library", "sandbox", "dispatchers", "signals", "planner", "conversions", "uploads", "runs"}
 
 
 def violations(source: str) -> Iterator[str]:

@@ -32,7 +32,7 @@ from inweave.bench.timing import Rates
 from inweave.errors import InweaveError
 from inweave.files.writing import write_text
 from inweave.models import bundled, embedded
-from inweave.models.families import CLASSES
+from inweave.models.families import network_classes
 
 IMAGES = 8
 PATIENCE = 300  # seconds for the command
@@ -127,7 +127,7 @@ def write_model(name: str, target: Path, device: torch.device, dtype: torch.dtyp
 def _random_network(variant: str, folder: str, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     """A component on the device, with random weights that preserve the scale of activations."""
     class_name, config = bundled.component_config(variant, folder)
-    kind = getattr(importlib.import_module(CLASSES[class_name]), class_name)
+    kind = getattr(importlib.import_module(network_classes()[class_name].library), class_name)
     with torch.device("meta"):
         model = kind.from_config(config) if "_class_name" in config else kind(kind.config_class.from_dict(config))
     model = model._apply(lambda t: t.to(dtype) if t.is_floating_point() else t).to_empty(device=device)

@@ -74,7 +74,7 @@ def open_image(
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
-    """An image whose header was read; ``pixels``: how many it may have; ``formats``: those that are accepted."""
+    """Open an image and read its header; ``pixels``: the most it may have; ``formats``: those accepted."""
     source = as_path(path)
     with (
         open_regular(source, error=error) as file,
@@ -92,7 +92,7 @@ def open_image_bytes(
     pixels: int = MAX_PIXELS,
     formats: tuple[str, ...] = FORMATS,
 ) -> Iterator[Image.Image]:
-    """An image in memory whose header was read; ``formats``: those of `FORMATS` that it may have."""
+    """Open an image in memory and read its header; ``formats``: those of `FORMATS` that it may have."""
     with _opened(io.BytesIO(content), label, error, pixels, formats) as image:
         yield image
 
@@ -124,7 +124,7 @@ def read_image(
     upright: bool = True,
     formats: tuple[str, ...] = FORMATS,
 ) -> DecodedImage:
-    """An image decoded to the last pixel, in memory; ``upright``: turned as its EXIF orientation says."""
+    """Return an image decoded to the last pixel, in memory; ``upright``: rotated by its EXIF orientation."""
     with open_image(path, error=error, pixels=pixels, formats=formats) as image:
         try:
             image.load()
@@ -137,7 +137,7 @@ def read_image(
 
 
 def has_more_frames(path: str | os.PathLike[str], formats: tuple[str, ...] = FORMATS) -> bool:
-    """Whether a file is an animation or has several pages; a JPEG with previews or depth beside its image has not."""
+    """Return whether a file is an animation or has several pages; previews or depth maps of a JPEG do not count."""
     with open_image(path, formats=formats) as image:
         try:
             return image.format != "MPO" and bool(getattr(image, "is_animated", False))
@@ -146,7 +146,7 @@ def has_more_frames(path: str | os.PathLike[str], formats: tuple[str, ...] = FOR
 
 
 def _is_heic(head: bytes) -> bool:
-    """By the brands at the head of the file; AVIF is made of the same boxes."""
+    """Return whether a file is HEIC by the brands in its header; AVIF is made of the same boxes."""
     brands = {head[start : start + 4] for start in (8, *range(16, min(int.from_bytes(head[:4]), len(head)), 4))}
     return head[4:8] == b"ftyp" and not brands & {b"avif", b"avis"} and bool(brands & _HEIC_BRANDS)
 

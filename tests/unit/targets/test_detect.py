@@ -10,7 +10,7 @@ import pytest
 from inweave.adapter import Adapter
 from inweave.exchange.check import check
 from inweave.formats.read import read
-from inweave.targets.bases import KNOWN, Part, known_index
+from inweave.targets.bases import KNOWN, KnownNetwork, known_index
 from inweave.targets.compact import expand, expand_inner, pack
 from inweave.targets.detect import detect
 from inweave.targets.fit import stacked_shape
@@ -223,7 +223,7 @@ def test_a_file_for_every_module_is_detected(base: str) -> None:
 
 def test_forms_know_what_the_whole_network_knows() -> None:
     """Indexing one block for many loses no name and no shape, in either naming of any base."""
-    seen: set[Part] = set()
+    seen: set[KnownNetwork] = set()
     for known in KNOWN[:: sized(6, 1)]:
         for part in (part for part in known.parts if part not in seen and part.table != "unet"):
             seen.add(part)

@@ -22,7 +22,7 @@ from inweave.formats.files import read_header
 from inweave.targets.resolve import resolve
 from inweave.weights.merged import MergedSource
 from inweave.weights.offline import bake as baking
-from inweave.weights.offline.bake import Baked, Layer, write_merged
+from inweave.weights.offline.bake import Baked, BakeItem, write_merged
 from inweave.weights.source import FileSource
 from inweave.weights.stack import Strength
 from tests.support import random, sized, summation_error, tensor, write, write_sparse
@@ -44,7 +44,7 @@ STACK = [(flux_lora(1), Strength(0.7)), (flux_lora(50), Strength(components={"un
 
 def baked(base: Path, out: Path, stack=STACK, **options) -> Baked:  # type: ignore[no-untyped-def]
     index = open_base(base)
-    layers = [Layer(resolve(adapter(lora), index), s, f"{n}.safetensors", "00") for n, (lora, s) in enumerate(stack)]
+    layers = [BakeItem(resolve(adapter(lora), index), s, f"{n}.safetensors", "00") for n, (lora, s) in enumerate(stack)]
     return write_merged(base, layers, out, index=index, folders=component_folders(base), **options)
 
 
@@ -348,7 +348,7 @@ def test_a_plan_for_another_base_is_refused(tmp_path: Path) -> None:
     one = write_file(tmp_path / "one.safetensors", {"first.weight": torch.ones(4, 3), "far.weight": torch.ones(2, 2)})
     two = write_file(tmp_path / "two.safetensors", {"first.weight": torch.ones(8, 3), "far.weight": torch.ones(2, 2)})
     index = open_base(one)
-    layer = Layer(resolve(adapter(pair("unet.first", 4, 3)), index), Strength())
+    layer = BakeItem(resolve(adapter(pair("unet.first", 4, 3)), index), Strength())
     with pytest.raises(TargetError, match=r"expects \[4, 3\], the file has \[8, 3\]"):
         write_merged(two, [layer], tmp_path / "out.safetensors", index=index)
 
@@ -359,14 +359,14 @@ import sys
 from pathlib import Path
 from inweave.exchange.load import load, open_base
 from inweave.targets.resolve import resolve
-from inweave.weights.offline.bake import Layer, write_merged
+from inweave.weights.offline.bake import BakeItem, write_merged
 from inweave.weights.stack import Strength
 base, lora, out = sys.argv[1:]
 index = open_base(base)
 def high():  # in KiB; ru_maxrss would remember the process that started this one
     return next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 before = high()
-write_merged(base, [Layer(resolve(load(lora), index), Strength(0.5))], out, index=index)
+write_merged(base, [BakeItem(resolve(load(lora), index), Strength(0.5))], out, index=index)
 print(before, high())
 """
 
@@ -425,7 +425,7 @@ def test_every_error_is_ours(tmp_path: Path) -> None:
     (tmp_path / "base.safetensors").write_bytes(b"no")
     base = write_file(tmp_path / "good.safetensors", flux())
     index = open_base(base)
-    layer = Layer(resolve(adapter(flux_lora()), index), Strength())
+    layer = BakeItem(resolve(adapter(flux_lora()), index), Strength())
     with pytest.raises(InweaveError):
         write_merged(tmp_path / "base.safetensors", [layer], tmp_path / "out.safetensors", index=index)
     with pytest.raises(InweaveError):

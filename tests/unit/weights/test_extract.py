@@ -16,7 +16,7 @@ from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import component_folders, load, open_base
 from inweave.ops.decode import decode
 from inweave.targets.resolve import resolve
-from inweave.weights.offline.bake import Layer, write_merged
+from inweave.weights.offline.bake import BakeItem, write_merged
 from inweave.weights.offline.extract import Extracted, extract_difference, open_checkpoint, truncated_svd
 from inweave.weights.stack import Strength
 from tests.unit.weights.models import DENOISER, ENCODER, flux, write_file, write_folder, write_shards
@@ -207,7 +207,7 @@ def test_any_two_layouts_of_one_model_compare(tmp_path: Path, to: str, layouts: 
         assert {entry.factors.rank for entry in adapter.entries} == {2}
     plain = write_file(tmp_path / "again.safetensors", before)
     index = open_base(plain)
-    write_merged(plain, [Layer(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
+    write_merged(plain, [BakeItem(resolve(adapter, index), Strength())], tmp_path / "out.safetensors", index=index)
     restored = load_file(tmp_path / "out.safetensors")
     for name, value in after.items():
         if not torch.equal(value, before[name]):

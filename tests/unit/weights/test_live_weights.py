@@ -144,7 +144,7 @@ def test_foreign_writes_over_merged_adapters_are_refused_by_name(change: Any, st
     weaver.apply([(adapter, 0.5)])
     change(net)
     before = bits(net)
-    with pytest.raises(MergeStateError, match=r"lin\.weight.*changed by something else"):
+    with pytest.raises(MergeStateError, match=r"lin\.weight.*modified outside the Weaver"):
         weaver.apply(stack)
     assert bits(net) == before
     again = inweave.Weaver(net)  # the way out that the message names

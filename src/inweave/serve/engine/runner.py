@@ -117,7 +117,7 @@ class Runner:
             if at.preview is None:
                 emit(Event("progress", data))
             else:
-                emit(Event("preview", data, (encode_png(at.preview),)))
+                emit(Event("preview", data, encode_png(at.preview)))
 
         result = pipe(
             config,
@@ -133,7 +133,7 @@ class Runner:
         for number, image in enumerate(result.images):
             record = result.records[number]
             data = {"index": number, "seed": record["config"]["seed"], "width": image.width, "height": image.height}
-            emit(Event("image", data, (encode_png(image, record),)))
+            emit(Event("image", data, encode_png(image, record)))
         return _summary(result, pipe.model.lora_modules, time.perf_counter() - started)
 
 

@@ -111,7 +111,7 @@ def sample_event(path: Path, data: Mapping[str, Any]) -> Event | None:
     match = re.search(r"-(\d+)-(\d+)$", path.stem)
     if match is None or not path.is_file():
         return None
-    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, (path.read_bytes(),))
+    return Event("sample", {**data, "step": int(match[1]), "index": int(match[2])}, path.read_bytes())
 
 
 def earlier_events(output: Path, name: str, step: int) -> list[Event]:

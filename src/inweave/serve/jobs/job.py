@@ -38,11 +38,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened to a job; ``blobs`` are the bytes of pictures that ``data`` speaks of."""
+    """Something that happened to a job; ``image`` is the PNG that ``data`` describes."""
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
-    blobs: tuple[bytes, ...] = ()
+    image: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

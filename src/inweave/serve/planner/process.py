@@ -1,26 +1,21 @@
 """The process that plans training runs, with the trainer's own code and without weights.
 
-    -> call {name: crops, dataset, model, settings}                <- answer {pictures, buckets, ...} | error
-    -> call {name: check, dataset, model, settings, start_from}    <- answer {ok, estimate, dataset, problems, ...} | error
-
-It ends when its standard input ends.
+crops {dataset, model, settings}                        -> {pictures, buckets, ...}
+check {dataset, model, settings, output, start_from}    -> {ok, estimate, dataset, problems, ...}
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
-from inweave.errors import ConfigError, FormatError, InweaveError, MemoryBudgetError, TargetError
-from inweave.serve.engine.rpc_loop import answer_calls, collect_less
-from inweave.serve.engine.wire import Message
-from inweave.serve.jobs.failures import failure_of, public
+from inweave.errors import ConfigError, FormatError, MemoryBudgetError, TargetError
+from inweave.serve.engine.rpc_loop import Data, answer_calls, collect_less
+from inweave.serve.jobs.failures import public
 
 
-def plan_crops(data: dict[str, Any]) -> dict[str, Any]:
-    """How every picture of a dataset is scaled and cropped into its bucket."""
+def plan_crops(data: Data) -> Data:
+    """Return how every image of a dataset is scaled and cropped into its bucket."""
     from inweave.training.config.schema import TrainConfig
     from inweave.training.tasks.diffusion_setup import crop_plan
 
@@ -42,8 +37,8 @@ def plan_crops(data: dict[str, Any]) -> dict[str, Any]:
             "resolution": complete.resolution}  # fmt: skip
 
 
-def plan_run(data: dict[str, Any]) -> dict[str, Any]:
-    """What `inweave train --check` says of a run; what the dataset lacks is a problem of the run, not of the call."""
+def plan_run(data: Data) -> Data:
+    """Return the report of `inweave train --check`; errors in the dataset are part of it, not errors of the call."""
     from inweave.ops.device import choose_device, device_memory
     from inweave.training.config.schema import TrainConfig
     from inweave.training.session import check
@@ -68,11 +63,11 @@ def plan_run(data: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-CALLS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"crops": plan_crops, "check": plan_run}
+CALLS: dict[str, Callable[[Data], Data]] = {"crops": plan_crops, "check": plan_run}
 
 
 def without_folders(value: Any, folder: str) -> Any:
-    """An answer without paths of this machine: pictures by their names."""
+    """Return an answer without paths of this machine: images by their file names."""
     if isinstance(value, str):
         return public(value.replace(f"{folder}/", "").replace(folder, "the dataset"))
     if isinstance(value, dict):
@@ -82,21 +77,9 @@ def without_folders(value: Any, folder: str) -> Any:
     return value
 
 
-def answer(message: Message) -> Message:
-    """The answer to one call; our own errors travel with their code."""
-    data = message.data
-    try:
-        return Message("answer", without_folders(CALLS[data["name"]](data), data["dataset"]))
-    except Exception as error:
-        if not isinstance(error, InweaveError):
-            traceback.print_exc(file=sys.stderr)
-        failure = failure_of(error).as_record()
-        return Message("error", without_folders(failure, data["dataset"]))
-
-
 def main() -> None:
     collect_less()
-    answer_calls(lambda settings: None, answer)
+    answer_calls(CALLS, redact=lambda call, answer: without_folders(answer, call["dataset"]))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import MissingError
-from inweave.library import Entry
-from inweave.serve.sandbox.client import Checker
+from inweave.library import LibraryEntry
+from inweave.serve.sandbox.client import SandboxClient
 
 KEEP_SECONDS = 3600.0
 MAX_KEPT = 8
@@ -33,17 +33,17 @@ class Converted:
 class ConversionStore:
     """The files that were converted since the worker started; the oldest make room."""
 
-    def __init__(self, folder: Path, checker: Checker) -> None:
-        self._folder, self._checker = folder, checker
+    def __init__(self, folder: Path, sandbox: SandboxClient) -> None:
+        self._folder, self._sandbox = folder, sandbox
         self._files: dict[str, Converted] = {}
 
-    async def create(self, entry: Entry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
+    async def create(self, entry: LibraryEntry, *, to: str, base: str | None, drop: bool) -> dict[str, Any]:
         """Convert a file in another process; what it says of it, and where it can be downloaded."""
         identifier = secrets.token_hex(16)
         target = self._folder / identifier
         await asyncio.to_thread(target.mkdir, parents=True)
         try:
-            report = await self._checker.convert(
+            report = await self._sandbox.convert(
                 str(entry.file), str(target), f"LoRA {entry.name}", to=to, base=base, drop=drop
             )
         except BaseException:

@@ -28,13 +28,14 @@ from inweave.generate.config import GenerateConfig
 from inweave.library import Library
 from inweave.models import embedded
 from inweave.models.samplers import ensure_schedule
+from inweave.serve.engine.contract import RunnerSettings
 from inweave.serve.engine.dispatcher import Dispatcher, DispatchSettings, Resolved
 from inweave.serve.jobs.image_request import ImageRequest, png_size
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.signals import JobSignals
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.jobs.training_runs import TrainingRuns
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.images import Images
 from inweave.serve.service.jobs import Jobs
@@ -84,20 +85,22 @@ class Service:
         folders = [*settings.lora_folders, data / "loras", embedded.folder() / "loras"]
         self.library = Library(data / "library.sqlite3", folders)
         signals = JobSignals()
-        self._checker = Checker(folders=self.library.folders)
+        self._sandbox = SandboxClient(folders=self.library.folders)
         self.models = Models(settings.model_table())
         self.jobs = Jobs(self.store, signals)
-        self.loras = Loras(data, self.library, self.models, self._checker)
-        self.images = Images(settings, self._uploads, self._checker)
-        self.datasets = Datasets(self._dataset_store, self.images, self._checker, self.store)
+        self.loras = Loras(data, self.library, self.models, self._sandbox)
+        self.images = Images(settings, self._uploads, self._sandbox)
+        self.datasets = Datasets(self._dataset_store, self.images, self._sandbox, self.store)
         self.training = Training(settings, self.models, self.jobs, self.loras, self.datasets, self._runs)
         self.started = time.time()
         memory = int(settings.memory_gb * 1024**3) if settings.memory_gb is not None else None
         self._dispatchers = [
             Dispatcher(
                 self.store, signals,
-                DispatchSettings(device, settings.dtype, memory, settings.model, settings.job_seconds,
-                                 settings.train_hours * 3600, tuple(map(str, self.library.folders))),
+                DispatchSettings(
+                    RunnerSettings(device, settings.dtype, memory, folders=tuple(map(str, self.library.folders))),
+                    settings.model, settings.job_seconds, settings.train_hours * 3600,
+                ),
                 self._resolve, self._deliver,
             )
             for device in (settings.devices or (None,))
@@ -134,7 +137,7 @@ class Service:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self._checker.close()
+        await self._sandbox.close()
         await self.training.close()
         self.library.close()
         self._uploads.close()

@@ -11,7 +11,7 @@ from inweave.errors import ConfigError, ConflictError
 from inweave.files.writing import write_atomic
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.store import JobStore
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.service.images import Images
 from inweave.serve.storage.datasets import MAX_CAPTION, MAX_DATASETS, MAX_PICTURES, THUMBNAIL, DatasetStore
 
@@ -21,8 +21,8 @@ __all__ = ["MAX_CAPTION", "MAX_DATASETS", "MAX_PICTURES", "Datasets"]
 class Datasets:
     """The datasets of a worker: images and captions."""
 
-    def __init__(self, store: DatasetStore, images: Images, checker: Checker, jobs: JobStore) -> None:
-        self._store, self._images, self._checker, self._jobs = store, images, checker, jobs
+    def __init__(self, store: DatasetStore, images: Images, sandbox: SandboxClient, jobs: JobStore) -> None:
+        self._store, self._images, self._sandbox, self._jobs = store, images, sandbox, jobs
 
     async def create(self, name: str) -> dict[str, Any]:
         """Make an empty dataset and describe it."""
@@ -68,7 +68,7 @@ class Datasets:
         """Return the path of a small copy of an image, a WebP; None if the image itself is small."""
         image, small = await asyncio.to_thread(self._store.thumbnail, dataset, name)
         if small is not None and not small.is_file():
-            content = await self._checker.thumbnail(str(image), THUMBNAIL, f"image {name[:100]}")
+            content = await self._sandbox.thumbnail(str(image), THUMBNAIL, f"image {name[:100]}")
             await asyncio.to_thread(_write, small, content)
         return small
 

@@ -15,10 +15,10 @@ from typing import Any
 from inweave.errors import ConfigError, ConflictError, FormatError, InweaveError, MissingError, Problem, TargetError
 from inweave.formats.writers import WRITERS
 from inweave.generate.config import LoraChoice
-from inweave.library import Entry, Library
+from inweave.library import Library, LibraryEntry
 from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.training_runs import add_to_library, free_name
-from inweave.serve.sandbox.client import Checker
+from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.sandbox.conversions import ConversionStore
 from inweave.serve.sandbox.library_scan import scan_library
 from inweave.serve.service.models import Models
@@ -38,21 +38,21 @@ class MismatchError(TargetError):
 class Loras:
     """The LoRAs of a worker; those that are uploaded or trained here are in ``data``/loras."""
 
-    def __init__(self, data: Path, library: Library, models: Models, checker: Checker) -> None:
-        self._library, self._models, self._checker = library, models, checker
+    def __init__(self, data: Path, library: Library, models: Models, sandbox: SandboxClient) -> None:
+        self._library, self._models, self._sandbox = library, models, sandbox
         self._own, self._incoming, self._database = data / "loras", data / "incoming", data / "library.sqlite3"
-        self._conversions = ConversionStore(data / "converted", checker)
+        self._conversions = ConversionStore(data / "converted", sandbox)
         self._verdicts: dict[tuple[str, int, float, str], dict[str, Any]] = {}
 
     # reading
 
-    async def find(self, reference: str) -> Entry:
+    async def find(self, reference: str) -> LibraryEntry:
         """Return the entry of a name, path, id or hash; raise MissingError if there is none."""
         return await asyncio.to_thread(self._library.find, reference)
 
-    async def find_all(self, choices: Iterable[LoraChoice]) -> dict[str, Entry]:
+    async def find_all(self, choices: Iterable[LoraChoice]) -> dict[str, LibraryEntry]:
         """Return the entry of each reference; everything that is unknown is one error."""
-        entries: dict[str, Entry] = {}
+        entries: dict[str, LibraryEntry] = {}
         problems: list[InweaveError] = []
         for choice in choices:
             try:
@@ -65,7 +65,7 @@ class Loras:
             raise MissingError("; ".join(str(problem) for problem in problems))
         return entries
 
-    async def entries(self, query: str = "", **options: Any) -> list[Entry]:
+    async def entries(self, query: str = "", **options: Any) -> list[LibraryEntry]:
         """Return the entries that match a search; ``options``: base, limit, offset."""
         return await asyncio.to_thread(self._library.entries, query, **options)
 
@@ -73,15 +73,15 @@ class Loras:
         """Return the number of LoRAs in the library."""
         return self._library.count()
 
-    async def documents(self, *entries: Entry, details: bool = False) -> list[dict[str, Any]]:
+    async def documents(self, *entries: LibraryEntry, details: bool = False) -> list[dict[str, Any]]:
         """Return entries in the form that clients get; ``removable``: whether this worker may delete it."""
         return await asyncio.to_thread(lambda: [self._document(entry, details) for entry in entries])
 
-    def _document(self, entry: Entry, details: bool) -> dict[str, Any]:
+    def _document(self, entry: LibraryEntry, details: bool) -> dict[str, Any]:
         own = {"duplicates": self._library.twins(entry), "removable": self._removable(entry)}
         return {**entry.as_dict(details=details), **own}
 
-    def _removable(self, entry: Entry) -> bool:
+    def _removable(self, entry: LibraryEntry) -> bool:
         return entry.root == str(self._own.resolve())
 
     def file(self, label: str, entry: str) -> str:
@@ -95,7 +95,7 @@ class Loras:
 
     # changing
 
-    async def add(self, name: str, content: AsyncIterator[bytes]) -> Entry:
+    async def add(self, name: str, content: AsyncIterator[bytes]) -> LibraryEntry:
         """Receive a file, have another process read it, and add it under a name that is free."""
         self._incoming.mkdir(exist_ok=True)
         received = self._incoming / f"{secrets.token_hex(16)}.safetensors"
@@ -103,7 +103,7 @@ class Loras:
             with received.open("xb") as file:
                 async for chunk in content:
                     await asyncio.to_thread(file.write, chunk)
-            await self._checker.adapter(str(received), f"LoRA {name}")
+            await self._sandbox.adapter(str(received), f"LoRA {name}")
             target = free_name(self._own, name)
             received.replace(target)
         except OSError as error:
@@ -112,11 +112,11 @@ class Loras:
             received.unlink(missing_ok=True)
         return await asyncio.to_thread(self._added, target)
 
-    def publish(self, adapter: Path, stem: str) -> Entry:
+    def publish(self, adapter: Path, stem: str) -> LibraryEntry:
         """Put an adapter that was trained here into the library, under a name that is free."""
         return self._added(add_to_library(adapter, self._own, stem))
 
-    def _added(self, path: Path) -> Entry:
+    def _added(self, path: Path) -> LibraryEntry:
         self._library.scan()
         return self._library.find(str(path.resolve()))
 
@@ -142,14 +142,14 @@ class Loras:
         entry = await self.find(reference)
         known = base is not None
         name = _known_base(base) if base is not None else self._models.name(model)
-        verdict = await self._checker.lora(
+        verdict = await self._sandbox.lora(
             str(entry.file), name if known else self._models.weights(name), f"LoRA {entry.name}", values,
             known=known, placements=placements,
         )  # fmt: skip
         (document,) = await self.documents(entry)
         return {"lora": document, ("base" if known else "model"): name, "verdict": verdict}
 
-    async def ensure_fit(self, entries: Iterable[Entry], model: str, on_mismatch: str) -> list[str]:
+    async def ensure_fit(self, entries: Iterable[LibraryEntry], model: str, on_mismatch: str) -> list[str]:
         """Return a warning for each LoRA that fits in part; raise MismatchError where none of it fits, or on demand."""
         warnings: list[str] = []
         for entry in entries:
@@ -166,17 +166,17 @@ class Loras:
             warnings.append(message)
         return warnings
 
-    async def _verdict(self, entry: Entry, model: str) -> dict[str, Any]:
+    async def _verdict(self, entry: LibraryEntry, model: str) -> dict[str, Any]:
         """Return whether a LoRA fits a model, proved in another process; cached while the file stays the same."""
         key = (entry.id, entry.size, entry.modified, model)
         if key not in self._verdicts:
             if len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.clear()
             weights = self._models.weights(model)
-            self._verdicts[key] = await self._checker.lora(str(entry.file), weights, f"LoRA {entry.name}")
+            self._verdicts[key] = await self._sandbox.lora(str(entry.file), weights, f"LoRA {entry.name}")
         return self._verdicts[key]
 
-    async def fits_by_header(self, entry: Entry, model: str) -> bool:
+    async def fits_by_header(self, entry: LibraryEntry, model: str) -> bool:
         """Return whether a LoRA was detected to be made for a model's base: cheap, for lists."""
         return entry.facts.base is not None and entry.facts.base == await self._models.base(model)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from inweave.errors import ConfigError, Problem, RequestError
-from inweave.library import Entry
+from inweave.library import LibraryEntry
 from inweave.serve.jobs.job import Job, Submission
 from inweave.serve.jobs.training_runs import Checkpoint, TrainingRuns
-from inweave.serve.planner.client import Planner
+from inweave.serve.planner.client import PlannerClient
 from inweave.serve.service.datasets import Datasets
 from inweave.serve.service.jobs import Jobs
 from inweave.serve.service.loras import Loras
@@ -52,7 +52,7 @@ class Training:
         self.allowed = settings.allow_train
         self._device = settings.devices[0] if settings.devices else None
         self._models, self._jobs, self._loras, self._datasets, self._runs = models, jobs, loras, datasets, runs
-        self._planner = Planner()
+        self._planner = PlannerClient()
 
     def ensure_allowed(self) -> None:
         """Raise RequestError if this worker does not train."""
@@ -121,7 +121,7 @@ class Training:
         """Return the adapters that a job's run has written."""
         return await asyncio.to_thread(self._runs.checkpoints, await self.run(job))
 
-    async def publish(self, job: str, step: int) -> Entry:
+    async def publish(self, job: str, step: int) -> LibraryEntry:
         """Put the adapter of a checkpoint into the library."""
         checkpoint = await asyncio.to_thread(self._runs.checkpoint, await self.run(job), step)
         return await asyncio.to_thread(self._loras.publish, checkpoint.path, checkpoint.path.stem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inweave.training.config.fields import Settings, setting_facts
-from inweave.training.config.presets import PRESETS
+from inweave.training.config.presets import presets
 
 BEGIN, END = "<!-- settings: begin -->", "<!-- settings: end -->"
 
@@ -28,7 +28,7 @@ def presets_markdown() -> str:
     """What each preset sets."""
     rows = (
         f"| `{family}` | {', '.join(f'{name} {_text(value)}' for name, value in preset.items())} |"
-        for family, preset in PRESETS.items()
+        for family, preset in presets().items()
     )
     return "\n".join(["### Presets", "", "| preset | sets |", "|---|---|", *rows])
 

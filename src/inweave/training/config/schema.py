@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, model_validator
 from inweave.checked import did_you_mean, for_message
 from inweave.errors import ConfigError
 from inweave.training.config.fields import CLEARED_BY_NONE, Settings
-from inweave.training.config.presets import ADAPTIVE, KINDS, OPTIMIZER_PRESETS, PRESETS
+from inweave.training.config.presets import ADAPTIVE, OPTIMIZER_PRESETS, preset_objective, presets
 from inweave.training.config.toml import (
     at_most,
     flatten_sections,
@@ -121,11 +121,11 @@ class TrainConfig(Settings):
 
     def with_preset(self, family: str) -> TrainConfig:
         """Fields the user did not set, from the family's preset; settings that do not suit the family are an error."""
-        if family not in PRESETS:
-            raise ConfigError(f"there is no preset for {for_message(family)}; known are {', '.join(PRESETS)}")
+        if family not in presets():
+            raise ConfigError(f"there is no preset for {for_message(family)}; known are {', '.join(presets())}")
         length = _LENGTH if self.steps or self.epochs else frozenset()
         own = {name: getattr(self, name) for name in self.model_fields_set - (_LENGTH - length)}
-        preset = {name: value for name, value in PRESETS[family].items() if name not in length}
+        preset = {name: value for name, value in presets()[family].items() if name not in length}
         if self.objective != "auto":  # an explicit objective outweighs what suits the usual one
             kind = self.objective_kind
             preset = {name: value for name, value in preset.items() if not is_for_other_objective(name, value, kind)}
@@ -137,7 +137,7 @@ class TrainConfig(Settings):
         if (side := own.get("resolution") or preset.get("resolution") or 512) < 512:
             preset["min_bucket"] = max(8, side // 2)  # the default leaves small images no bucket
         filled = type(self)(**{**preset, **own})
-        kind = self.objective_kind or KINDS.get(family)
+        kind = self.objective_kind or preset_objective(family)
         if problems := [
             f"{name}: {objective_hint(kind)}, which {family} is not"
             for name in own

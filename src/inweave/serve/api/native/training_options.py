@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from inweave.models.families import FAMILIES
+from inweave.models.families import families
 from inweave.models.variants import find_variant
 from inweave.serve.service.training import RESERVED
 from inweave.training.config.fields import setting_facts
-from inweave.training.config.presets import PRESETS
+from inweave.training.config.presets import presets
 from inweave.training.config.schema import TrainConfig
 
 _PURPOSES: dict[str, tuple[str, float, float, dict[str, Any]]] = {
@@ -31,23 +31,23 @@ SAVES = 5
 
 def own_settings(base: str | None) -> dict[str, Any]:
     """Return the trainer's defaults for a base."""
-    name = base if base in PRESETS else None
+    name = base if base in presets() else None
     if name is None and base is not None and (variant := find_variant(base)) is not None:
-        family = next(family for family in FAMILIES if variant in family.variants)
+        family = next(family for family in families() if variant in family.variants)
         name = variant.name if variant.name in family.presets else family.name
-    return dict(PRESETS.get(name or "", {}))
+    return dict(presets().get(name or "", {}))
 
 
 def purposes(own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the presets: settings that differ from the defaults."""
-    presets = []
+    rows = []
     for name, (description, length, size, more) in _PURPOSES.items():
         steps = max(round(own.get("steps", 2000) * length), SAVES)
         rank = round(own.get("rank", 16) * size)
         every = -(-steps // SAVES)
         settings = {"steps": steps, "rank": rank, "save_every": every, "sample_every": every, **more}
-        presets.append({"name": name, "description": description, "settings": settings})
-    return presets
+        rows.append({"name": name, "description": description, "settings": settings})
+    return rows
 
 
 def setting_table(own: dict[str, Any]) -> list[dict[str, Any]]:

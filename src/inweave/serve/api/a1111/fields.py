@@ -30,8 +30,8 @@ _OVERRIDES: dict[str, tuple[Any, ...] | None] = {
     "sd_model_checkpoint": None, "CLIP_stop_at_last_layers": None, "sd_vae": ("", "None", "Automatic"),
     "samples_format": ("png",), "live_previews_enable": (True,), "sd_checkpoint_hash": ("",),
 }  # fmt: skip
-#: fields that work, or that have no effect on an image anywhere
-_KNOWN = Img2Img.model_fields.keys()
+#: fields that work, or that have no effect on an image anywhere; SillyTavern sends its own `url` and `auth`
+_KNOWN = {*Img2Img.model_fields, "url", "auth"}
 #: our names in problems -> A1111's
 FIELD_NAMES = {"guidance": "cfg_scale", "count": "batch_size", "strength": "denoising_strength", "image": "init_images",
                "mask_image": "mask", "sampler": "sampler_name", "schedule": "scheduler", "feather": "mask_blur"}  # fmt: skip

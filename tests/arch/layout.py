@@ -52,7 +52,7 @@ PACKAGES = {
         9, "the HTTP worker: APIs, durable jobs, the model process, the web page",
         ("PIL", "pydantic", "fastapi", "starlette", "uvicorn", "h11", "sse_starlette", "prometheus_client"),
     ),
-    "bench": Package(9, "benchmarks with peers, and the quality of the embedded model", ("numpy", "PIL", "torch", "peft", "safetensors")),
+    "bench": Package(9, "benchmarks with peers, and the quality of the embedded model", ("numpy", "PIL", "torch", "peft", "pydantic", "safetensors")),
     "demo": Package(10, "the story and the page of `inweave demo`", ("PIL",)),
     "cli": Package(11, "commands: parse, call, print", ("typer", "rich")),
     "__main__": Package(12, "`python -m inweave`"),
@@ -61,6 +61,24 @@ PACKAGES = {
 
 #: package -> its rooms with their purpose, in the order of imports
 ROOMS = {
+    "ops": {
+        "common": "code that kernels share: operators, gradients, selection, memory layout, precision",
+        "tensors": "bytes of files as tensors, shared memory, devices and dtypes by name",
+        "delta": "the change of a weight: the formula of each algorithm",
+        "kinds": "kinds of layers and how each applies a change, wrapper modules",
+        "activation": "GEGLU and the tanh GELU",
+        "adam8bit": "AdamW with moments in 8 bits",
+        "attention": "the fastest of the libraries' kernels for each shape, measured",
+        "conv": "convolution with a frozen weight",
+        "group_norm": "group normalization and SiLU of channels-last images",
+        "merge": "many low-rank products added to many weights in one launch",
+        "residual": "the sum at the end of a residual block, with biases",
+        "rotary": "heads of attention, normalized, rotated and joined",
+        "row_norm": "layer and RMS normalization with the sum before it",
+        "fp8": "products of rows in 8-bit floating point",
+        "quantized": "formats of quantized weights: the contract and the registry",
+        "linear": "a linear layer or a convolution with a LoRA as one operation",
+    },
     "training": {
         "config": "settings with their own facts, validation, presets, TOML",
         "importers": "configurations of other trainers, one package per trainer",

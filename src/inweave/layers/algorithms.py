@@ -12,7 +12,7 @@ from inweave.layers.branch import Branch, Geometry
 from inweave.layers.loha import LohaBranch
 from inweave.layers.lokr import LokrBranch
 from inweave.layers.lora import LoraBranch
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 
 #: by the name that `AdapterSpec.network` has
 ALGORITHMS: dict[str, type[Branch]] = {each.network(): each for each in (LoraBranch, LohaBranch, LokrBranch)}

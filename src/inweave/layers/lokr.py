@@ -21,8 +21,8 @@ from torch import nn
 
 from inweave.adapter import Factors, Lokr
 from inweave.layers.branch import Branch, Geometry, Scaling, Start, kaiming
-from inweave.ops.decode import Reader
 from inweave.ops.delta import lokr
+from inweave.ops.tensors.decode import Reader
 
 
 class LokrBranch(Branch):

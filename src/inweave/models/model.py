@@ -35,7 +35,7 @@ from inweave.models.open import open_model
 from inweave.models.samplers import own_scheduler
 from inweave.models.tokenizers import check_tokenizer
 from inweave.models.vae import LatentSpace
-from inweave.ops.device import choose_device, choose_dtype
+from inweave.ops.tensors.device import choose_device, choose_dtype
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Plan
 from inweave.weights.build import build, stored_bytes

@@ -18,7 +18,7 @@ import torch
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.exchange.load import load
-from inweave.ops.device import choose_device
+from inweave.ops.tensors.device import choose_device
 from inweave.training.checkpoint.resume import existing_output, open_resume_point, resumed_config
 from inweave.training.config.schema import TrainConfig
 from inweave.training.config.validation import run_problems
@@ -106,7 +106,7 @@ def prepare(
             run = Run(loaded.task, loaded.model, loaded.index, config, world, save_seconds)
             run.step.split = plan.split if plan is not None else 1  # a checkpoint brings its own
             if config.quantize != "off":
-                run.notes.append(("quantize", quantize_denoiser(loaded.model, setup.device)))
+                run.notes.append(("quantize", quantize_denoiser(loaded.model, config.quantize, setup.device)))
         run.resume(checkpoint)
         if not staged:
             loaded.fill_caches(world, on_progress)

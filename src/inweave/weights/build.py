@@ -16,7 +16,7 @@ from torch import nn
 
 from inweave.arguments import expect
 from inweave.errors import ConfigError, TargetError
-from inweave.ops.device import choose_device, named_dtype
+from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.weights.gc_pause import collector_waits
 from inweave.weights.merged import MergedSource
 from inweave.weights.networks import Slot

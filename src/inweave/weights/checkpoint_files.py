@@ -20,7 +20,7 @@ from inweave.errors import FormatError
 from inweave.files.reading import open_regular
 from inweave.formats.files import read_header, shard_files, weight_files
 from inweave.formats.gate import Header, Span
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.plan import Rows
 from inweave.weights.source import TensorSpec
 from inweave.weights.transfer import read_bytes

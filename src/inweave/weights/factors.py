@@ -23,8 +23,8 @@ from inweave.files.reading import open_regular
 from inweave.formats.files import Container, maps_of, open_container, refuse_truncated
 from inweave.formats.finite import scan
 from inweave.formats.read import read_container
-from inweave.ops.decode import TORCH, decode
-from inweave.ops.merge import Product, Target
+from inweave.ops.merge import Product, WeightUpdate
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.plan import Plan
 from inweave.weights.layout_cache import Layout, is_template, layout_of, retargeted
 from inweave.weights.stack import Item
@@ -136,7 +136,7 @@ def product_of(item: Item, loaded: Loaded, device: torch.device) -> Product:
 
 def targets_of(
     original: torch.Tensor, live: torch.Tensor, items: Sequence[Item], owners: Mapping[int, Loaded]
-) -> list[tuple[Target, list[Item]]]:
+) -> list[tuple[WeightUpdate, list[Item]]]:
     """Split ``live`` into runs of rows that receive the same products, each with its items, in order.
 
     Every row is in one run: rows that receive nothing now may have received something from the last stack.
@@ -145,7 +145,7 @@ def targets_of(
     out, base = live.view(live.shape[0], -1), original.view(original.shape[0], -1)
     products = [product_of(item, owners[id(item.placement)], live.device) for item in items]
     if all(item.placement.target is None for item in items):
-        return [(Target(base, out, tuple(products)), list(items))]
+        return [(WeightUpdate(base, out, tuple(products)), list(items))]
     ranges = [item.placement.rows() for item in items]
     borders = sorted({0, len(out), *(row for rows in ranges for row in (rows.start, rows.stop))})
     runs = []
@@ -158,7 +158,7 @@ def targets_of(
             for number in here
         )
         if cut or base.data_ptr() != out.data_ptr():
-            runs.append((Target(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
+            runs.append((WeightUpdate(base[start:stop], out[start:stop], cut), [items[number] for number in here]))
     return runs
 
 

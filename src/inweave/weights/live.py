@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from inweave.errors import MergeStateError, TargetError
-from inweave.ops.overlaps import address, overlaps
-from inweave.ops.wrappers import named_modules, unwrapped
+from inweave.ops.kinds.wrappers import named_modules, unwrapped
+from inweave.ops.tensors.overlaps import address, overlaps
 from inweave.targets.spellings import FUSED
 from inweave.weights.networks import Slot, slots
 from inweave.weights.snapshot import Entry, Snapshot

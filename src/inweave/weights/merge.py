@@ -16,9 +16,9 @@ import torch
 
 from inweave.adapter import Lora, Tensor
 from inweave.errors import TargetError
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
 from inweave.ops.delta import change, padded
 from inweave.ops.merge import all_usable, limit_of, usable_numbers
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.plan import Piece, Placement
 from inweave.weights.scratch import Scratch, padded_size
 from inweave.weights.stack import Item

@@ -5,7 +5,7 @@ a module                         {"unet": module}
 a diffusers pipeline, or its     unet or transformer -> "unet", text_encoder -> "te1", text_encoder_2 -> "te2",
 `components`                     text_encoder_3 -> "te3"; others take no adapters
 
-Wrapper modules (`inweave.ops.wrappers`) are looked through.
+Wrapper modules (`inweave.ops.kinds.wrappers`) are looked through.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import nn
 from inweave.adapter.components import COMPONENTS, FOLDERS
 from inweave.errors import ConfigError
 from inweave.exchange.load import open_base
-from inweave.ops.wrappers import named_modules, unwrapped
+from inweave.ops.kinds.wrappers import named_modules, unwrapped
 from inweave.targets.index import ModelIndex, component_from_names, index_from_names
 from inweave.weights.source import WeightSource
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from inweave.adapter import Adapter
 from inweave.ops.kinds import stored_transposed
-from inweave.ops.wrappers import named_modules
+from inweave.ops.kinds.wrappers import named_modules
 from inweave.targets.index import ModelIndex, component_from_names
 from inweave.targets.plan import Placement, Plan
 from inweave.targets.resolve import resolve

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from inweave.ops.merge.dispatch import Launch, prepared
+from inweave.ops.merge import prepare_merge
 from inweave.targets.plan import Placement
 from inweave.weights.factors import Loaded
 from inweave.weights.stack import Item, Strength, TensorKey
 from inweave.weights.writer import Writer
+
+if TYPE_CHECKING:  # imports triton
+    from inweave.ops.merge.triton import PreparedMerge
 
 #: adapters of a stack with their strengths
 LoadedStack = Sequence[tuple[Loaded, Strength]]
@@ -28,7 +32,7 @@ class MergeProgram:
         self,
         tensors: Mapping[TensorKey, list[tuple[int, int, Placement]]],
         targets: Sequence[TensorKey],
-        launch: Launch,
+        launch: PreparedMerge,
         products: Sequence[tuple[int, Placement]],
         sole: Loaded | None,
     ) -> None:
@@ -94,5 +98,9 @@ def compiled(
     }
     products = [(numbers[id(item.placement)], item.placement) for _, _, used in pairs for item in used]
     return MergeProgram(
-        keys, [key for key, _, _ in pairs], prepared(targets), products, adapters[0] if len(adapters) == 1 else None
+        keys,
+        [key for key, _, _ in pairs],
+        prepare_merge(targets),
+        products,
+        adapters[0] if len(adapters) == 1 else None,
     )

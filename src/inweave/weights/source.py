@@ -28,7 +28,7 @@ from inweave.errors import FormatError, TargetError
 from inweave.files.paths import as_path
 from inweave.files.reading import open_regular
 from inweave.formats.files import open_container
-from inweave.ops.decode import TORCH, decode
+from inweave.ops.tensors.decode import TORCH, decode
 from inweave.targets.index import Component
 from inweave.targets.links import Link
 from inweave.targets.plan import Rows

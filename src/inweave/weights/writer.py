@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from inweave.errors import MemoryBudgetError, TargetError
-from inweave.ops.merge import Target, all_usable, merge_products, usable_numbers
+from inweave.ops.merge import WeightUpdate, all_usable, merge_products, usable_numbers
 from inweave.weights.factors import Loaded, targets_of
 from inweave.weights.live import Home, LiveModel, Mark
 from inweave.weights.merge import is_product, merge_into
@@ -106,7 +106,7 @@ class Writer:
         self, keys: Sequence[TensorKey], items: Mapping[TensorKey, Sequence[Item]], owners: Mapping[int, Loaded]
     ) -> list[TensorKey]:
         """Write every tensor; returns those with numbers beyond the limit."""
-        targets: list[tuple[TensorKey, Target]] = []
+        targets: list[tuple[TensorKey, WeightUpdate]] = []
         unbounded: list[TensorKey] = []
         scratch = Scratch()  # for all tensors of this stack
         for key in keys:
@@ -137,7 +137,7 @@ class Writer:
 
     def targets(
         self, key: TensorKey, received: Sequence[Item], owners: Mapping[int, Loaded]
-    ) -> list[tuple[Target, list[Item]]]:
+    ) -> list[tuple[WeightUpdate, list[Item]]]:
         live = self.tensor(key)
         return targets_of(self.pristine[key[0]].get(key[1], live), live, received, owners)
 

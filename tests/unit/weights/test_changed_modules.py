@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 import inweave  # noqa: E402
 from inweave.errors import ConfigError, MergeStateError, TargetError  # noqa: E402
 from inweave.formats.read import read  # noqa: E402
-from inweave.ops.overlaps import overlaps  # noqa: E402
+from inweave.ops.tensors.overlaps import overlaps  # noqa: E402
 from inweave.weights.source import DictSource  # noqa: E402
 from tests.support import random  # noqa: E402
 

@@ -14,7 +14,7 @@ from inweave.adapter import Adapter, Full, Lora
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import naming_for, save
 from inweave.exchange.load import component_folders, load, open_base
-from inweave.ops.decode import decode
+from inweave.ops.tensors.decode import decode
 from inweave.targets.resolve import resolve
 from inweave.weights.offline.bake import BakeItem, write_merged
 from inweave.weights.offline.extract import Extracted, extract_difference, open_checkpoint, truncated_svd

@@ -16,7 +16,7 @@ from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import save
 from inweave.exchange.load import load
 from inweave.formats.read import read
-from inweave.ops.decode import decode
+from inweave.ops.tensors.decode import decode
 from inweave.weights.offline.resize import Resized, chosen_rank, resize_stack
 from inweave.weights.stack import Strength
 from tests.golden.weave import Base, small, torch_base

@@ -15,8 +15,8 @@ import torch
 
 from inweave.adapter import Factors, Full, Glora, Loha, Lokr, Lora, Vera
 from inweave.errors import TargetError
-from inweave.ops.decode import Reader
 from inweave.ops.delta import glora, loha, lokr, lora, vera
+from inweave.ops.tensors.decode import Reader
 
 #: algorithms whose product needs their own tensors alone, passed by role
 FORMULAS: dict[type[Factors], Callable[..., torch.Tensor]] = {

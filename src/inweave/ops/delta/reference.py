@@ -25,10 +25,10 @@ import torch
 
 from inweave.adapter import Boft, BoftIn, Factors, Full, Ia3, Magnitude, Oft, OftIn, Residual, Tensor, TokenRows
 from inweave.errors import TargetError
-from inweave.ops.decode import Reader, decode
 from inweave.ops.delta.fit import along, fitted, misfit, padded
 from inweave.ops.delta.products import product
 from inweave.ops.delta.rotations import Rotation, rotated
+from inweave.ops.tensors.decode import Reader, decode
 
 
 def change(factors: Factors, weight: torch.Tensor | None, strength: float = 1.0) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Child processes of the web process: started, spoken to, watched, stopped.
 
-The model process reports events on its own account (`ProcessEndpoint`); the sandbox and the planner answer one call at a
-time (`CallProcess`), with `inweave.serve.engine.rpc_loop` at their end.
+The model process sends reports whenever something happens (`ProcessEndpoint`). The sandbox and the planner answer one
+call at a time (`CallProcess`); `inweave.serve.engine.rpc_loop` is their side of it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ProcessEndpoint:
 
 
 class CallProcess(ChildProcess):
-    """A process that answers calls, one at a time; it is started by the first call, and by the next one after its end."""
+    """A process that answers calls, one at a time; a call starts it if it does not run."""
 
     def __init__(self, module: str, settings: dict[str, Any] | None = None) -> None:
         super().__init__(module)
@@ -123,7 +123,7 @@ class CallProcess(ChildProcess):
 
         Raises:
             WireError: the process died.
-            TimeoutError: there was no answer within ``seconds``. The process is killed, as it is if the caller is cancelled.
+            TimeoutError: there was no answer within ``seconds``, and the process was killed.
         """
         try:
             if not self.alive:

@@ -6,24 +6,26 @@
     RunRequest       any time after Ready       JobEvent    any number, in the order in which they happened
     Cancel           any time after Ready       Finished    one for each RunRequest, after its last JobEvent
 
-**Jobs.** Every message about a job carries its id. Reports of several jobs may interleave; the reader routes them by id and
-ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. (Today's runner
-runs one at a time, in the order of arrival, and today's dispatcher sends one at a time.) The result of a request never
-depends on the requests before it.
+**Jobs.** Every message about a job carries its id. Reports of several jobs may interleave; the reader routes them by
+id and ignores jobs it no longer follows. A runner may hold several requests and run them in turn or together. (Today's
+runner runs one at a time, in the order of arrival, and today's dispatcher sends one at a time.) The result of a request
+never depends on the requests before it.
 
-**Cancel.** A cancellation is a request to stop at the next step, and may be repeated. A job that has not begun ends without
-being run; training saves a checkpoint first. Exactly one Finished follows either way: usually with the state "cancelled",
-but "done" or "failed" if the job ended before the command arrived. There is no promise of time: a dispatcher that does not
-want to wait any longer stops the runner.
+**Cancel.** A cancellation asks a job to stop at its next step, and may be repeated. A job that has not begun ends
+without being run; training saves a checkpoint first. Exactly one Finished follows either way: usually with the state
+"cancelled", but "done" or "failed" if the job ended before the command arrived. There is no promise of time: a
+dispatcher that does not want to wait any longer stops the runner.
 
 **Death.** When a runner dies, `send` and `receive` of its endpoint raise `WireError`. Its unfinished jobs belong to the
-dispatcher again, which may send the same requests to another runner: images are generated from the start, training resumes
-from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers nothing.
+dispatcher again, which may send the same requests to another runner: images are generated from the start, training
+resumes from the newest checkpoint in its output folder. A runner whose dispatcher is gone ends at once and delivers
+nothing.
 
-**Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are paths,
-and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load, ``model``,
-``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them up just before
-it sends a request; an endpoint to a machine with another file system has to translate them, and to move the files.
+**Data.** Fields are JSON values and bytes (`inweave.serve.engine.wire`); images travel as bytes. Only these fields are
+paths, and they are paths on the machine of the runner: ``folders`` and ``parts`` of the settings, ``model`` of Load,
+``model``, ``loras`` and ``paths`` of a request, and ``adapter`` in the result of a train job. The dispatcher looks them
+up just before it sends a request; an endpoint to a machine with another file system has to translate them, and to move
+the files.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The runner takes commands; ``device`` is None if the requested one does not exist, which loading a model reports."""
+    """The runner takes commands; ``device`` is None if the requested one does not exist."""
 
     device: str | None
 

@@ -1,6 +1,7 @@
 """The process that holds a device and hosts a `Runner`: commands on its standard input, reports on its standard output.
 
-It ends when its standard input ends, so it never outlives the process that started it. `contract` describes the messages.
+It ends when its standard input ends, so it never outlives the process that started it. The messages are described in
+`inweave.serve.engine.contract`.
 """
 
 from __future__ import annotations

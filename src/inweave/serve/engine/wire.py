@@ -4,8 +4,8 @@
     header  = {"type": ..., "data": {...}, "blobs": [[path, length], ...]}
 
 The data of a message may contain `bytes` at any depth. They follow the header as blobs: in the JSON, null takes their
-place, and the path (keys and indexes) says where each one belongs. Nothing is ever unpickled. A message that exceeds the
-limits ends the connection, like a closed pipe.
+place, and the path (keys and indexes) says where each one belongs. Nothing is ever unpickled. A message that exceeds
+the limits ends the connection, like a closed pipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors as the outside may see them: a code, a sentence, no path, no address, no traceback.
+"""Errors in the form that clients may see: a code and a sentence, without paths, addresses or tracebacks.
 
 code              HTTP    error
 invalid_request   400     ConfigError, RequestError
@@ -9,8 +9,9 @@ unsupported_media_type    415  MediaTypeError
 unreadable_file   422     FormatError
 lora_mismatch     422     TargetError
 busy              429     BusyError
-out_of_memory     500     MemoryBudgetError, the device's own
-internal          500     everything else; the log has the traceback
+out_of_memory     500     MemoryBudgetError, out-of-memory errors of the device
+storage           507     StorageError
+internal          500     all other errors; the log has the traceback
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}\b")
 
 
 class JobFailed(InweaveError):
-    """A job failed for a reason that no error of ours stands for: a crash, a time-out, a bug."""
+    """A job failure with no matching InweaveError: a crash, a timeout, a bug."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -69,6 +70,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def code_of(error: BaseException) -> str:
+    """Return the code of an error."""
     if isinstance(error, JobFailed):
         return error.code
     for kind, code, _ in _CODES:
@@ -80,7 +82,7 @@ def code_of(error: BaseException) -> str:
 
 
 def status_of(error: BaseException) -> int:
-    """The HTTP status of an error."""
+    """Return the HTTP status of an error."""
     for kind, _, status in _CODES:
         if isinstance(error, kind):
             return status
@@ -88,16 +90,16 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """The message of our own errors, without paths; of others only what they mean for the client."""
+    """Return the message of an InweaveError without paths; for any other error, a message without its details."""
     if isinstance(error, InweaveError):
         return public(str(error))
     if code_of(error) == "out_of_memory":
         return "the device has too little free memory for this request; ask for fewer or smaller images"
-    return "an internal error; the log of the worker has the details"
+    return "internal error; see the worker's log for details"
 
 
 def public(text: str) -> str:
-    """``text`` with every path cut to its last part, and without memory addresses."""
+    """Return ``text`` with every path cut to its last part, and without memory addresses."""
     return _ADDRESS.sub("...", _PATH.sub(lambda match: match[1] or "...", text))
 
 

@@ -3,7 +3,7 @@
     {"operation": "image_generation", "prompt": ..., "loras": [{"name": "pixel", "strength": 0.8}], ...}
 
 A request names models by the names of `/v1/models`, LoRAs by a name, a path inside the library or a hash, and brings
-pictures in base64 or by the id of an upload. It never names a file of this machine.
+images in base64 or by the id of an upload. It never names a file of this machine.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Operation = Literal["image_generation", "image_transform", "image_inpaint"]
 OnMismatch = Literal["error", "warn"]
 #: fields of a request that are not settings of the image
 _OWN = ("operation", "model", "priority", "on_mismatch", "preview_every", "preview_first", "image", "mask_image")
-#: what rbee's clients call things, and fields of theirs that mean nothing to a single worker
+#: field names of rbee's clients, and fields that have no meaning for a single worker
 _ALIASES = {"kind": "operation", "init_image": "image", "input_image": "image", "mask": "mask_image", "init": "image"}
 _IGNORED = ("hive_id", "worker_id")
-#: what a data: address may call a picture; its content decides
+#: media types that a data: URL may state; the content decides
 _MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/bmp", "application/octet-stream")
 
 
@@ -43,18 +43,16 @@ class ImageRequest(CheckedModel):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     on_mismatch: OnMismatch = "error"
     preview_every: Annotated[int, Field(ge=0, le=150)] = Field(
-        default=0, description="a preview picture every so many steps; 0: none"
+        default=0, description="a preview image every n steps; 0: none"
     )
     preview_first: bool = Field(default=False, description="previews from the first step on, and of the last one")
-    image: str | None = Field(
-        default=None, description="the picture to start from, in base64 or by the id of an upload"
-    )
+    image: str | None = Field(default=None, description="the image to start from, in base64 or by the id of an upload")
     mask_image: str | None = Field(default=None, description="white where to repaint, likewise")
     settings: GenerateConfig
 
     @classmethod
     def parse(cls, body: object) -> ImageRequest:
-        """The request in a JSON body, or a `ConfigError` with everything that is wrong with it."""
+        """Return the request in a JSON body; raise ConfigError with everything that is wrong with it."""
         if not isinstance(body, Mapping):
             raise ConfigError("expected a JSON object with an operation and a prompt")
         problems: list[Problem] = []
@@ -100,16 +98,16 @@ class ImageRequest(CheckedModel):
 
 
 def decode_base64(text: str, label: str, limit: int) -> bytes:
-    """The bytes of a picture in base64, with or without a data: prefix. Addresses are refused: nothing is fetched."""
+    """Return the bytes of an image in base64, with or without a data: prefix; other URLs are refused, never fetched."""
     if re.match(r"(?!data:)[A-Za-z][A-Za-z0-9+.-]*:", text):
-        raise RequestError(Problem(label, "addresses are not fetched; send the picture itself in base64, or upload it"))
+        raise RequestError(Problem(label, "URLs are not fetched; send the image itself in base64, or upload it"))
     if text.startswith("data:"):
         head, comma, text = text.partition(",")
         if not comma or not head.endswith(";base64"):
-            raise RequestError(Problem(label, "a data: address must end in ;base64, followed by the picture"))
+            raise RequestError(Problem(label, "the header of a data: URL must end in ;base64, followed by the image"))
         media = head.removeprefix("data:").partition(";")[0].strip().lower()
         if media not in _MEDIA_TYPES:
-            reason = f"a data: address of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
+            reason = f"a data: URL of {media[:40] or 'no type'!r}; send image/png, jpeg, webp or bmp"
             raise RequestError(Problem(label, reason))
     if len(text) > 4 * limit // 3 + 4:
         raise RequestError(Problem(label, f"larger than {limit:,} bytes"))
@@ -120,10 +118,10 @@ def decode_base64(text: str, label: str, limit: int) -> bytes:
 
 
 def png_size(content: bytes) -> tuple[int, int]:
-    """(width, height) of a PNG that was checked."""
+    """Return (width, height) of a PNG that was checked."""
     return int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
 
 
 def fingerprint(body: object) -> str:
-    """The same for the same request, whatever the order of its fields."""
+    """Return a hash of a request that does not depend on the order of its fields."""
     return hashlib.sha256(json.dumps(body, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""What a job is, and the states it passes through.
+"""Jobs, and the states they pass through.
 
     queued -> running -> done | failed | cancelled        a job ends exactly once
-    running -> queued                                     once, when the process that ran it died
+    running -> queued                                     once, if the process that ran it died
 
 Every change of state is an event; the events of a job are numbered from 1 and end with one of the three final types.
 """
@@ -15,7 +15,7 @@ from typing import Any, Literal
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 Kind = Literal["image_generation", "image_transform", "image_inpaint", "train"]
 FINAL: tuple[State, ...] = ("done", "failed", "cancelled")
-#: how often a job may be started: once more after a crash, so that a job that kills its process ends
+#: how often a job may be started: once more after a crash; a job that kills its process again has failed
 MAX_ATTEMPTS = 2
 
 
@@ -56,7 +56,7 @@ class StoredEvent:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A validated request on its way into the queue; ``inputs`` are pictures by name, already decoded and encoded anew."""
+    """A validated request on its way into the queue; ``inputs``: PNG images by name, encoded by the sandbox."""
 
     kind: Kind
     model: str
@@ -91,9 +91,10 @@ class Job:
 
     @property
     def final(self) -> bool:
+        """Whether the job has ended."""
         return self.state in FINAL
 
 
 def new_id() -> str:
-    """A job id that cannot be guessed."""
+    """Return a job id that cannot be guessed."""
     return f"job-{secrets.token_hex(12)}"

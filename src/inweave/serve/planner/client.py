@@ -1,7 +1,7 @@
 """Calls into the process that plans training: how images will be cropped, and how much memory and time a run needs.
 
-The process is started by the first call, answers one call at a time, and ends after a while without calls. If it dies or
-takes too long, only that call fails, and the next one gets a new process.
+The process is started by the first call, answers one call at a time, and ends after a while without calls. If it dies
+or takes too long, only that call fails, and the next one gets a new process.
 """
 
 from __future__ import annotations

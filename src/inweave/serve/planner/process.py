@@ -1,6 +1,6 @@
 """The process that plans training runs, with the trainer's own code and without weights.
 
-crops {dataset, model, settings}                        -> {pictures, buckets, ...}
+crops {dataset, model, settings}                        -> {buckets, crop, resolution, ...}
 check {dataset, model, settings, output, start_from}    -> {ok, estimate, dataset, problems, ...}
 """
 
@@ -21,25 +21,25 @@ def plan_crops(data: Data) -> Data:
 
     config = TrainConfig(**data["settings"], dataset=data["dataset"], model=data["model"])
     complete, rows = crop_plan(config)
-    pictures, buckets = [], dict[str, int]()
+    images, buckets = [], dict[str, int]()
     for example, place in rows:
         row: dict[str, Any] = {"name": example.path.name, "width": example.size[0], "height": example.size[1]}
         if place is None:
-            pictures.append({**row, "bucket": None})
+            images.append({**row, "bucket": None})
             continue
         bucket = str(place.bucket)
         buckets[bucket] = buckets.get(bucket, 0) + 1
-        pictures.append({
-            **row, "bucket": bucket, "resized": list(place.resized), "crop": list(place.crop), "scale": round(place.scale, 6),
-            "cropped": round(place.cropped_fraction, 6), "own_bucket": place.own_bucket,
+        images.append({
+            **row, "bucket": bucket, "resized": list(place.resized), "crop": list(place.crop),
+            "scale": round(place.scale, 6), "cropped": round(place.cropped_fraction, 6), "own_bucket": place.own_bucket,
         })  # fmt: skip
-    return {"pictures": pictures, "buckets": dict(sorted(buckets.items())), "crop": complete.crop,
+    return {"pictures": images, "buckets": dict(sorted(buckets.items())), "crop": complete.crop,
             "resolution": complete.resolution}  # fmt: skip
 
 
 def plan_run(data: Data) -> Data:
     """Return the report of `inweave train --check`; errors in the dataset are part of it, not errors of the call."""
-    from inweave.ops.device import choose_device, device_memory
+    from inweave.ops.tensors.device import choose_device, device_memory
     from inweave.training.config.schema import TrainConfig
     from inweave.training.session import check
 

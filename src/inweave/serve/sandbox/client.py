@@ -40,7 +40,7 @@ class SandboxClient:
 
     async def settings(self, content: bytes) -> dict[str, Any]:
         """Return the settings that made an image, as fields of `ImageSettings`; raise RequestError if it has none."""
-        return dict((await self._call("settings", "picture", content=content))["settings"])
+        return dict((await self._call("settings", "image", content=content))["settings"])
 
     async def adapter(self, path: str, label: str) -> None:
         """Read a file as an adapter; raise FormatError if it is not one, or if its numbers are not finite."""

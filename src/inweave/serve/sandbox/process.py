@@ -90,8 +90,8 @@ def check_settings(data: Data) -> Data:
     from inweave.files.images import open_image_bytes
     from inweave.generate.record import settings_of
 
-    with open_image_bytes(data["content"], "picture", error=RequestError, formats=FORMATS) as image:
-        return {"settings": settings_of(image, "picture").as_dict()}
+    with open_image_bytes(data["content"], "image", error=RequestError, formats=FORMATS) as image:
+        return {"settings": settings_of(image, "image").as_dict()}
 
 
 def check_lora(data: Data) -> Data:

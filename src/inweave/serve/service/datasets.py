@@ -13,9 +13,9 @@ from inweave.serve.jobs.errors import StorageError
 from inweave.serve.jobs.store import JobStore
 from inweave.serve.sandbox.client import SandboxClient
 from inweave.serve.service.images import Images
-from inweave.serve.storage.datasets import MAX_CAPTION, MAX_DATASETS, MAX_PICTURES, THUMBNAIL, DatasetStore
+from inweave.serve.storage.datasets import MAX_CAPTION, MAX_DATASETS, MAX_IMAGES, THUMBNAIL, DatasetStore
 
-__all__ = ["MAX_CAPTION", "MAX_DATASETS", "MAX_PICTURES", "Datasets"]
+__all__ = ["MAX_CAPTION", "MAX_DATASETS", "MAX_IMAGES", "Datasets"]
 
 
 class Datasets:
@@ -58,11 +58,11 @@ class Datasets:
         """Check and store an image; return the name it is stored under."""
         await self.folder(dataset)
         clean = await self._images.clean(content, f"image {name[:100]}")
-        return await asyncio.to_thread(self._store.put_picture, dataset, name, clean)
+        return await asyncio.to_thread(self._store.put_image, dataset, name, clean)
 
     async def image(self, dataset: str, name: str) -> Path:
         """Return the path of an image, a PNG."""
-        return await asyncio.to_thread(self._store.picture, dataset, name)
+        return await asyncio.to_thread(self._store.image, dataset, name)
 
     async def thumbnail(self, dataset: str, name: str) -> Path | None:
         """Return the path of a small copy of an image, a WebP; None if the image itself is small."""
@@ -74,7 +74,7 @@ class Datasets:
 
     async def delete_image(self, dataset: str, name: str) -> None:
         """Remove an image and its caption."""
-        await asyncio.to_thread(self._store.delete_picture, dataset, name)
+        await asyncio.to_thread(self._store.delete_image, dataset, name)
 
     async def put_caption(self, dataset: str, name: str, caption: str) -> str:
         """Store the caption of an image; return the name of its file."""

@@ -32,7 +32,7 @@ from inweave.files.paths import exists, is_file, is_folder
 from inweave.files.reading import open_regular
 from inweave.files.writing import make_folder, new_folder, remove_folder, write_atomic
 from inweave.formats.gate import parse_header
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode
 from inweave.targets.index import ModelIndex
 from inweave.targets.plan import Plan, Rows
 from inweave.weights.blocks import block_names

@@ -33,7 +33,7 @@ from inweave.formats.alphas import Alphas
 from inweave.formats.files import maps_of, open_container, refuse_truncated
 from inweave.formats.read import read_container
 from inweave.formats.writers import WRITERS
-from inweave.ops.device import choose_device, named_dtype
+from inweave.ops.tensors.device import choose_device, named_dtype
 from inweave.targets.bases import known_index
 from inweave.targets.detect import detect
 from inweave.targets.index import ModelIndex

@@ -26,7 +26,7 @@ from inweave.adapter import Adapter, Entry, Factors, Full, Lokr, Lora, Tensor
 from inweave.errors import ConfigError, TargetError
 from inweave.exchange.convert import Conversion
 from inweave.formats.spell import CANDLE_ALPHA, DIFFUSERS_CONFIG, PEFT_CONFIG, STORED_ALPHA
-from inweave.ops.decode import DTYPE_NAMES, TORCH, decode, encode
+from inweave.ops.tensors.decode import DTYPE_NAMES, TORCH, decode, encode
 from inweave.targets.index import Component, ModelIndex
 from inweave.targets.links import Naming
 from inweave.targets.plan import Placement

@@ -21,7 +21,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from inweave.serve.api.context import service_of
 from inweave.serve.api.json_body import JsonRoute
 from inweave.serve.api.openapi import answer_of, binary_body
-from inweave.serve.service.datasets import MAX_CAPTION, MAX_PICTURES
+from inweave.serve.service.datasets import MAX_CAPTION, MAX_IMAGES
 
 
 class DatasetConvertor(StringConvertor):
@@ -54,7 +54,7 @@ class Caption(BaseModel):
 class Captions(BaseModel):
     """Captions by the names of their images."""
 
-    captions: Annotated[dict[ImageName, CaptionText], Field(min_length=1, max_length=MAX_PICTURES)]
+    captions: Annotated[dict[ImageName, CaptionText], Field(min_length=1, max_length=MAX_IMAGES)]
 
 
 class CropQuestion(BaseModel):

@@ -18,7 +18,7 @@ from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api.context import service_of
 from inweave.serve.api.native.metrics import metrics_text
 from inweave.serve.api.openapi import answer_of
-from inweave.serve.service.datasets import MAX_DATASETS, MAX_PICTURES
+from inweave.serve.service.datasets import MAX_DATASETS, MAX_IMAGES
 from inweave.targets.bases import KNOWN
 from inweave.version import __version__
 
@@ -43,7 +43,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             "image_pixels": limits.image_pixels, "images_per_job": limits.max_images, "job_seconds": limits.job_seconds,
             "keep_hours": limits.keep_hours, "uploads": limits.upload_count,
             "upload_bytes": int(limits.upload_gb * 1024**3), "datasets": MAX_DATASETS,
-            "pictures_per_dataset": MAX_PICTURES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
+            "pictures_per_dataset": MAX_IMAGES, "dataset_bytes": int(limits.dataset_gb * 1024**3),
         },
     }  # fmt: skip
 

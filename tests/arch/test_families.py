@@ -1,4 +1,4 @@
-"""A family's name decides nothing outside of `inweave.models.families`: whoever wants to know asks the family."""
+"""Nothing outside of `inweave.models.families` branches on a family's name: code asks the family object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def decisions(tree: ast.AST) -> list[tuple[int, str]]:
             parts = [node.slice]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             parts = list(node.args) if node.func.attr in ("startswith", "endswith", "get", "count", "index") else []
-        result += [(node.lineno, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
+        line = getattr(node, "lineno", 0)
+        result += [(line, text) for part in parts for text in literals(part) if text in NAMES | PRESETS]
     return result
 
 

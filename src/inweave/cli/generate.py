@@ -88,7 +88,7 @@ def generate(
         if out is not None and out != "-":
             _check_ending(out)
         progress.start("starting")
-        from inweave.generate.find import LoraFinder, check_request, with_alpha
+        from inweave.generate.find import RequestFinder, check_request, with_alpha
         from inweave.generate.pipeline import pipeline
         from inweave.generate.repeat import (
             input_warnings,
@@ -109,13 +109,13 @@ def generate(
         if "prompt" not in settings:
             raise ConfigError('a prompt is needed: inweave generate "a red apple" -o apple.png')
         folders = lora_dir or [folder for folder in (Path("loras"),) if folder.is_dir()]
-        finder = LoraFinder(folders, source.hashes)
+        finder = RequestFinder(folders, source.hashes)
         config = check_request(settings, finder)
         if config.seed in (
             None,
             -1,
         ):  # decided now, since files are named after it, and a grid has one for all its cells
-            config = config.model_copy(update={"seed": secrets.randbits(32)})
+            config = config.model_copy(update={"seed": secrets.randbits(32)}, check=False)
         output = ImageOutput(out, config, bool(grid or compare), force, saved)
         if config.sampler is not None and "sampler" in user_options and not repeats_schedule:
             ensure_schedule(config.sampler, config.schedule)
@@ -123,7 +123,7 @@ def generate(
         _check_inputs(config)
         warnings = [*source.warnings, *input_warnings(source, settings), *lora_warnings(config, finder)]
         if (alphas := supplied_alphas(alpha, rank_alpha)) is not None:
-            config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))})
+            config = config.model_copy(update={"loras": tuple(with_alpha(config.loras, finder, alphas))}, check=False)
         progress.start(f"loading {model}")
         pipe = pipeline(
             model, finder=finder, device=device, dtype=dtype, variant=variant, parts=_parts(part),
@@ -131,7 +131,6 @@ def generate(
         )  # fmt: skip
         config, unfit = with_possible_sampler(config, source, user_options, pipe.model)
         warnings += [*model_warnings(source, pipe.model.blueprint), *unfit]
-        output.check_settings(lambda: pipe.record(config))
         started = time.perf_counter()
         try:
             if grid or compare:
@@ -185,7 +184,7 @@ class ImageOutput:
         self.stdout = out == "-"
         self.saved = saved
         count = 1 if sheet else config.count
-        self._names = ImageNames.parse(None if self.stdout else out, config.prompt, count, force)
+        self._names = ImageNames.parse(None if self.stdout else out, config.prompts[0].text, count, force)
         self._paths = [] if self.stdout else self._names.paths(config.seed, count)
 
     def check_settings(self, record: Callable[[], dict[str, Any]]) -> None:
@@ -220,10 +219,14 @@ def _source(image: Path | None) -> ImageSettings:
 def _images(
     pipe: Pipeline, config: GenerateConfig, output: ImageOutput, progress: Callable[[Progress], None]
 ) -> dict[str, Any]:
+    from inweave.generate.denoise import Callbacks
+
     def write(number: int, image: Any, record: dict[str, Any]) -> None:
         output.write(number, image, record, seed=record["config"]["seed"], settings=record["config"])
 
-    result = pipe(config, progress=progress, on_image=write)
+    request = pipe.prepare(config)
+    output.check_settings(lambda: pipe.record(request))
+    result = pipe.run(request, Callbacks(progress), write)
     return {"images": output.saved, "loras": [each.as_dict() for each in result.loras], "warnings": result.warnings}
 
 
@@ -259,6 +262,7 @@ def _grid(
     """The sheet of a sweep over ``axes``, or of a comparison where there are none."""
     from inweave.generate.sweep import compare, sweep
 
+    output.check_settings(lambda: pipe.record(config))
     made = sweep(pipe, config, axes, progress=progress) if axes else compare(pipe, config, progress=progress)
     results = [result for line in made.results for result in line]
     output.write(0, made.sheet.render(), made.record, cells=[result.records[0]["config"] for result in results])

@@ -138,7 +138,5 @@ class ImageNames:
 
 
 def slug(prompt: str) -> str:
-    """The words of a prompt as part of a file's name."""
-    from inweave.generate.prompt import parse
-
-    return re.sub(r"[^a-z0-9]+", "-", parse(prompt).text.lower()).strip("-")[:48].strip("-") or "image"
+    """Return the words of a prompt, which has no LoRA tags, as part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:48].strip("-") or "image"

@@ -85,6 +85,7 @@ def test_an_exact_low_rank_change_comes_back(tmp_path: Path, rank: int) -> None:
     assert all(row.energy == pytest.approx(1, abs=1e-6) and row.rank == rank for row in result.rows)
     assert not result.left_out and not result.notes
     conv = next(entry.factors for entry in result.adapter.entries if entry.ref.name == "conv")
+    assert isinstance(conv, Lora)
     assert conv.down.shape == (rank, 10, 3, 3) and conv.up.shape == (24, rank, 1, 1)
 
 
@@ -180,7 +181,8 @@ def test_the_same_numbers_every_time(tmp_path: Path) -> None:
 def tuned_flux(seed: int = 7) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     before = flux()
     names = [f"{DENOISER}double_blocks.0.img_attn.qkv.weight", f"{DENOISER}single_blocks.0.linear1.weight",
-             f"{DENOISER}final_layer.adaLN_modulation.1.weight", f"{ENCODER}text_model.encoder.layers.0.self_attn.q_proj.weight"]  # fmt: skip
+             f"{DENOISER}final_layer.adaLN_modulation.1.weight",
+             f"{ENCODER}text_model.encoder.layers.0.self_attn.q_proj.weight"]  # fmt: skip
     after = before | {name: before[name] + change(seed, tuple(before[name].shape), 2) for name in names}
     return before, after
 

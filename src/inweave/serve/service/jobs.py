@@ -46,10 +46,10 @@ class Jobs:
 
     async def present(self, job: str) -> Job:
         """Return a job; raise MissingError if it never existed, GoneError if it has expired."""
-        found = await self.get(job)
-        if found.expired:
-            raise GoneError(f"job {found.id} ended as {found.state}; its results have expired")
-        return found
+        current = await self.get(job)
+        if current.expired:
+            raise GoneError(f"job {current.id} ended as {current.state}; its results have expired")
+        return current
 
     async def newest(self, *states: State, before: int | None = None, limit: int = 50) -> list[Job]:
         """Return jobs in these states, or in any, newest first."""

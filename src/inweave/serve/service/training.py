@@ -91,8 +91,8 @@ class Training:
         if start_from is not None:
             plan["start_from"] = str((await self._loras.find(start_from)).file)
         report = await self._planner.call("check", plan)
-        shown = {name: value for name, value in report.pop("settings", {}).items() if name not in RESERVED}
-        return {"model": model, **report, "settings": shown}
+        chosen = {name: value for name, value in report.pop("settings", {}).items() if name not in RESERVED}
+        return {"model": model, **report, "settings": chosen}
 
     async def crops(self, *, model: str | None, dataset: str, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the bucket and the crop of every image of a dataset."""
@@ -108,10 +108,10 @@ class Training:
 
     async def run(self, job: str) -> Job:
         """Return a training job; raise RequestError if it is another kind of job."""
-        found = await self._jobs.present(job)
-        if found.kind != "train":
-            raise RequestError(f"job {found.id} makes images; only train jobs have checkpoints")
-        return found
+        current = await self._jobs.present(job)
+        if current.kind != "train":
+            raise RequestError(f"job {current.id} makes images; only train jobs have checkpoints")
+        return current
 
     async def extend(self, job: str, steps: int) -> Job:
         """Queue a job that trains the run of another one up to ``steps`` steps."""

@@ -14,8 +14,10 @@ from inweave.training.importers.detect import import_config, import_text
 def test_sections_may_repeat_a_key_and_off_is_not_unsupported(tmp_path: Path) -> None:
     path = tmp_path / "k.toml"
     path.write_text(
-        'train_data_dir = "x"\nnetwork_dim = 8\n[a]\nresume = false\ncolor_aug = false\nzero_terminal_snr = false\ndim_from_weights = false\n'
-        'lr_scheduler_type = ""\nseed = 1\n[b]\nseed = 2\nresume_from_huggingface = false\ntoken_warmup_min = 1\ntoken_warmup_step = 0\n'
+        'train_data_dir = "x"\nnetwork_dim = 8\n[a]\nresume = false\ncolor_aug = false\nzero_terminal_snr = '
+        "false\ndim_from_weights = false\n"
+        'lr_scheduler_type = ""\nseed = 1\n[b]\nseed = 2\nresume_from_huggingface = false\ntoken_warmup_min '
+        "= 1\ntoken_warmup_step = 0\n"
     )
     result = import_config(path)
     assert (result.config.seed, result.config.resume, result.no_equivalent) == (2, "never", [])
@@ -26,7 +28,8 @@ def test_a_dataset_file_may_switch_off_what_is_not_supported(tmp_path: Path) -> 
     from inweave.training.data.reader import read_dataset
 
     (tmp_path / "set.toml").write_text(
-        '[general]\ncolor_aug = false\ntoken_warmup_step = 0\n[[datasets]]\n[[datasets.subsets]]\nimage_dir = "none"\ncolor_aug = true\n'
+        "[general]\ncolor_aug = false\ntoken_warmup_step = 0\n[[datasets]]\n[[datasets.subsets]]\nimage_dir "
+        '= "none"\ncolor_aug = true\n'
     )
     with pytest.raises(ConfigError) as caught:
         read_dataset(tmp_path / "set.toml")
@@ -42,9 +45,10 @@ def test_a_command_with_variables_comments_and_continuations() -> None:
     accelerate launch --num_cpu_threads_per_process=8 --mixed_precision bf16 \
       sd-scripts/sdxl_train_network.py --pretrained_model_name_or_path="${MODEL}" \
       # not the launcher's
-      --mixed_precision=fp16 --network_module lycoris.kohya --network_dim $RANK --network_args "algo=lokr" "factor=8" preset=attn-mlp \
-      --optimizer_type="AdamW8bit" --optimizer_args weight_decay=0.1 betas=0.9,0.99 --max_train_epoch 12 --unet_lr 2e-4 \
-      --train_data_dir 'my pictures' --reg_data_dir=reg --resolution=1024,1024 --cache_latents --network_train_unet_only
+      --mixed_precision=fp16 --network_module lycoris.kohya --network_dim $RANK \
+      --network_args "algo=lokr" "factor=8" preset=attn-mlp --max_train_epoch 12 --unet_lr 2e-4 \
+      --optimizer_type="AdamW8bit" --optimizer_args weight_decay=0.1 betas=0.9,0.99 \
+      --train_data_dir 'my images' --reg_data_dir=reg --resolution=1024,1024 --cache_latents --network_train_unet_only
     """
     c = import_text(text, "train.sh").config
     assert (c.model, c.precision, c.network, c.rank, c.lokr_factor) == (
@@ -64,12 +68,18 @@ def test_a_command_with_variables_comments_and_continuations() -> None:
     assert isinstance(c.dataset, dict)
     subsets = c.dataset["datasets"][0]["subsets"]
     assert [(each["image_dir"], each.get("is_reg", False)) for each in subsets] == [
-        ("my pictures", False),
+        ("my images", False),
         ("reg", True),
     ]
-    windows = "set OUT=D:\\out\naccelerate launch ^\n  E:\\sd\\train_network.py ^\n --output_dir=%OUT% ^\n --network_module=networks.lora --lr 1e-4"
+    windows = (
+        "set OUT=D:\\out\naccelerate launch ^\n  E:\\sd\\train_network.py ^\n --output_dir=%OUT% ^\n "
+        "--network_module=networks.lora --lr 1e-4"
+    )
     assert import_text(windows, "a.bat", dataset="x").config.output == "D:\\out"
-    power = "$dim = 12\naccelerate launch train_network.py `\n  --network_dim=$dim `\n --network_module=networks.lora --lr 1e-4"
+    power = (
+        "$dim = 12\naccelerate launch train_network.py `\n  --network_dim=$dim `\n "
+        "--network_module=networks.lora --lr 1e-4"
+    )
     assert import_text(power, "a.ps1", dataset="x").config.rank == 12
     with pytest.raises(ConfigError, match="DreamBooth"):
         import_text("python train_db.py --train_data_dir x --output_dir y", "a.sh")
@@ -103,7 +113,10 @@ def test_a_command_may_take_its_settings_from_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_times_of_flux(options: str, expected: tuple[Any, ...]) -> None:
-    line = f"accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw {options}"
+    line = (
+        "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type "
+        f"raw {options}"
+    )
     c = import_text(line, "a.sh", dataset="x").config
     assert (c.timestep_sampling, c.timestep_shift, c.logit_std) == expected
     assert (c.objective, c.guidance, c.min_snr_gamma) == ("flow", 3.5, None)
@@ -119,7 +132,10 @@ def test_times_of_flux(options: str, expected: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize(("scheme", "weighting"), [("logit_normal", 2.0), ("uniform", 2.0), ("sigma_sqrt", 0.0)])
 def test_the_loss_of_sd3_is_that_of_images(scheme: str, weighting: float) -> None:
-    line = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 --training_shift 3 --weighting_scheme "
+    line = (
+        "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 --training_shift 3 "
+        "--weighting_scheme "
+    )
     result = import_text(line + scheme, "a.sh", dataset="x")
     assert (result.config.sigma_weighting, result.config.timestep_shift) == (weighting, 3.0)
     assert not any(each.startswith("weighting_scheme") for each in result.no_equivalent)

@@ -10,7 +10,7 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_config
-from tests.unit.training.config.other_trainers import KOHYA, accounted, write_text
+from tests.unit.training.importers.other_trainers import KOHYA, accounted, write_text
 
 
 def test_kohya(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_without_buckets_images_are_cropped_to_the_resolution_itself(tmp_path: P
     assert (c.buckets, c.resolution, c.bucket_step, c.upscale) == (False, 600, 8, True)
     with pytest.raises(ConfigError, match=r"'custom\.came\.CAME' is a class of a package that is not known here"):
         import_config(write_text(tmp_path, text + 'optimizer_type = "custom.came.CAME"\n'))
-    with pytest.raises(ConfigError, match="'DAdaptation' is DAdaptAdamPreprint there"):
+    with pytest.raises(ConfigError, match="'DAdaptation' is DAdaptAdamPreprint, an older"):
         import_config(write_text(tmp_path, text + 'optimizer_type = "DAdaptation"\n'))
 
 

@@ -12,8 +12,8 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config
 from inweave.training.importers.files import leaves_of
-from tests.unit.training.config.other_trainers import AI_TOOLKIT, accounted, write_text
-from tests.unit.training.config.small_imports import TOOLKIT, toolkit
+from tests.unit.training.importers.other_trainers import AI_TOOLKIT, accounted, write_text
+from tests.unit.training.importers.small_imports import TOOLKIT, toolkit
 
 
 def test_ai_toolkit(tmp_path: Path) -> None:
@@ -88,7 +88,8 @@ def test_merge_keys_mean_what_yaml_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "kind", "alpha"), [("flux", "lora", 16), ("qwen_image", "lora", 16), ("sdxl", "lora", 4), ("flux", "lokr", 4)]
+    ("arch", "kind", "alpha"),
+    [("flux", "lora", 16), ("qwen_image", "lora", 16), ("sdxl", "lora", 4), ("flux", "lokr", 4)]
 )  # fmt: skip
 def test_adapters_of_transformers_have_no_alpha_of_their_own(
     arch: str, kind: str, alpha: float, tmp_path: Path
@@ -99,7 +100,7 @@ def test_adapters_of_transformers_have_no_alpha_of_their_own(
         train={**TOOLKIT["train"], **noise},
     )  # fmt: skip
     assert result.config.alpha == alpha
-    assert any(note.startswith("network.linear_alpha: adapters of transformers") for note in result.notes) is (
+    assert any(note.startswith("network.linear_alpha: in ai-toolkit adapters") for note in result.notes) is (
         alpha == 16
     )
 
@@ -109,7 +110,7 @@ def test_steps_are_batches_where_gradients_are_accumulated_in_the_older_way(tmp_
     older = {**TOOLKIT["train"], "gradient_accumulation_steps": 4}
     c = toolkit(tmp_path, train=older, save={"save_every": 40}, sample=prompts).config
     assert (c.steps, c.gradient_accumulation, c.save_every, c.sample_every) == (5, 4, 10, 2)
-    with pytest.raises(ConfigError, match="a step is a batch there, and steps = 21 is no multiple of it"):
+    with pytest.raises(ConfigError, match="ai-toolkit counts batches, and steps = 21 is not a multiple of it"):
         toolkit(tmp_path, train={**older, "steps": 21}, save={"save_every": 40})
     c = toolkit(tmp_path, train={**TOOLKIT["train"], "gradient_accumulation": 4}).config
     assert (c.steps, c.gradient_accumulation) == (20, 4)

@@ -14,14 +14,18 @@ DOG = '--instance_data_dir="dog" --instance_prompt="a photo of sks dog"'
 
 
 def command(script: str, options: str, **overrides: Any) -> Imported:
-    line = f"accelerate launch --mixed_precision=fp16 examples/{script}.py --pretrained_model_name_or_path=some/model {options}"
+    line = (
+        f"accelerate launch --mixed_precision=fp16 examples/{script}.py "
+        f"--pretrained_model_name_or_path=some/model {options}"
+    )
     return import_text(line.replace(" --", " \\\n  --"), "run.sh", **overrides)
 
 
 def test_text_to_image_on_sd() -> None:
     result = command(
         "text_to_image/train_text_to_image_lora",
-        "--dataset_name=lambdalabs/naruto --caption_column=text --random_flip --learning_rate=2e-4 --rank 8 --snr_gamma=5 "
+        "--dataset_name=lambdalabs/naruto --caption_column=text --random_flip --learning_rate=2e-4 --rank 8 "
+        "--snr_gamma=5 "
         "--max_train_steps=15000 --validation_prompt='a robot' --seed=1337 --output_dir=out/naruto --report_to=wandb",
         dataset="naruto",
     )
@@ -47,7 +51,8 @@ def test_text_to_image_on_sd() -> None:
 def test_dreambooth_on_sdxl_with_a_prior() -> None:
     c = command(
         "dreambooth/train_dreambooth_lora_sdxl",
-        f"{DOG} --with_prior_preservation --class_data_dir=dogs --class_prompt='a dog' --prior_loss_weight=0.5 --repeats=2 "
+        f"{DOG} --with_prior_preservation --class_data_dir=dogs --class_prompt='a dog' "
+        "--prior_loss_weight=0.5 --repeats=2 "
         "--train_text_encoder --use_8bit_adam --use_dora --lr_scheduler=cosine --lr_warmup_steps=100 --center_crop "
         "--mixed_precision=bf16 --pretrained_vae_model_name_or_path=madebyollin/sdxl-vae-fp16-fix",
     ).config
@@ -69,7 +74,8 @@ def test_dreambooth_on_sdxl_with_a_prior() -> None:
 def test_dreambooth_on_flux_and_sd3() -> None:
     c = command(
         "dreambooth/train_dreambooth_lora_flux",
-        f"{DOG} --optimizer=prodigy --learning_rate=1. --guidance_scale=1 --rank=16 --max_train_steps=500 --mixed_precision=bf16",
+        f"{DOG} --optimizer=prodigy --learning_rate=1. --guidance_scale=1 --rank=16 --max_train_steps=500 "
+        "--mixed_precision=bf16",
     ).config
     assert (c.optimizer, c.learning_rate, c.guidance, c.rank, c.alpha) == ("prodigy", 1.0, 1.0, 16, 4)
     assert c.optimizer_args == {"decouple": True, "use_bias_correction": True, "safeguard_warmup": True}
@@ -127,15 +133,18 @@ def test_dreambooth_on_qwen_image_and_z_image() -> None:
     ("script", "options", "reason"),
     [
         ("dreambooth/train_dreambooth_lora_hidream", DOG, r"script: 'hidream' is a model that cannot be trained here"),
-        ("dreambooth/train_dreambooth_lora_flux2", DOG, r"script: 'flux2' \(FLUX.2\) is a model that cannot be trained here"),
+        ("dreambooth/train_dreambooth_lora_flux2", DOG,
+        r"script: 'flux2' \(FLUX.2\) is a model that cannot be trained here"),
         ("own/train_lora", DOG, r"script: 'examples/own/train_lora.py' is not one whose settings are known here"),
         ("dreambooth/train_dreambooth_lora_flux_kontext", DOG, r"script: 'flux_kontext' .*cannot be trained here"),
         ("advanced/train_dreambooth_lora_sdxl_advanced", DOG, r"pivotal tuning"),
         ("dreambooth/train_dreambooth", DOG, r"DreamBooth trains the whole model"),
         ("text_to_image/train_text_to_image", "--train_data_dir=x", r"a full fine-tune"),
         ("controlnet/train_controlnet", "--train_data_dir=x", r"a ControlNet is trained"),
-        ("dreambooth/train_dreambooth_lora_sdxl", f"{DOG} --do_edm_style_training", r"do_edm_style_training: True: EDM"),
-        ("dreambooth/train_dreambooth_lora_flux", f"{DOG} --weighting_scheme=mode", r"weighting_scheme: 'mode' is not supported"),
+        ("dreambooth/train_dreambooth_lora_sdxl", f"{DOG} --do_edm_style_training",
+        r"do_edm_style_training: True: EDM"),
+        ("dreambooth/train_dreambooth_lora_flux", f"{DOG} --weighting_scheme=mode",
+        r"weighting_scheme: 'mode' is not supported"),
         ("dreambooth/train_dreambooth_lora", f"{DOG} --scale_lr", r"scale_lr: True"),
         ("text_to_image/train_text_to_image_lora", "--dataset_name=x/y", r"dataset: is required"),
     ],

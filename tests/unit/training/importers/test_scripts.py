@@ -114,7 +114,8 @@ def test_of_several_commands_the_first_of_the_longest_is_read_and_said() -> None
 
 def test_one_value_of_diffusers_is_no_list() -> None:
     c = import_text(
-        "accelerate launch train_dreambooth_lora_sdxl.py --instance_data_dir=x --instance_prompt=y --train_text_encoder "
+        "accelerate launch train_dreambooth_lora_sdxl.py --instance_data_dir=x --instance_prompt=y "
+        "--train_text_encoder "
         "--text_encoder_lr=1.0 --optimizer=prodigy --learning_rate=1.0",
         "train.sh",
     ).config

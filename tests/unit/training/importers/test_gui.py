@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from inweave.errors import ConfigError
-from tests.unit.training.config.small_imports import GUI, gui, imported, refusal
+from tests.unit.training.importers.small_imports import GUI, gui, imported, refusal
 
 
 def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
@@ -43,7 +43,8 @@ def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
     assert gui(tmp_path, noise_offset=0.05).noise_offset == 0.05
     assert gui(tmp_path, noise_offset=0.05, noise_offset_type="Multires").noise_offset == 0
     robust = gui(tmp_path, loss_type="huber", scale_weight_norms=1.5, min_timestep=100, noise_offset_type="Multires",
-                 multires_noise_iterations=6, multires_noise_discount=0.2, save_every_n_epochs=2, debiased_estimation_loss=True)  # fmt: skip
+                 multires_noise_iterations=6, multires_noise_discount=0.2, save_every_n_epochs=2,
+                 debiased_estimation_loss=True)  # fmt: skip
     assert (robust.loss, robust.huber_c, robust.huber_schedule) == (
         "huber",
         0.1,
@@ -64,7 +65,8 @@ def test_the_vocabulary_of_the_gui(tmp_path: Path) -> None:
 
 
 def test_old_files_of_the_gui_hold_text_and_name_no_type(tmp_path: Path) -> None:
-    old = {"max_resolution": "512,512", "learning_rate": "0.0001", "lr_warmup": "0", "epoch": "2", "network_dim": 8, "use_8bit_adam": True,
+    old = {"max_resolution": "512,512", "learning_rate": "0.0001", "lr_warmup": "0", "epoch": "2", "network_dim": 8,
+    "use_8bit_adam": True,
            "unet_lr": "0.0001", "text_encoder_lr": "5e-5", "seed": "12", "keep_tokens": "1", "bucket_reso_steps": 64.0,
            "gradient_accumulation_steps": 1.0, "lr_scheduler_num_cycles": "", "xformers": True}  # fmt: skip
     c = imported(tmp_path, old).config

@@ -17,8 +17,8 @@ from inweave.training.importers.kohya.settings import KOHYA as KOHYA_TABLE
 from inweave.training.importers.onetrainer.settings import ONE_TRAINER as ONE_TRAINER_TABLE
 from inweave.training.importers.simpletuner.settings import SIMPLE_TUNER as TUNER_TABLE
 from tests.support import stopwatch
-from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
-from tests.unit.training.config.small_imports import ONE, TOOLKIT, TUNER, imported
+from tests.unit.training.importers.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
+from tests.unit.training.importers.small_imports import ONE, TOOLKIT, TUNER, imported
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 HOSTILE = {
@@ -149,8 +149,10 @@ MERGES = "a0: &a0 {b: 1}\n" + "".join(
 BOMBS = {
     "merge keys.yaml": MERGES,
     "merge keys of ai-toolkit.yaml": f"config: {{process: [{{}}]}}\n{MERGES}",
-    "one merge key of many.yaml": "a: &a {" + ", ".join(f"k{n}: 1" for n in range(500)) + "}\nb: {<<: [" + "*a, " * 5000 + "*a]}",
-    "aliases.yaml": "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)),
+    "one merge key of many.yaml":
+        "a: &a {" + ", ".join(f"k{n}: 1" for n in range(500)) + "}\nb: {<<: [" + "*a, " * 5000 + "*a]}",
+    "aliases.yaml": "a0: &a0 [1, 2]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1,
+    12)),
     "circle.yaml": "config: &c {process: [*c]}",
     "merged circle.yaml": "rank: 3\na: &a {<<: *a}",
     "not a mapping.yaml": "a: {<<: [1, 2]}",

@@ -1,4 +1,4 @@
-"""Files of every trainer: recognized by their contents, refused where they are no training run."""
+"""Files of every trainer: recognized by their contents, and refused if they do not train an adapter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from inweave.errors import ConfigError, InweaveError
 from inweave.training.importers.detect import import_config
-from tests.unit.training.config.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
+from tests.unit.training.importers.other_trainers import AI_TOOLKIT, KOHYA, ONE_TRAINER, write_text
 
 
 def test_the_ending_does_not_matter(tmp_path: Path) -> None:
@@ -60,15 +60,18 @@ WANDB: dict[str, tuple[dict[str, Any], tuple[bool, bool, str, str | None]]] = {
     "kohya, neither": ({"wandb_run_name": "r", "log_tracker_name": "p"}, (False, False, "inweave", "r")),
     "kohya_ss": ({"LoRA_type": "Standard", "use_wandb": True, "wandb_run_name": "r", "wandb_api_key": "a-secret"},
                  (False, True, "network_train", "r")),
-    "kohya_ss of today": ({"LoRA_type": "Standard", "log_with": "wandb", "use_wandb": False}, (False, True, "network_train", None)),
-    "SimpleTuner": ({"model_family": "sdxl", "model_type": "lora", "report_to": "tensorboard,wandb", "tracker_project_name": "p",
+    "kohya_ss of today": ({"LoRA_type": "Standard", "log_with": "wandb", "use_wandb": False},
+    (False, True, "network_train", None)),
+    "SimpleTuner": ({"model_family": "sdxl", "model_type": "lora", "report_to": "tensorboard,wandb",
+    "tracker_project_name": "p",
                      "tracker_run_name": "r"}, (True, True, "p", "r")),
     "SimpleTuner, none": ({"model_family": "sdxl", "model_type": "lora", "report_to": "none", "tracker_run_name": "r"},
                           (False, False, "inweave", None)),
     "ai-toolkit": ({"config": {"name": "n", "process": [{"network": {"type": "lora"}, "model": {"name_or_path": "m"},
                     "logging": {"use_wandb": True, "project_name": "p", "run_name": "r", "log_every": 5}}]}},
                    (False, True, "p", "r")),
-    "OneTrainer": ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "tensorboard": True, "epochs": 3},
+    "OneTrainer": ({"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "tensorboard": True,
+    "epochs": 3},
                    (True, False, "inweave", None)),
 }  # fmt: skip
 
@@ -88,7 +91,8 @@ def test_where_a_run_is_shown_is_imported(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True)])
 def test_one_of_two_text_encoders_is_trained(first: bool, second: bool, tmp_path: Path) -> None:
     rates = [5e-5 * first, 2e-5 * second]
-    kohya = {"script": "sdxl_train_network.py", "network_module": "networks.lora", "network_dim": 4, "train_data_dir": "x",
+    kohya = {"script": "sdxl_train_network.py", "network_module": "networks.lora", "network_dim": 4,
+    "train_data_dir": "x",
              "text_encoder_lr": rates, "learning_rate": 1e-4}  # fmt: skip
     one = {"training_method": "LORA", "model_type": "STABLE_DIFFUSION_XL_10_BASE", "epochs": 3,
            "text_encoder": {"train": first, "learning_rate": rates[0] or None},

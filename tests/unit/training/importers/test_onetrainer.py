@@ -11,8 +11,8 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.importers.detect import import_config
 from inweave.training.importers.files import leaves_of
-from tests.unit.training.config.other_trainers import ONE_TRAINER, accounted, write_text
-from tests.unit.training.config.small_imports import ONE, imported
+from tests.unit.training.importers.other_trainers import ONE_TRAINER, accounted, write_text
+from tests.unit.training.importers.small_imports import ONE, imported
 
 
 def test_one_trainer(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_concepts_of_onetrainer_are_read_from_below_its_folder_alone(tmp_pat
 
 
 def test_steps_are_batches(tmp_path: Path) -> None:
-    """Gradients are accumulated over some of them; a warmup, and what is done every so many, is divided."""
+    """A warmup and intervals are divided by the number of batches that gradients are accumulated over."""
     table = {
         **ONE,
         "gradient_accumulation_steps": 4,
@@ -170,7 +170,7 @@ def test_steps_are_batches(tmp_path: Path) -> None:
     }
     c = imported(tmp_path, table).config
     assert (c.gradient_accumulation, c.warmup, c.save_every, c.upscale) == (4, 25, 10, True)
-    with pytest.raises(ConfigError, match="save_every: 41: a step is a batch there"):
+    with pytest.raises(ConfigError, match="save_every: 41: OneTrainer counts batches"):
         imported(tmp_path, {**table, "save_every": 41})
     free = imported(
         tmp_path, {**table, "optimizer": {"optimizer": "SCHEDULE_FREE_ADAMW"}, "learning_rate_scheduler": "COSINE"}
@@ -182,7 +182,8 @@ def test_steps_are_batches(tmp_path: Path) -> None:
     ("changes", "why"),
     [
         ({"timestep_shift": 2.0}, "sample timesteps without a shift"),
-        ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5}, "chosen before the shift there"),
+        ({"model_type": "FLUX_DEV_1", "timestep_shift": 2.0, "max_noising_strength": 0.5},
+        "a range of noise levels before the shift"),
         ({"learning_rate_min_factor": 0.1}, "schedulers end at zero"),
         ({"resolution": "1024x768"}, "is a fixed size"), ({"k_noise_sampling": 4}, "noise is sampled without it"),
         ({"dropout_probability": 0.1, "lora_decompose": True}, "dora has dropout on the adapter's inputs only"),

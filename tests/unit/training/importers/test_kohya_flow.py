@@ -12,7 +12,10 @@ from inweave.training.importers.detect import Imported, import_config, import_te
 
 FLUX = "accelerate launch flux_train_network.py --network_module networks.lora_flux --model_prediction_type raw "
 SD3 = "accelerate launch sd3_train_network.py --network_module networks.lora_sd3 "
-QWEN = "accelerate launch --mixed_precision fp16 src/musubi_tuner/qwen_image_train_network.py --dit a --network_module networks.lora_qwen_image "
+QWEN = (
+    "accelerate launch --mixed_precision fp16 src/musubi_tuner/qwen_image_train_network.py --dit a "
+    "--network_module networks.lora_qwen_image "
+)
 Z_IMAGE = "accelerate launch zimage_train_network.py --dit a --network_module networks.lora_zimage "
 
 
@@ -40,7 +43,8 @@ def test_musubi_trains_the_denoiser_alone_with_defaults_of_its_own() -> None:
         (f"{QWEN}--timestep_sampling shift --discrete_flow_shift 2.2", ("shift", 2.2, 0.0, 1.0)),
         (f"{Z_IMAGE}--timestep_sampling logsnr --logit_mean 3 --logit_std 4", ("logit_normal", None, -1.5, 2.0)),
         (f"{SD3}--weighting_scheme logit_normal --logit_mean 0.5", ("logit_normal", None, 0.5, 1.0)),
-        (f"{FLUX}--timestep_sampling sigma --weighting_scheme cosmap --discrete_flow_shift 1", ("uniform", None, 0.0, 1.0)),
+        (f"{FLUX}--timestep_sampling sigma --weighting_scheme cosmap --discrete_flow_shift 1",
+        ("uniform", None, 0.0, 1.0)),
     ],
 )  # fmt: skip
 def test_times(line: str, expected: tuple[Any, ...]) -> None:
@@ -177,7 +181,8 @@ def test_a_dataset_file_of_musubi_is_read(tmp_path: Path) -> None:
     dataset = tmp_path / "data.toml"
     dataset.write_text(
         '[general]\nresolution = [1328, 1024]\ncaption_extension = ".txt"\nenable_bucket = true\nbatch_size = 2\n'
-        '[[datasets]]\nimage_directory = "a"\ncache_directory = "c"\nnum_repeats = 3\n[[datasets]]\nimage_directory = "b"\n'
+        '[[datasets]]\nimage_directory = "a"\ncache_directory = "c"\nnum_repeats = 3\n[[datasets]]\n'
+        'image_directory = "b"\n'
     )
     path = tmp_path / "run.sh"
     path.write_text(f"{QWEN} --dataset_config configs/data.toml --network_dim 8\n")

@@ -11,7 +11,7 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.detect import import_config, import_text
-from tests.unit.training.config.small_imports import ONE, SHELL, TOOLKIT, TUNER, imported, refusal, toolkit
+from tests.unit.training.importers.small_imports import ONE, SHELL, TOOLKIT, TUNER, imported, refusal, toolkit
 
 
 def test_one_trainer_without_a_filter_adapts_every_layer(tmp_path: Path) -> None:
@@ -177,7 +177,8 @@ def test_a_folder_of_the_command_is_read_as_the_file_says(tmp_path: Path) -> Non
         ({"multiplier": 2.0}, "lycoris_config.multiplier: 2.0: is not supported"),
         ({"unbalanced_factorization": True}, "lycoris_config.unbalanced_factorization: True"),
         ({"weight_decompose": True}, "lycoris_config.weight_decompose: True"),
-        ({"apply_preset": {"module_algo_map": {"Attention": {"algo": "lora", "dim": 8}}}}, "module_algo_map.Attention.algo"),
+        ({"apply_preset": {"module_algo_map": {"Attention": {"algo": "lora", "dim": 8}}}},
+        "module_algo_map.Attention.algo"),
         ({"apply_preset": {"module_algo_map": {"Attention": {"factor": 8}}}}, "all modules share one LoKr factor"),
         ({"apply_preset": {"name_algo_map": {"x": {}}}}, "apply_preset.name_algo_map"),
     ],

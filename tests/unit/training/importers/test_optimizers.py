@@ -11,20 +11,23 @@ import pytest
 from inweave.errors import ConfigError
 from inweave.training.config.optimizer_names import our_optimizer
 from inweave.training.importers.detect import import_config
-from tests.unit.training.config.other_trainers import write_text
+from tests.unit.training.importers.other_trainers import write_text
 
 #: theirs -> ours; None: another algorithm, refused
 NAMES: dict[str, dict[str, str | None]] = {
     "kohya": {
-        "AdamW": "adamw", "AdamW8bit": "adamw8bit", "PagedAdamW": "adamw", "PagedAdamW8bit": "adamw8bit", "PagedAdamW32bit": "adamw",
+        "AdamW": "adamw", "AdamW8bit": "adamw8bit", "PagedAdamW": "adamw", "PagedAdamW8bit": "adamw8bit",
+        "PagedAdamW32bit": "adamw",
         "Lion": "lion", "Lion8bit": "lion", "PagedLion8bit": "lion", "SGDNesterov": "torch.optim.SGD",
         "SGDNesterov8bit": "torch.optim.SGD", "DAdaptation": "dadapt_adam", "DAdaptAdam": "dadapt_adam",
-        "DAdaptAdaGrad": "dadapt_adagrad", "DAdaptAdan": "dadapt_adan", "DAdaptLion": "dadapt_lion", "DAdaptSGD": "dadapt_sgd",
+        "DAdaptAdaGrad": "dadapt_adagrad", "DAdaptAdan": "dadapt_adan", "DAdaptLion": "dadapt_lion",
+        "DAdaptSGD": "dadapt_sgd",
         "DAdaptAdanIP": None, "DAdaptAdamPreprint": None, "AdaFactor": "adafactor", "Prodigy": "prodigy",
         "AdamWScheduleFree": "schedulefree", "RAdamScheduleFree": None, "SGDScheduleFree": None, "CAME": "came",
         "pytorch_optimizer.CAME": "came", "lion_pytorch.Lion": "lion", "bitsandbytes.optim.AdamW8bit": "adamw8bit",
         "bitsandbytes.optim.AdEMAMix8bit": None, "prodigyplus.ProdigyPlusScheduleFree": None,
-        **{f"torch.optim.{name}": f"torch.optim.{name}" for name in ("Adam", "RAdam", "NAdam", "Adamax", "Adadelta", "Adagrad",
+        **{f"torch.optim.{name}": f"torch.optim.{name}" for name in ("Adam", "RAdam", "NAdam", "Adamax", "Adadelta",
+        "Adagrad",
                                                                      "RMSprop", "Rprop", "ASGD", "SGD", "Muon")},
         "torch.optim.AdamW": "adamw", "torch.optim.LBFGS": None,
     },
@@ -34,18 +37,24 @@ NAMES: dict[str, dict[str, str | None]] = {
         "RMSPROP_8BIT": "torch.optim.RMSprop", "SGD": "torch.optim.SGD", "SGD_8BIT": "torch.optim.SGD", "LION": "lion",
         "LION_8BIT": "lion", "CAME": "came", "CAME_8BIT": "came", "ADAFACTOR": "adafactor", "PRODIGY": "prodigy",
         "SCHEDULE_FREE_ADAMW": "schedulefree", "DADAPT_ADAM": "dadapt_adam", "DADAPT_ADA_GRAD": "dadapt_adagrad",
-        "DADAPT_ADAN": "dadapt_adan", "DADAPT_LION": "dadapt_lion", "DADAPT_SGD": "dadapt_sgd", "LAMB": None, "LARS": None,
-        "ADOPT": None, "PRODIGY_PLUS_SCHEDULE_FREE": None, "SCHEDULE_FREE_SGD": None, "MUON": None, "TIGER": None, "YOGI": None,
+        "DADAPT_ADAN": "dadapt_adan", "DADAPT_LION": "dadapt_lion", "DADAPT_SGD": "dadapt_sgd", "LAMB": None,
+        "LARS": None,
+        "ADOPT": None, "PRODIGY_PLUS_SCHEDULE_FREE": None, "SCHEDULE_FREE_SGD": None, "MUON": None, "TIGER": None,
+        "YOGI": None,
     },
     "ai-toolkit": {
-        "adamw": "adamw", "adamw8bit": "adamw8bit", "adam": "torch.optim.Adam", "adam8bit": "torch.optim.Adam", "lion": "lion",
-        "lion8bit": "lion", "prodigy": "prodigy", "prodigyopt": "prodigy", "prodigy8bit": "prodigy", "dadaptation": "dadapt_adam",
+        "adamw": "adamw", "adamw8bit": "adamw8bit", "adam": "torch.optim.Adam", "adam8bit": "torch.optim.Adam",
+        "lion": "lion",
+        "lion8bit": "lion", "prodigy": "prodigy", "prodigyopt": "prodigy", "prodigy8bit": "prodigy",
+        "dadaptation": "dadapt_adam",
         "adagrad": "torch.optim.Adagrad", "adafactor": "adafactor", "automagic": None,
     },
     "SimpleTuner": {
         "adamw_bf16": "adamw", "ao-adamw8bit": "adamw8bit", "adamw_schedulefree": "schedulefree", "bnb-adamw": "adamw",
-        "bnb-adamw8bit": "adamw8bit", "bnb-adamw8bit-paged": "adamw8bit", "bnb-lion8bit": "lion", "bnb-lion-paged": "lion",
-        "bnb-adam": "torch.optim.Adam", "bnb-adagrad8bit": "torch.optim.Adagrad", "prodigy": "prodigy", "dadaptation": "dadapt_adam",
+        "bnb-adamw8bit": "adamw8bit", "bnb-adamw8bit-paged": "adamw8bit", "bnb-lion8bit": "lion",
+        "bnb-lion-paged": "lion",
+        "bnb-adam": "torch.optim.Adam", "bnb-adagrad8bit": "torch.optim.Adagrad", "prodigy": "prodigy",
+        "dadaptation": "dadapt_adam",
         "soap": None, "optimi-ranger": None, "bnb-ademamix": None, "ao-adamw4bit": None,
     },
 }  # fmt: skip
@@ -65,8 +74,10 @@ def imported(folder: Path, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("theirs", "decay", "betas", "epsilon"),
     [
-        ("AdamW", 0.01, (0.9, 0.999), 1e-8), ("Lion", 0.0, (0.9, 0.99), None), ("torch.optim.Adam", 0.0, (0.9, 0.999), 1e-8),
-        ("torch.optim.Adagrad", 0.0, None, 1e-10), ("DAdaptAdan", 0.02, (0.98, 0.92), 1e-8), ("SGDNesterov", 0.0, None, None),
+        ("AdamW", 0.01, (0.9, 0.999), 1e-8), ("Lion", 0.0, (0.9, 0.99), None),
+        ("torch.optim.Adam", 0.0, (0.9, 0.999), 1e-8),
+        ("torch.optim.Adagrad", 0.0, None, 1e-10), ("DAdaptAdan", 0.02, (0.98, 0.92), 1e-8),
+        ("SGDNesterov", 0.0, None, None),
     ],
 )  # fmt: skip
 def test_defaults_are_those_of_the_library(

@@ -11,7 +11,7 @@ from inweave.training.config.fields import setting_facts
 from inweave.training.config.schema import TrainConfig
 from inweave.training.importers.defaults import defaults, trainers
 from inweave.training.importers.detect import import_text
-from tests.unit.training.config.small_imports import GUI, ONE, SHELL, TUNER, gui, imported, toolkit
+from tests.unit.training.importers.small_imports import GUI, ONE, SHELL, TUNER, gui, imported, toolkit
 
 
 def test_every_trainer_has_a_table_of_defaults_with_its_version() -> None:
@@ -55,7 +55,8 @@ def test_every_trainer_has_a_table_of_defaults_with_its_version() -> None:
 def test_no_preset_of_ours_changes_an_import(kind: str, family: str, tmp_path: Path) -> None:
     """SDXL's preset alone would add min-SNR, a noise offset and other targets."""
     results = {
-        "gui": lambda: imported(tmp_path, GUI), "one": lambda: imported(tmp_path, ONE), "toolkit": lambda: toolkit(tmp_path),
+        "gui": lambda: imported(tmp_path, GUI), "one": lambda: imported(tmp_path, ONE),
+        "toolkit": lambda: toolkit(tmp_path),
         "tuner": lambda: imported(tmp_path, TUNER), "shell": lambda: import_text(SHELL, "a command", dataset="x"),
     }  # fmt: skip
     config = results[kind]().config
@@ -92,7 +93,8 @@ def test_the_modules_are_those_of_lycoris(preset: str, tmp_path: Path, monkeypat
     torch.manual_seed(0)
     unet = UNet2DConditionModel(
         block_out_channels=(32, 64), down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=8, layers_per_block=1, norm_num_groups=8,
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=8, layers_per_block=1,
+        norm_num_groups=8,
         attention_head_dim=4,
     )  # fmt: skip
     theirs = kohya.create_network(1.0, 4, 1.0, None, torch.nn.Module(), unet, algo="loha", preset=preset, conv_dim=4)
@@ -114,7 +116,8 @@ def test_kohya_adapts_as_many_modules(kind: str, sdxl: bool, count: int, tmp_pat
 
     large: dict[str, Any] = {
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), "block_out_channels": (320, 640, 1280),
+        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+        "block_out_channels": (320, 640, 1280),
         "transformer_layers_per_block": (1, 2, 10),
     }  # fmt: skip
     with torch.device("meta"):

@@ -1,7 +1,7 @@
 """Output and exit codes of every command: JSON for programs, short tables for people, one line for an error.
 
 0   success
-1   the input was read, and something is wrong with it
+1   the input was read, and there is a problem with it
 2   bad usage, or a file that cannot be read
 """
 
@@ -24,15 +24,15 @@ OK, PROBLEMS, UNREADABLE = 0, 1, 2
 
 
 def print_json(document: object) -> None:
-    """JSON on stdout; what could control a terminal is escaped."""
+    """Print JSON on stdout, with terminal control characters escaped."""
     typer.echo(format_json(document, indent=2))
 
 
 @contextmanager
 def reporting_errors(as_json: bool, *, target_code: int = UNREADABLE) -> Iterator[None]:
-    """Turn our own errors into one line (or one JSON object) and an exit code.
+    """Turn an `InweaveError` into one line (or one JSON object) and an exit code.
 
-    ``target_code``: the code of a `TargetError`; `PROBLEMS` where files were read but do not fit each other.
+    ``target_code``: the code of a `TargetError`; `PROBLEMS` if files were read but do not fit each other.
     """
     try:
         yield
@@ -51,13 +51,13 @@ def reporting_errors(as_json: bool, *, target_code: int = UNREADABLE) -> Iterato
     except InweaveError as error:
         fail(str(error), as_json)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output is gone, so nobody would see a message
+        sys.stderr.close()  # the reader of the output is gone
         raise typer.Exit(OK) from None
 
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Turn what the system refuses outside of any file of ours (a full disk behind stdout) into one line."""
+    """Turn an OSError outside of file access (a full disk behind stdout) into one line."""
     try:
         try:
             yield
@@ -65,7 +65,7 @@ def system_errors() -> Iterator[None]:
             sys.stdout.flush()
     except OSError as error:
         with suppress(OSError):
-            sys.stdout.close()  # or Python would try to write the rest again at exit
+            sys.stdout.close()  # else Python would try to write the rest again at exit
         if error.errno == errno.EPIPE:
             raise SystemExit(OK) from None
         where = printable_path(error.filename) if isinstance(error.filename, str) else "standard output"
@@ -84,7 +84,7 @@ def fail(message: str, as_json: bool, code: int = UNREADABLE) -> NoReturn:
 
 
 def print_styled(text: str, color: str | None = None, *, bold: bool = False, err: bool = False) -> None:
-    """A line in a color, for terminals whose owner wants one (NO_COLOR)."""
+    """Print a line in a color, unless NO_COLOR or a dumb terminal forbids it."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         typer.echo(printable(text), err=err)
     else:
@@ -92,7 +92,7 @@ def print_styled(text: str, color: str | None = None, *, bold: bool = False, err
 
 
 def print_facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """A title and aligned name/value lines; control characters from a file never reach the terminal."""
+    """Print a title and aligned name/value lines; control characters from a file never reach the terminal."""
     print_styled(title, bold=True)
     names = [printable(name) for name, _ in rows]
     width = max(map(len, names), default=0)
@@ -101,7 +101,7 @@ def print_facts(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_lines(lines: Iterable[str], color: str | None = None, *, limit: int | None = None, more: str = "") -> None:
-    """Indented lines below a table, at most ``limit`` of them; ``more`` says what the rest is: "and 3 more tensors"."""
+    """Print indented lines, at most ``limit`` of them; ``more`` precedes "and 3 more"."""
     every = list(lines)
     for line in every[:limit]:
         print_styled(f"  {line}", color)
@@ -110,5 +110,5 @@ def print_lines(lines: Iterable[str], color: str | None = None, *, limit: int | 
 
 
 def span(values: Sequence[int]) -> str:
-    """Sorted numbers in short: "8", or "4 to 8"."""
+    """Abbreviate sorted numbers: "8", or "4 to 8"."""
     return f"{values[0]}" if values[0] == values[-1] else f"{values[0]} to {values[-1]}"

@@ -1,6 +1,6 @@
-"""Tables and long texts at the width of a terminal; whole where nobody looks (a pipe, a file), so that programs lose nothing.
+"""Tables and long texts at the width of the terminal; unabridged in a pipe or a file, so that programs lose nothing.
 
-name  base  algorithm  rank  trigger word  path      narrower than 110 columns without the path, than 76 without the word
+name  base  algorithm  rank  trigger word  path      below 110 columns without the path, below 76 without the word
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _SHORTEST = 12
 
 
 def terminal_width() -> int | None:
-    """The columns of the terminal that is written to; None for a pipe or a file."""
+    """Return the columns of the terminal on stdout; None for a pipe or a file."""
     return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
 
 
 def table(rows: Sequence[Sequence[str]], width: int | None, indent: int = 2) -> list[str]:
-    """Rows as aligned lines. With a width, columns at the end are left out and long cells cut until it fits."""
+    """Align rows. With a width, the last columns are left out and long cells truncated until the lines fit."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if width is not None:
         columns = 6 if width >= 110 else 5 if width >= 76 else 4
@@ -43,18 +43,18 @@ def _cell(text: str, size: int) -> str:
 
 
 def wrap_text(text: str, width: int | None, hanging: str = "") -> list[str]:
-    """A text as lines that fit, those after the first indented by ``hanging``; one line where there is no width."""
+    """Wrap a text, with lines after the first indented by ``hanging``; one line without a width."""
     safe_text = printable(text)
     if width is None or not safe_text:
         return [safe_text] if safe_text else []
-    # names and hashes stay whole, to be copied: a terminal breaks what is longer than a line
+    # names and hashes are not broken, so that they can be copied
     return textwrap.wrap(
         safe_text, max(width - 2, 20), subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False
     )
 
 
 def fact_lines(rows: Sequence[tuple[str, str]], width: int | None) -> list[tuple[str, str]]:
-    """Name and value lines for `print_facts`; a long value goes on below itself, a repeated name is named once."""
+    """Wrap name/value lines for `print_facts`; a repeated name is shown once."""
     longest = max((len(name) for name, _ in rows), default=0)
     lines: list[tuple[str, str]] = []
     previous = None

@@ -1,11 +1,11 @@
-"""What commands write, checked before any work starts. The rule of every command: nothing is replaced without --force.
+"""Names of output files, checked before any work starts; no command replaces a file without --force.
 
     -o name.png             one image; several are name-1.png, name-2.png, ...
     -o name-{seed}.png      {seed}, {number}, {prompt} and {date} are filled in; {{ and }} are braces
-    -o folder/              folder/PROMPT-SEED.png, never in the place of another file; so without -o, in this folder
+    -o folder/              folder/PROMPT-SEED.png, never replacing a file; without -o, the working directory
     -o -                    PNG on standard output
 
-Folders that are missing are made when there is something to write into them.
+Missing folders are created when the first file is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_NAME = 255  # bytes, in every common file system
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C inside of this is raised at its end."""
+    """Raise a Ctrl-C that arrives inside the block at its end."""
     pending = False
 
     def remember(*_: object) -> None:
@@ -44,7 +44,7 @@ def interrupts_wait() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread, where no signal arrives
+    except ValueError:  # not the main thread, which alone gets signals
         yield
         return
     try:
@@ -56,7 +56,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def ensure_new(path: Path, force: bool) -> None:
-    """Refuse an output that is there already, or that cannot be written; PEFT's folder may be there without an adapter."""
+    """Raise ConfigError if the output exists or cannot be written; PEFT's folder may exist without an adapter."""
     if is_folder(path):
         inside = [name for name in ("adapter_model.safetensors", "adapter_config.json") if occupied(path / name)]
         if inside and not force:
@@ -68,7 +68,7 @@ def ensure_new(path: Path, force: bool) -> None:
 
 
 def ensure_writable(path: Path) -> None:
-    """Refuse a name that no file can get: in a folder that cannot be made or written, or too long."""
+    """Raise ConfigError if the name is too long, or its folder cannot be created or written to."""
     if len(os.fsencode(path.name)) > _MAX_NAME:
         raise ConfigError(f"{printable_path(path)}: File name too long")
     folder = path.absolute().parent
@@ -84,9 +84,9 @@ def ensure_writable(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ImageNames:
-    """The names of the images of one request, decided before the first is made.
+    """The names of the images of one request, chosen before the first is generated.
 
-    ``copies``: a name that is in use gets a number instead of being refused.
+    ``copies``: a name in use gets a number instead of an error.
     """
 
     template: str
@@ -96,7 +96,7 @@ class ImageNames:
 
     @classmethod
     def parse(cls, out: str | None, prompt: str, count: int, force: bool) -> ImageNames:
-        """The names that --out asks for."""
+        """Parse --out."""
         if out is None:
             return cls(_AUTOMATIC, prompt, copies=True)
         path = expand_home(out)
@@ -112,7 +112,7 @@ class ImageNames:
         return cls(template, prompt, force)
 
     def paths(self, seed: int, count: int) -> list[Path]:
-        """The names of all images, each of which can be written."""
+        """Return the names of all images; raise ConfigError unless each can be written."""
         paths = [self.path(seed + number, number) for number in range(count)]
         for path in paths:
             if not self.copies and is_folder(path):
@@ -121,16 +121,15 @@ class ImageNames:
         return paths
 
     def path(self, seed: int, number: int) -> Path:
-        """The name of one image, whether or not it is in use."""
-        values = {
-            "seed": str(seed), "number": str(number + 1), "prompt": slug(self.prompt), "date": time.strftime("%Y-%m-%d"),
-        }  # fmt: skip
+        """Return the name of one image, even if it is in use."""
+        today = time.strftime("%Y-%m-%d")
+        values = {"seed": str(seed), "number": str(number + 1), "prompt": slug(self.prompt), "date": today}
         return Path(
             _FIELD.sub(lambda match: match[1][0] if match[1] in ("{{", "}}") else values[match[2]], self.template)
         )
 
     def free(self, path: Path) -> Path:
-        """The name to write to now: another one where this one came into use and must not be replaced."""
+        """Return the name to write to: with a number added if it is in use now and must not be replaced."""
         chosen, copy = path, 2
         while not self.force and occupied(chosen):
             chosen, copy = path.with_name(f"{path.stem}-{copy}{path.suffix}"), copy + 1

@@ -1,8 +1,8 @@
-"""What `inweave bench kernels`, `step`, `swap` and `memory` print and write.
+"""The output of `inweave bench kernels`, `step`, `swap` and `memory`.
 
-on the screen     the command, the machine, the versions, a table (or, where it is too wide, a list per row), notes
+terminal          the command, the machine, the versions, a table (or, if it is too wide, a list per row), notes
 --json FILE       the same figures, from which docs/benchmarks.md is made; checked before anything is measured
---json -          the same as JSON in place of the table
+--json -          the same as JSON instead of the table
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from inweave.cli.columns import terminal_width
+from inweave.cli.console import OK, fail, print_facts, print_json, print_lines, print_styled, reporting_errors
 from inweave.cli.environment import use_expandable_segments
 from inweave.cli.extras import require
-from inweave.cli.output import OK, fail, print_facts, print_json, print_lines, print_styled, reporting_errors
-from inweave.cli.outputs import ensure_writable
+from inweave.cli.output_files import ensure_writable
 from inweave.cli.progress import display
+from inweave.cli.tables import terminal_width
 from inweave.errors import ConfigError, FormatError
 from inweave.files.documents import read_json
 from inweave.files.paths import expand_home, is_folder, occupied, printable_path
@@ -33,7 +33,7 @@ STDOUT = "-"
 
 @contextmanager
 def measuring(name: str, context: typer.Context, device: str | None, file: str | None) -> Iterator[Bench]:
-    """Set up a benchmark; after the block print what it found, and write it to the file."""
+    """Set up a benchmark; after the block, print its report and write it to the file."""
     as_json = file == STDOUT
     require("train", as_json)
     use_expandable_segments()  # as training does
@@ -57,14 +57,14 @@ def measuring(name: str, context: typer.Context, device: str | None, file: str |
         print_facts(made.command, [("machine", made.machine["device"]), ("date", made.date), ("versions", versions)])
         print_table(table(bench.rows), terminal_width())
         print_lines(made.notes)
-        if target is not None:  # last: figures that took minutes are on the screen if the disk is full
+        if target is not None:  # last, so that figures that took minutes are printed even if the disk is full
             make_folder(target.parent)
             made.write(target)
     raise typer.Exit(OK)
 
 
 def report_file(file: str | None) -> Path | None:
-    """Where to write the figures, if anywhere; earlier figures are replaced, other files never."""
+    """Return the file to write, if any; an earlier report is replaced, other files never."""
     if file is None or file == STDOUT:
         return None
     path = expand_home(file)
@@ -84,14 +84,14 @@ def report_file(file: str | None) -> Path | None:
 
 
 def refuse_unused(context: typer.Context, case: str, *names: str) -> None:
-    """Exit where an option was given that has no effect in this case, such as "with --train"."""
+    """Exit if an option was passed that has no effect in this case, such as "with --train"."""
     for parameter in context.command.params:
         if parameter.name in names and _is_given(context, parameter.name):
             fail(f"{parameter.opts[0]} has no effect {case}; leave it out", False)
 
 
 def print_table(lines: Sequence[Sequence[str]], width: int | None = None) -> None:
-    """Aligned columns, names to the left and figures to the right; a list per row where they are wider than ``width``."""
+    """Print aligned columns, names left and figures right; a list per row if they are wider than ``width``."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     if width is not None and sum(widths) + 2 * len(widths) > width:
         titles = lines[0][2:]
@@ -111,7 +111,7 @@ def print_table(lines: Sequence[Sequence[str]], width: int | None = None) -> Non
 
 
 def command_line(context: typer.Context) -> str:
-    """The command with the options that were given, without the file of its figures."""
+    """Return the command with the options that were passed, without --json."""
     path = context.command_path.split()
     words = ["inweave", *path[path.index("bench") :]]
     for parameter in context.command.params:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from inweave.layers import fused
+from inweave.models.families.base import Tensors
 from inweave.training.loop import Run
-from inweave.training.tasks.base import Tensors, generators_for
-from tests.unit.training.tiny import TinyTask, config, make_run
+from inweave.training.tasks.base import generators_for
+from tests.unit.training.tiny import TinyRun, TinyTask, config, make_run
 
 BF16 = torch.bfloat16
 
@@ -31,7 +32,7 @@ def fused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "DEVICES", frozenset({"cpu"}))
 
 
-def half_run(output: Path, **settings: object) -> Run:
+def half_run(output: Path, **settings: object) -> TinyRun:
     chosen = config(output, **settings)
     return make_run(chosen, task=HalfTask(chosen))
 

@@ -157,7 +157,7 @@ def test_a_file_that_kills_its_reader_twice_is_not_opened_again(folder: Path) ->
     library._record_fatal()
     interrupted_reading(library, folder, "bomb.safetensors", "999999998:1")
     library.scan()
-    assert "ended the process" in library.find("bomb").health[0]
+    assert "crashed the process" in library.find("bomb").health[0]
     (folder / "bomb.safetensors").write_bytes(embedded.loras()["ink"].read_bytes())
     library.scan()
     assert library.find("bomb").health == []

@@ -13,18 +13,19 @@ import numpy as np
 import torch
 from PIL import Image
 
+from inweave.models.families.base import Tensors
 from inweave.models.model import Model, load_model
 from inweave.training.config.schema import TrainConfig
 from inweave.training.data.cache import TensorCache
 from inweave.training.data.reader import read_dataset
-from inweave.training.tasks.base import Tensors, generators_for
+from inweave.training.tasks.base import generators_for
 from inweave.training.tasks.diffusion import DiffusionTask
 from tests.peers import tiny_models as tiny
 
 CAPTIONS = {"a": "a red apple, table, still life", "b": "a blue boat, sea, sail, sky"}
 
 
-def picture(seed: int, width: int = 64, height: int = 64) -> Image.Image:
+def color_image(seed: int, width: int = 64, height: int = 64) -> Image.Image:
     """An image with edges and colors."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
@@ -36,7 +37,7 @@ def make_set(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for number, (name, text) in enumerate(captions.items()):
-        picture(first + number, *size).save(folder / f"{name}.png")
+        color_image(first + number, *size).save(folder / f"{name}.png")
         (folder / f"{name}.txt").write_text(text, "utf-8")
     return folder
 

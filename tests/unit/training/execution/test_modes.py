@@ -1,4 +1,4 @@
-"""`graph` and `compile`: what cannot be is refused before weights are read, and the log says what was chosen and what it cost."""
+"""`graph` and `compile`: the impossible is refused before weights are read, and the log has the choice and its cost."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from inweave.training.config.schema import TrainConfig  # noqa: E402
-from inweave.training.execution.choices import capture_problems, choice_problems, describe_choices  # noqa: E402
-from tests.unit.training.tiny import tiny  # noqa: E402
+from inweave.training.config.schema import TrainConfig
+from inweave.training.execution.capture import capture_problems
+from inweave.training.execution.modes import describe_modes, mode_problems
+from tests.unit.training.tiny import tiny
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -24,8 +26,8 @@ def config(**settings: object) -> TrainConfig:
 
 def test_only_what_is_on_is_refused() -> None:
     network = {"unet": nn.Linear(2, 2)}
-    assert choice_problems(network, config(), CPU) == []
-    problems = choice_problems(network, config(graph="on", compile="on", optimizer="adafactor"), CPU)
+    assert mode_problems(network, config(), CPU) == []
+    problems = mode_problems(network, config(graph="on", compile="on", optimizer="adafactor"), CPU)
     assert problems[0] == 'graph = "on": device cpu: only CUDA devices have graphs; leave it out, and steps run eagerly'
     assert any(problem.startswith('compile = "on": device cpu') for problem in problems[1:])
     assert capture_problems(config(), CUDA) == [] and len(capture_problems(config(shard=True), CUDA)) == 1
@@ -33,24 +35,24 @@ def test_only_what_is_on_is_refused() -> None:
 
 def test_the_log_says_what_was_chosen_and_why() -> None:
     nothing: tuple[list[str], list[str]] = ([], [])
-    assert describe_choices(config(), 500, sizes=3, recorded=True, compiled=57, against=nothing) == (
+    assert describe_modes(config(), 500, sizes=3, recorded=True, compiled=57, against=nothing) == (
         "steps are recorded as CUDA graphs; 57 blocks are compiled"
     )
-    assert describe_choices(config(), 9, sizes=1, recorded=False, compiled=0, against=nothing) == (
+    assert describe_modes(config(), 9, sizes=1, recorded=False, compiled=0, against=nothing) == (
         "steps run eagerly (9 steps are too few to make up for recording them); "
         "no blocks are compiled (compiling would take longer than it saves in 9 steps)"
     )
-    text = describe_choices(config(), 90, sizes=30, recorded=False, compiled=0, against=nothing)
+    text = describe_modes(config(), 90, sizes=30, recorded=False, compiled=0, against=nothing)
     assert text.startswith(
-        "steps run eagerly (90 steps on 30 sizes of batch are too few to make up for recording them);"
+        "steps run eagerly (90 steps with 30 batch sizes are too few to make up for recording them);"
     )
-    text = describe_choices(config(optimizer="prodigy"), 500, sizes=1, recorded=True, compiled=57, against=nothing)
+    text = describe_modes(config(optimizer="prodigy"), 500, sizes=1, recorded=True, compiled=57, against=nothing)
     assert text == (
-        "forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly (prodigy: its step reads the "
-        "learning rate and the finite check on the host); 57 blocks are compiled"
+        "forward and backward passes are recorded as CUDA graphs, and the optimizer runs eagerly (prodigy: its step "
+        "reads the learning rate and the finite check on the host); 57 blocks are compiled"
     )
     off, against = config(graph="off"), (["why"], ["no compiler", "no Triton"])
-    assert describe_choices(off, 9, sizes=1, recorded=False, compiled=0, against=against) == (
+    assert describe_modes(off, 9, sizes=1, recorded=False, compiled=0, against=against) == (
         'steps run eagerly (graph = "off"); no blocks are compiled (no compiler; no Triton)'
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -15,10 +14,9 @@ from inweave.files.reading import read_bytes
 from inweave.library import Library
 from inweave.library.walk import walk
 from inweave.models import embedded
-from tests.serve.test_hostile_loras import client_of, opened_files, service
+from tests.opened_files import opened_files
 from tests.support import lora_pair, write
 
-__all__ = ["service"]
 PIXEL, INK = embedded.loras()["pixel"], embedded.loras()["ink"]
 
 
@@ -182,50 +180,3 @@ def test_a_name_that_is_swapped_while_it_is_opened_is_not_followed(
     monkeypatch.setattr(Path, "resolve", swap)
     with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
         open_beneath(inside, "sub/a")
-
-
-def test_a_worker_serves_no_file_that_was_swapped_for_a_link(service, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    library = service.library.folders[0]
-    picture = library / "mine.preview.png"
-    picture.unlink()
-    picture.write_bytes(b"picture")
-    service.library.scan()
-    entry = service.library.find("mine")
-    secret = (tmp_path / "outside" / "secret.safetensors").read_bytes()
-
-    async def answers() -> list[tuple[int, bytes]]:
-        async with client_of(service) as client:
-            paths = [
-                f"/v1/loras/{reference}{part}" for reference in ("mine", entry.id) for part in ("/file", "/preview")
-            ]
-            return [(answer.status_code, answer.content) for answer in [await client.get(path) for path in paths]]
-
-    before = asyncio.run(answers())
-    assert [code for code, _ in before] == [200] * 4 and before[1][1] == b"picture"
-    assert before[0][1] == (library / "mine.safetensors").read_bytes()
-    picture.unlink()
-    picture.symlink_to(tmp_path / "outside" / "secret.safetensors")
-    assert [code for code, _ in asyncio.run(answers())] == [200, 404, 200, 404]
-    (library / "mine.safetensors").unlink()
-    (library / "mine.safetensors").symlink_to(tmp_path / "outside" / "secret.safetensors")
-    with opened_files() as paths:
-        after = asyncio.run(answers())
-    assert [code for code, _ in after] == [404] * 4 and all(secret not in content for _, content in after)
-    assert not [path for path in paths if "secret" in os.path.realpath(path)]
-
-
-def test_processes_that_read_for_a_worker_follow_no_link_out_of_the_library(service, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Even if they are told to: the name was checked before, and may lead elsewhere by now."""
-    library = service.library.folders[0]
-
-    async def ask() -> str:
-        try:
-            await service.sandbox.adapter(str(library / "mine.safetensors"), "LoRA x")
-            with pytest.raises(FormatError) as refused:
-                await service.sandbox.adapter(str(library / "out.safetensors"), "LoRA x")
-        finally:
-            await service.sandbox.close()
-        return str(refused.value)
-
-    message = asyncio.run(ask())
-    assert "leads out of the library" in message and str(tmp_path) not in message

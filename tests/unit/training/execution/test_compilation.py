@@ -97,7 +97,9 @@ def test_compiled_blocks_train_what_eager_ones_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_blocks_are_compiled_with_options_that_torch_knows(deterministic: bool) -> None:
+def test_blocks_are_compiled_with_options_that_torch_knows(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Timing decides between kernels, but not where bits have to repeat."""
     options = compilation.inductor_options(deterministic=deterministic)
     known = torch._inductor.list_options()
@@ -107,7 +109,7 @@ def test_blocks_are_compiled_with_options_that_torch_knows(deterministic: bool) 
     blocks = CompiledBlocks({"unet": block}, deterministic=deterministic)
     blocks.blocks = [block]
     requests: list[Any] = []
-    block.compile = lambda **settings: requests.append(settings["options"])
+    monkeypatch.setattr(block, "compile", lambda **settings: requests.append(settings["options"]))
     blocks.start()
     assert requests == [options]
 

@@ -1,10 +1,10 @@
-"""The numbers a run reports about its steps: losses and their running average, speed, memory.
+"""The losses of a run, and their running average.
 
     loss           of the step
-    loss_average   the mean of the last 100 steps, or of all if there are fewer, those that are not finite left out
+    loss_average   the mean of the last 100 steps, or of all if there are fewer; losses that are not finite are left out
 
-The loss of a step depends on the timesteps it drew far more than on what was learned; the average shows that. The last 100
-losses are part of a checkpoint, so that a resumed run reports the average of a run that was never stopped.
+The loss of a step depends far more on its sampled timesteps than on what was learned, which the average shows. The last
+100 losses are part of a checkpoint, so that a resumed run reports the average of a run that was never stopped.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from inweave.training.output.log import Throughput
 WINDOW = 100  # steps
 
 
-class Progress:
-    """``losses``: those that were read, since the run started or resumed; the others are still on the device."""
+class LossHistory:
+    """``read``: the losses since the run started or resumed that were fetched; the others are still on the device."""
 
     def __init__(self) -> None:
-        self.losses: list[float] = []
+        self.read: list[float] = []
         self._unread: list[torch.Tensor] = []
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, loss: torch.Tensor) -> None:
         self._unread.append(loss.clone())
 
-    def read(self) -> None:
+    def fetch(self) -> None:
         """Move the losses to the host, which makes it wait."""
         losses: list[float] = torch.stack(self._unread).tolist() if self._unread else []
         self._unread.clear()
-        self.losses += losses
+        self.read += losses
         self._recent.extend(losses)
 
     @property
     def recent(self) -> list[float]:
         """The last losses, for a checkpoint."""
-        self.read()
+        self.fetch()
         return list(self._recent)
 
     def load(self, recent: Iterable[float]) -> None:
@@ -51,15 +51,15 @@ class Progress:
 
     @property
     def average(self) -> float:
-        self.read()
+        self.fetch()
         finite = [loss for loss in self._recent if math.isfinite(loss)]
         return math.fsum(finite) / len(finite) if finite else math.nan
 
     def record(self, number: int, total: int, throughput: Throughput, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """The line of the log after step ``number``; ``figures``: what else there is to say about it."""
+        """Return the record of the log after step ``number``, with the other ``figures`` of the step."""
         average = self.average
         speed, eta = throughput.at(number)
         return {
-            "step": number, "total": total, "loss": self._recent[-1], "loss_average": average, "steps_per_second": speed,
-            "eta": eta, **figures, "time": time.time(),
+            "step": number, "total": total, "loss": self._recent[-1], "loss_average": average,
+            "steps_per_second": speed, "eta": eta, **figures, "time": time.time(),
         }  # fmt: skip

@@ -14,9 +14,7 @@ import inweave
 
 PUBLIC = {name: getattr(inweave, name) for name in inweave.__all__}
 FUNCTIONS = {name: value for name, value in PUBLIC.items() if inspect.isfunction(value)}
-CLASSES = {
-    name: value for name, value in PUBLIC.items() if inspect.isclass(value) and not issubclass(value, Exception)
-}
+CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value) and not issubclass(value, Exception)}
 
 
 def missing(function: Callable[..., Any], text: str) -> Iterator[str]:

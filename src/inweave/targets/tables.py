@@ -45,7 +45,8 @@ def _sections(name: str) -> Iterator[tuple[str, list[str]]]:
 
 def _replaced(line: str, words: list[str]) -> str:
     for word in words:
-        line = line.replace(*word.split("=", 1))
+        old, _, new = word.partition("=")
+        line = line.replace(old, new)
     return line
 
 

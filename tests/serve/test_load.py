@@ -75,7 +75,8 @@ def test_concurrent_submissions_with_mixed_loras(worker: Worker) -> None:
     slow = waits[int(len(waits) * 0.99)]
     figure(
         f"{count} concurrent submissions, {len(STACKS)} stacks of LoRAs: all done once and bit-equal in "
-        f"{time.monotonic() - started:.0f} s; /health p50 {waits[len(waits) // 2] * 1000:.1f} ms, p99 {slow * 1000:.1f} ms, "
+        f"{time.monotonic() - started:.0f} s; /health p50 {waits[len(waits) // 2] * 1000:.1f} ms, "
+        f"p99 {slow * 1000:.1f} ms, "
         f"longest {waits[-1] * 1000:.1f} ms, of {len(waits)}"
     )
     if sized(0, 1):  # a figure of an idle machine
@@ -126,7 +127,8 @@ def test_memory_stays_the_same_over_many_switches(worker: Worker) -> None:
     worker.http.post("/v1/loras/refresh")
     growth = sizes[-1] / sizes[0] - 1
     figure(
-        f"{switches} switches over {files} LoRAs: {sizes[-1] / 2**20:.0f} MiB resident, {growth:+.2%} since number {warm}"
+        f"{switches} switches over {files} LoRAs: {sizes[-1] / 2**20:.0f} MiB resident, "
+        f"{growth:+.2%} since number {warm}"
     )
     assert growth < 0.05
 
@@ -151,7 +153,7 @@ def test_the_whole_interface_without_a_server_error(worker: Worker) -> None:
         @given(case=operation.as_strategy())
         @settings(max_examples=sized(5, 50), deadline=None, database=None, suppress_health_check=list(HealthCheck))
         def run(case: Any) -> None:
-            if case.operation.path in WAITING and isinstance(case.body, dict):  # the queue stands still
+            if case.operation.path in WAITING and isinstance(case.body, dict):  # the queue is paused
                 case.body |= {"model": "nosuch", "override_settings": {"sd_model_checkpoint": "nosuch"}}
             response = case.call()
             statuses[response.status_code] += 1

@@ -36,7 +36,7 @@ def test_a_job_gives_the_image_that_the_library_gives(worker: Worker) -> None:
 
 
 def test_the_time_of_each_lora_adds_up(worker: Worker) -> None:
-    """What a stack costs is told per LoRA, and not more often than once; the same stack again costs less."""
+    """The cost of a stack is reported per LoRA, once; the same stack again costs less."""
     stack = [{"name": "ink", "strength": 0.21}, {"name": "pixel", "strength": 0.43}]
     results = [worker.ended(worker.submit(loras=stack, **SMALL))["result"] for _ in range(3)]
     times = [[lora["apply_seconds"] for lora in result["loras"]] for result in results]
@@ -88,7 +88,7 @@ def test_a_running_job_is_cancelled_within_a_step(worker: Worker) -> None:
     assert answer.status_code == 200
     rest = [event["type"] for event in events]
     assert rest[-1] == "cancelled" and len(rest) < 10
-    assert worker.http.delete(f"/v1/jobs/{job}").json()["status"] == "cancelled"  # twice is no error
+    assert worker.http.delete(f"/v1/jobs/{job}").json()["status"] == "cancelled"  # twice is not an error
 
 
 def test_a_finished_job_cannot_be_cancelled(worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Pictures that are sent once and named in jobs by their id."""
+"""Images that are sent once and named in jobs by their id."""
 
 from __future__ import annotations
 

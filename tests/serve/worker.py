@@ -58,7 +58,7 @@ class Worker:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         self.http.close()
         self.http = httpx.Client(base_url=line.split()[-1], timeout=120, headers=headers)
-        # at once: whoever reads the line can connect
+        # at once: a client may connect when the line is printed
         requests = [("GET", "/health"), ("GET", "/ready"), ("HEAD", "/health"), ("HEAD", "/ready"), ("GET", "/metrics")]
         self.first_answers = {f"{method} {path}": self.http.request(method, path) for method, path in requests}
         if wait:

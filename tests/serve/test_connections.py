@@ -84,7 +84,7 @@ def test_heads_and_bodies_that_do_not_arrive_end_in_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
     monkeypatch.setattr(limits, "BODY_SECONDS", 0.5)
 
-    async def all_of_them() -> list[tuple[float, bytes]]:
+    async def all_of_them() -> tuple[tuple[float, bytes], ...]:
         async with server() as (port, _):
             return await asyncio.gather(
                 seconds_until_cut(port, b""),

@@ -218,7 +218,7 @@ def test_other_content_types_are_refused(worker: Worker) -> None:
     for files in ([("image", ("a", b"x"))] * 1000, [(f"f{number}", (None, b"x")) for number in range(1000)]):
         refused(worker.http.post("/v1/images/edits", files=files))
     for number in (b"\xb2", b"-1", b"x"):
-        refused(worker.http.get("/v1/jobs/nosuch/events", headers={"Last-Event-ID": number}))
+        refused(worker.http.get("/v1/jobs/nosuch/events", headers={b"Last-Event-ID": number}))
 
 
 def test_ten_thousand_ranges_are_one_answer(worker: Worker) -> None:
@@ -228,12 +228,11 @@ def test_ten_thousand_ranges_are_one_answer(worker: Worker) -> None:
     answer = worker.http.get(url, headers={"Range": f"bytes={ranges}"})
     assert answer.status_code in (200, 400, 416, 431) and len(answer.content) <= len(whole)
     job = url.split("/")[3]
-    refused(worker.http.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": b"\xb2"}))
+    refused(worker.http.get(f"/v1/jobs/{job}/events", headers={b"Last-Event-ID": b"\xb2"}))
 
 
-WRONG: tuple[Any, ...] = sized(
-    ([[]], {"x": 1}, "x", 2**63), ([], {}, "x", -1, 1.5, True, 2**63, [[]], {"x": 1}, "\u202e")
-)
+_WRONG: tuple[Any, ...] = ([[]], {"x": 1}, "x", 2**63, [], {}, -1, 1.5, True, "\u202e")
+WRONG = _WRONG[: sized(4, len(_WRONG))]
 FIELDS = (
     "prompt",
     "negative_prompt",
@@ -307,7 +306,7 @@ def test_a_body_that_stops_ends_its_request_alone(monkeypatch: pytest.MonkeyPatc
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": "/v1/queue",

@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -232,9 +233,9 @@ def test_jobs_are_listed_page_by_page(worker: Worker) -> None:
     try:
         jobs = [worker.submit(**SMALL) for _ in range(5)]
         pages: list[list[str]] = []
-        before = None
+        before: int | None = None
         while True:
-            query = {"limit": 2, "state": "queued"} | ({} if before is None else {"before": before})
+            query: dict[str, Any] = {"limit": 2, "state": "queued"} | ({} if before is None else {"before": before})
             page = worker.http.get("/v1/jobs", params=query).json()
             pages.append([job["id"] for job in page["jobs"]])
             before = page["next"]

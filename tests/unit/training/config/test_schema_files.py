@@ -59,8 +59,7 @@ SMALL = st.floats(1e-12, 1e6, allow_nan=False)
 WORDS: dict[str, st.SearchStrategy[Any]] = {
     "targets": st.one_of(st.sampled_from(["attention", "all", r".*\.to_q"]), st.lists(st.just("to_k"), min_size=1)),
     "rules": st.lists(st.builds(lambda rank: {"pattern": 'a"\\.b', "rank": rank}, st.integers(1, 64)), max_size=3),
-    "name": st.text("abc \"'=#é", min_size=1, max_size=12),
-    "parts": st.dictionaries(TEXT, TEXT, max_size=3),
+    "name": st.text("abc \"'=#é", min_size=1, max_size=12), "parts": st.dictionaries(TEXT, TEXT, max_size=3),
     "optimizer_args": st.dictionaries(
         TEXT.map(lambda text: f"x{text}"), st.one_of(st.booleans(), st.integers(-9, 9), SMALL, TEXT), max_size=3
     ),
@@ -77,7 +76,8 @@ WORDS: dict[str, st.SearchStrategy[Any]] = {
 }  # fmt: skip
 #: fields that exclude others, left to the tests above
 APART = {
-    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser", "train_text_encoders",
+    "epochs", "lokr_factor", "conv_rank", "conv_alpha", "cosine_cycles", "patience", "train_denoiser",
+    "train_text_encoders",
     "objective", "timestep_shift", "dataset", "shard", "text_encoder_stop", "hidden_dropout", "rank_dropout",
 }  # fmt: skip
 
@@ -117,7 +117,10 @@ def test_toml_there_and_back(
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    program = "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in sys.modules or 'yaml' in sys.modules)"
+    program = (
+        "import sys, inweave.training.config.schema, inweave.training.importers.detect; sys.exit('torch' in "
+        "sys.modules or 'yaml' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -69,9 +69,13 @@ class Loras:
         """Return the entries that match a search; ``options``: base, limit, offset."""
         return await asyncio.to_thread(self._library.entries, query, **options)
 
-    def count(self) -> int:
-        """Return the number of LoRAs in the library."""
+    def count_now(self) -> int:
+        """Return the number of LoRAs in the library; it reads the disk, so not on the event loop."""
         return self._library.count()
+
+    async def count(self) -> int:
+        """Return the number of LoRAs in the library."""
+        return await asyncio.to_thread(self.count_now)
 
     async def documents(self, *entries: LibraryEntry, details: bool = False) -> list[dict[str, Any]]:
         """Return entries in the form that clients get; ``removable``: whether this worker may delete it."""

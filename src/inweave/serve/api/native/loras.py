@@ -71,7 +71,7 @@ async def list_loras(
 ) -> dict[str, Any]:
     loras = service_of(request).loras
     entries = await loras.entries(query, base=base, limit=limit, offset=offset)
-    return {"loras": await loras.documents(*entries), "total": loras.count()}
+    return {"loras": await loras.documents(*entries), "total": await loras.count()}
 
 
 @router.post("", status_code=201, openapi_extra=binary_body())
@@ -106,7 +106,7 @@ async def converted_file(request: Request, conversion: Annotated[str, Field(max_
 async def refresh_loras(request: Request) -> dict[str, Any]:
     loras = service_of(request).loras
     await loras.scan()
-    return {"loras": loras.count()}
+    return {"loras": await loras.count()}
 
 
 @router.get("/{reference:path}/preview")

@@ -28,7 +28,7 @@ class ServiceCollector(Collector):
             jobs.add_metric([state], service.jobs.count_now(state))
         yield jobs
         yield GaugeMetricFamily("inweave_ready", "Whether a job would run now", value=float(service.readiness[0]))
-        yield GaugeMetricFamily("inweave_loras", "LoRA files in the library", value=service.loras.count())
+        yield GaugeMetricFamily("inweave_loras", "LoRA files in the library", value=service.loras.count_now())
         yield GaugeMetricFamily(
             "inweave_uptime_seconds", "Since the worker started", value=time.time() - service.started
         )

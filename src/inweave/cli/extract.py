@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inweave.cli.extras import require
-from inweave.cli.options import JSON, AdapterOut, Device, Dialect, Energy, To, weights_path
+from inweave.cli.options import JSON, AdapterOut, Device, Energy, To, weights_path
 from inweave.cli.output import OK, PROBLEMS, print_facts, print_json, print_lines, reporting_errors, span
 from inweave.cli.outputs import Force, ensure_new
 from inweave.cli.progress import display
@@ -32,7 +32,7 @@ def extract(
     out: AdapterOut,
     rank: Annotated[int, typer.Option("--rank", "-r", help="The highest rank of a module.")] = 32,
     energy: Energy = None,
-    to: To = Dialect.kohya,
+    to: To = "kohya",
     dtype: Annotated[FactorDtype, typer.Option("--dtype", help="The dtype of the factors.")] = FactorDtype.fp16,
     device: Device = "auto",
     full_norms: Annotated[
@@ -52,7 +52,7 @@ def extract(
         from inweave.weights.offline import commands
 
         result = commands.extract(
-            weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to.value, dtype=dtype.value, device=device,
+            weights_path(tuned), weights_path(base), out, rank=rank, energy=energy, dialect=to, dtype=dtype.value, device=device,
             full_norms=full_norms, progress=progress.byte_counter("extracting"),
         )  # fmt: skip
     saved = result.saved

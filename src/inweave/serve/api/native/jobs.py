@@ -27,7 +27,7 @@ from pydantic import BaseModel, Field, model_validator
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from inweave.errors import ConfigError
-from inweave.formats.writers import WRITERS
+from inweave.formats.dialects import written_dialects
 from inweave.models.samplers import offered_samplers, offered_schedules
 from inweave.serve.api import event_streams as streams
 from inweave.serve.api.json_body import JsonRoute, json_body
@@ -239,7 +239,7 @@ async def capabilities(request: Request) -> dict[str, Any]:
             for name in service.models
         ],
         "samplers": list(offered_samplers()), "schedules": list(offered_schedules()),
-        "bases": [known.name for known in KNOWN], "dialects": list(WRITERS),
+        "bases": [known.name for known in KNOWN], "dialects": written_dialects(),
         "features": ["lora", "lora_by_hash", "preview", "cancel", "events_resume", "idempotency_key", "priority", "uploads"],
         "limits": {
             "queue": limits.queue_limit, "body_bytes": limits.body_bytes, "lora_bytes": limits.lora_bytes, "image_pixels": limits.image_pixels,

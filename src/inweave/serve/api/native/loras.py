@@ -24,7 +24,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, model_validator
 
 from inweave.errors import ConfigError, ConflictError, MissingError
-from inweave.formats.writers import WRITERS
+from inweave.formats.dialects import written_dialects
 from inweave.library import Entry
 from inweave.serve.api.file_responses import library_file
 from inweave.serve.api.json_body import JsonRoute
@@ -121,8 +121,8 @@ async def check_lora(request: Request, question: LoraCheck) -> dict[str, Any]:
 @router.post("/convert", status_code=201)
 async def convert_lora(request: Request, wish: LoraConversion) -> dict[str, Any]:
     service = service_of(request)
-    if wish.to not in WRITERS:
-        raise ConfigError(f"to: no dialect is called {wish.to!r}; there are {', '.join(WRITERS)}")
+    if wish.to not in (known := written_dialects()):
+        raise ConfigError(f"to: no dialect is called {wish.to!r}; there are {', '.join(known)}")
     base = known_base(wish.base) if wish.base is not None else None
     entry = await asyncio.to_thread(service.library.find, wish.lora)
     return await service.conversions.create(entry, to=wish.to, base=base, drop=wish.drop)
